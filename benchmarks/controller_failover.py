@@ -51,7 +51,7 @@ class Failover:
     def run(self) -> Mapping[str, float]:
         """Runs one round; `seconds` is the time without a controller."""
         cluster = self._cluster
-        master = cluster.controller_in_office()
+        master = cluster.active_controller()
         start = time.perf_counter()
         if self._how == "kill":
             cluster.kill(master)
@@ -71,7 +71,7 @@ class Failover:
         deadline = time.monotonic() + RETURN_TIMEOUT_S
         wanted = ["master", "standby", "standby"]
         while True:
-            status = self._cluster.controller_status(self._cluster.controller_in_office())
+            status = self._cluster.controller_status(self._cluster.active_controller())
             if status is not None and wanted == sorted(
                 controller.role for controller in status.controllers if controller.alive
             ):

@@ -63,7 +63,7 @@ class Journeys:
         if did is Did.SEALED:
             self._sealed_at.setdefault(job, group)
 
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """The first thing that is wrong; empty when nothing is. Ask only when the causes of all
         that was read, in whichever group's log they are, were read too."""
         done = self.done

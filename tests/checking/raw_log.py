@@ -197,9 +197,9 @@ def fold_groups(
                 )
             break
     else:
-        trouble = journeys.trouble()
-        if trouble:
-            next(iter(folds.values())).problems.append(trouble)
+        problem = journeys.problem()
+        if problem:
+            next(iter(folds.values())).problems.append(problem)
     return folds
 
 

@@ -39,7 +39,7 @@ async def check_reading_what_was_written(store: MetadataStore) -> None:
     assert entry.value == b""
 
 
-async def check_one_controller_comes_into_office(store: MetadataStore) -> None:
+async def check_one_controller_becomes_active(store: MetadataStore) -> None:
     async with compat.timeout(10):
         async for mastership in store.mastership():
             if mastership.mine:

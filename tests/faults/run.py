@@ -222,7 +222,7 @@ class Run:
         """Every node recomputes the topic from its own log, and all come to the same.
 
         Damage in old entries may be noticed only now, by this very reading; then the node must
-        mend it by itself.
+        repair it by itself.
         """
         patience = self.resume_s if any(each.name == "flip-byte" for each in self._faults) else 0
         deadline = time.monotonic() + patience

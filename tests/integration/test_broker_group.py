@@ -137,9 +137,9 @@ async def test_an_empty_node_catches_up_by_snapshot_and_does_not_vote_before(
             assert master.replica.state.queues[QUEUE].log_start_offset > 0
         group.wipe(lost)
         node = await group.start(lost)
-        assert node.replica.muted
+        assert node.replica.non_counting
         await group.settled()
-        while node.replica.muted:
+        while node.replica.non_counting:
             await asyncio.sleep(0.01)
         assert node.replica.log.first_index > 1
         async with RawClient(node.address) as client:
@@ -227,8 +227,8 @@ async def test_two_masters_never_serve_one_term(tmp_path: Path) -> None:
             await group.start(master.config.node_id)
 
 
-async def test_a_damaged_entry_is_mended_from_a_peer(tmp_path: Path) -> None:
-    """Entries that the node has not applied are mended when it starts, older ones when read."""
+async def test_a_damaged_entry_is_repaired_from_a_peer(tmp_path: Path) -> None:
+    """Entries that the node has not applied are repaired when it starts, older ones when read."""
     group = BrokerGroup(tmp_path)
     async with group:
         master = await group.master()

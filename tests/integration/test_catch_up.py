@@ -66,7 +66,7 @@ async def check(group: BrokerGroup) -> None:
 
 async def join(group: BrokerGroup) -> BrokerNode:
     node = await group.join(4)
-    await group.change(4, broker_pb2.STANDING_LEARNER)
+    await group.change(4, broker_pb2.MEMBERSHIP_STATUS_LEARNER)
     async with compat.timeout(20):
         while not bytes_pulled(node):
             await asyncio.sleep(0.01)
@@ -96,7 +96,7 @@ async def test_a_pull_that_is_cut_off_goes_on_at_another_member(
     assert bytes_pulled(node) < 0.9 * whole, "it was done before it could be cut off"
     await group.stop(first.config.node_id)
     async with compat.timeout(30):
-        while node.replica.muted:
+        while node.replica.non_counting:
             await asyncio.sleep(0.02)
     assert len([log for log in givers if log is not node.replica.log]) == 2
     assert givers[0] is first.replica.log
@@ -112,11 +112,11 @@ async def test_a_node_that_is_stopped_while_it_pulls_ends_and_begins_again(
     node = await join(group)
     async with compat.timeout(8):
         await group.stop(4)
-    assert node.replica.muted
+    assert node.replica.non_counting
     assert node.replica.log.last_index == 0, "half a snapshot was taken for a whole one"
     node = await group.start(4)
     async with compat.timeout(30):
-        while node.replica.muted:
+        while node.replica.non_counting:
             await asyncio.sleep(0.02)
     assert node.replica.log.first_index > 1
     await check(group)

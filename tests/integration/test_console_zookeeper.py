@@ -32,7 +32,7 @@ def test_the_cluster_outlives_its_zookeeper_and_ends_it(
             os.kill(first_pid, signal.SIGKILL)
             up.wait_event("exited", timeout=PATIENCE_S)
             producer = client.producer()
-            producer.send("before", b"without a controller in office").result(PATIENCE_S)
+            producer.send("before", b"without an active controller").result(PATIENCE_S)
 
             def created() -> bool:
                 try:
@@ -41,7 +41,7 @@ def test_the_cluster_outlives_its_zookeeper_and_ends_it(
                     return False
                 return True
 
-            until(created, PATIENCE_S, "a controller in office")
+            until(created, PATIENCE_S, "an active controller")
             assert {topic.name for topic in client.admin.list_topics()} == {"before", "after"}
         assert up.node(1, "zookeeper").pid != first_pid
         pids = [node.pid for node in up.nodes]

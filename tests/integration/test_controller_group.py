@@ -80,7 +80,7 @@ def test_losing_controllers_costs_no_message_and_no_metadata(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SEMEL_ROUTES_DIRECTORY", str(tmp_path / "routes"))
-    first = cluster.controller_in_office()
+    first = cluster.active_controller()
     standby = next(node for node in cluster.controllers if node != first)
     with connect(standby.address) as client:  # it learns of the others
         client.admin.create_topic("orders", queues=2)
@@ -95,7 +95,7 @@ def test_losing_controllers_costs_no_message_and_no_metadata(
             client.admin.create_topic("killed", queues=1)
             cluster.start_node(first)
 
-            second = cluster.controller_in_office()
+            second = cluster.active_controller()
             assert second != first
             until(
                 lambda: sorted(roles(cluster, second).values()) == ["master", "standby", "standby"],
@@ -105,7 +105,7 @@ def test_losing_controllers_costs_no_message_and_no_metadata(
             cluster.pause(second)
             sender.goes_on()
             client.admin.create_topic("paused", queues=1)
-            third = cluster.controller_in_office()
+            third = cluster.active_controller()
             assert third != second
             cluster.resume(second)
             until(
@@ -126,7 +126,7 @@ def test_losing_controllers_costs_no_message_and_no_metadata(
                 starts_without_controllers(cluster.bootstrap, keep_routes=False)
             for node in cluster.controllers:
                 cluster.start_node(node)
-            cluster.controller_in_office()
+            cluster.active_controller()
             sender.goes_on()
             client.admin.create_topic("lost", queues=1)
             assert consumer.assignment() == held

@@ -143,7 +143,7 @@ async def test_cleaning_snapshots_and_restarts_lose_nothing_that_is_delayed(
     group.wipe(lost)
     node = await group.start(lost)  # by snapshot: the log begins behind what is delayed
     async with compat.timeout(30):
-        while node.replica.muted:
+        while node.replica.non_counting:
             await asyncio.sleep(0.02)
     assert node.replica.state.delays.messages == len(DELAYED)
     for each in list(group.running):
@@ -164,7 +164,7 @@ async def test_cleaning_snapshots_and_restarts_lose_nothing_that_is_delayed(
     assert not queue.problems
 
 
-async def test_a_damaged_record_that_is_delayed_is_mended_from_a_peer(group: BrokerGroup) -> None:
+async def test_a_damaged_record_that_is_delayed_is_repaired_from_a_peer(group: BrokerGroup) -> None:
     await produce(group, *delayed_batches(now_us() + HOUR_US))
     await bury(group)
     victim = next(iter(group.running))

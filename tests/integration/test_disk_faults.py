@@ -308,7 +308,7 @@ def test_a_real_file_system_that_fills_up(small_disks: FaultyCluster) -> None:
     cluster.check()
 
 
-def test_trouble_of_a_disk_is_told_to_the_operator(cluster: FaultyCluster) -> None:
+def test_a_failing_disk_is_reported_to_the_operator(cluster: FaultyCluster) -> None:
     """By `semel node list`: a node without room, until it has some again."""
     full = cluster.slaves()[0]
     faults = cluster.faults[full.id]

@@ -100,7 +100,7 @@ def test_a_whole_cluster_is_told_so(doctor: Patient) -> None:
     doctor.well()
     status = doctor.semel.json("cluster", "status")
     assert (status["masterless_groups"], status["under_replicated_groups"]) == ([], [])
-    assert [node["trouble"] for node in status["node_reports"]] == ["", "", ""]
+    assert [node["reason"] for node in status["node_reports"]] == ["", "", ""]
     assert sum(node["serving"] for node in status["node_reports"]) == 1
     drawn = doctor.semel("cluster", "status").out
     assert "the broker group is whole" in drawn
@@ -230,7 +230,7 @@ def test_a_controller_of_three_that_died_is_named(tmp_path: Path) -> None:
         python = f"CPython {'.'.join(map(str, sys.version_info[:3]))}, "
         assert all(each["runtime"].startswith(python) for each in runtimes)
         status = semel.json("cluster", "status")
-        assert [each["trouble"] for each in status["controller_reports"]] == [""] * 3
+        assert [each["reason"] for each in status["controller_reports"]] == [""] * 3
         dead = up.node(2, "controller")
         up.kill(dead)
         up.wait_event("exited", timeout=30, kind="controller", id=2)

@@ -16,7 +16,7 @@ from tests.contract.metadata_store import CHECKS
 from tests.unit.controller.store.embedded.group import StoreGroup, held_by
 
 ALONE = {
-    "check_one_controller_comes_into_office",
+    "check_one_controller_becomes_active",
     "check_closing_ends_watches_and_refuses_calls",
     "check_a_revision_can_be_raised_and_never_lowered",
 }

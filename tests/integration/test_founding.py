@@ -58,7 +58,7 @@ def stays(cluster: Cluster, seconds: float = 2.5) -> None:
 
 
 def until_counted(cluster: Cluster, node: Node) -> None:
-    until(lambda: not cluster.status(node).muted, within_s=20, what="being counted")
+    until(lambda: not cluster.status(node).non_counting, within_s=20, what="being counted")
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from semel.protos.errors import InvalidRequest, NotMaster, Unavailable
 from semel.protos.v1 import broker_pb2, common_pb2
 from tests.kit.brokers import CLUSTER, BrokerGroup, RawClient, make_batch
 
-LEARNER = broker_pb2.STANDING_LEARNER
-VOTER = broker_pb2.STANDING_VOTER
-REMOVED = broker_pb2.STANDING_REMOVED
+LEARNER = broker_pb2.MEMBERSHIP_STATUS_LEARNER
+VOTER = broker_pb2.MEMBERSHIP_STATUS_VOTER
+REMOVED = broker_pb2.MEMBERSHIP_STATUS_REMOVED
 
 
 async def produce(node: BrokerNode, start: int, count: int) -> None:
@@ -40,7 +40,7 @@ async def check(group: BrokerGroup, messages: int) -> None:
 
 async def until_counted(node: BrokerNode) -> None:
     async with compat.timeout(20):
-        while node.replica.muted:
+        while node.replica.non_counting:
             await asyncio.sleep(0.01)
 
 
@@ -55,7 +55,7 @@ async def test_a_group_of_one_grows_to_three_and_outlives_its_first_node(tmp_pat
         for number in (2, 3):
             joining = await group.join(number)
             assert joining.replica.role == "joining"
-            assert joining.replica.muted
+            assert joining.replica.non_counting
             await group.change(number, LEARNER)
             await until_counted(joining)
             assert joining.replica.role == "learner"
@@ -163,7 +163,7 @@ async def test_a_master_that_is_removed_hands_over_first(tmp_path: Path) -> None
         async with compat.timeout(20):
             while back.replica.role != "removed":
                 await asyncio.sleep(0.02)
-        assert back.replica.muted
+        assert back.replica.non_counting
 
 
 async def test_a_node_that_lost_its_disk_is_fed_by_the_same_master(tmp_path: Path) -> None:
@@ -176,14 +176,16 @@ async def test_a_node_that_lost_its_disk_is_fed_by_the_same_master(tmp_path: Pat
         await group.stop(lost)
         group.wipe(lost)
         node = await group.start(lost)
-        assert node.replica.muted
+        assert node.replica.non_counting
         await until_counted(node)
         assert not (tmp_path / str(lost) / MARK_NAME).exists()
         assert master.replica.term == term, "a new master would have fed it anyway"
         await check(group, 20)
 
 
-async def test_a_node_that_caught_up_halfway_is_still_muted_after_a_restart(tmp_path: Path) -> None:
+async def test_a_node_that_caught_up_halfway_is_still_non_counting_after_a_restart(
+    tmp_path: Path,
+) -> None:
     """Its log is not empty any more; that proves nothing about what it once acknowledged."""
     async with BrokerGroup(tmp_path) as group:
         master = await group.master()
@@ -197,12 +199,12 @@ async def test_a_node_that_caught_up_halfway_is_still_muted_after_a_restart(tmp_
         async with compat.timeout(20):
             while not node.replica.log.last_index:
                 await asyncio.sleep(0.01)
-        assert node.replica.muted
+        assert node.replica.non_counting
         await group.stop(lost)
         assert (tmp_path / str(lost) / MARK_NAME).exists()
         node = await group.start(lost)
         assert node.replica.log.last_index, "it restarted with a log"
-        assert node.replica.muted
+        assert node.replica.non_counting
         await group.start(other)
         await until_counted(node)
         await check(group, 20)
@@ -223,7 +225,7 @@ async def test_a_group_that_restarts_is_not_taken_for_a_new_one(
     async with compat.timeout(20):
         while "is lost but the group has a history" not in caplog.text:
             await asyncio.sleep(0.01)
-    assert node.replica.muted
+    assert node.replica.non_counting
     assert group.running[slow].replica.core.commit_index == 0, "it knew, and proved nothing"
     await group.start(whole)
     await until_counted(node)

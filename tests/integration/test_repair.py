@@ -1,4 +1,4 @@
-"""Damaged files of nodes: mended by the others, cut if nobody acknowledged them, or refused."""
+"""Damaged files of nodes: repaired by the others, cut if nobody acknowledged them, or refused."""
 
 from __future__ import annotations
 

@@ -31,13 +31,13 @@ HOUR_MS = 3_600_000
 class Told(ControllerServicer):
     """Keeps every report, and takes them or stands by."""
 
-    def __init__(self, *, in_office: bool) -> None:
+    def __init__(self, *, active: bool) -> None:
         self.reports: asyncio.Queue[pb.ReportNodeRequest] = asyncio.Queue()
-        self._in_office = in_office
+        self._active = active
 
     async def ReportNode(self, request: Any, context: Any) -> pb.ReportNodeReply:  # noqa: N802
         self.reports.put_nowait(request)
-        if not self._in_office:
+        if not self._active:
             raise NotMaster("a standby")
         return pb.ReportNodeReply()
 
@@ -54,8 +54,8 @@ class Told(ControllerServicer):
 
 
 @asynccontextmanager
-async def controller(port: int, *, in_office: bool = True) -> AsyncIterator[Told]:
-    told = Told(in_office=in_office)
+async def controller(port: int, *, active: bool = True) -> AsyncIterator[Told]:
+    told = Told(active=active)
     server = grpc.aio.server(interceptors=[ServerInterceptor()])
     add_ControllerServicer_to_server(told, server)
     assert server.add_insecure_port(f"127.0.0.1:{port}") == port
@@ -72,12 +72,12 @@ def group(directory: Path, *ports: int) -> BrokerGroup:
 
 
 @asynccontextmanager
-async def one_in_office_and_a_standby(directory: Path) -> AsyncIterator[tuple[Told, Told]]:
+async def an_active_one_and_a_standby(directory: Path) -> AsyncIterator[tuple[Told, Told]]:
     """Controllers of a group that has a master."""
     ports = free_ports(2)
     async with (
         controller(ports[0]) as first,
-        controller(ports[1], in_office=False) as standby,
+        controller(ports[1], active=False) as standby,
         group(directory, *ports) as running,
     ):
         await running.master()
@@ -97,13 +97,13 @@ async def test_a_controller_that_was_away_is_told_soon(tmp_path: Path) -> None:
 
 
 async def test_a_change_of_role_is_told_at_once_to_standbys_too(tmp_path: Path) -> None:
-    async with one_in_office_and_a_standby(tmp_path) as controllers:
+    async with an_active_one_and_a_standby(tmp_path) as controllers:
         for each in controllers:
             assert (await each.next_master()).queues == 0
 
 
 async def test_who_was_told_and_who_stands_by_is_left_alone(tmp_path: Path) -> None:
-    async with one_in_office_and_a_standby(tmp_path) as controllers:
+    async with an_active_one_and_a_standby(tmp_path) as controllers:
         for each in controllers:
             await each.next_master()
         await asyncio.sleep(1)  # a node that tried again would have done so five times

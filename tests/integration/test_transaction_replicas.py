@@ -111,11 +111,11 @@ async def test_staged_batches_outlive_their_segments_a_new_node_and_the_master(
     assert master.replica.log.stats().kept_bytes
 
     newcomer = await group.join(4)
-    await group.change(4, broker_pb2.STANDING_LEARNER)
+    await group.change(4, broker_pb2.MEMBERSHIP_STATUS_LEARNER)
     async with compat.timeout(30):
-        while newcomer.replica.muted or newcomer.replica.log.first_index <= staged_at:
+        while newcomer.replica.non_counting or newcomer.replica.log.first_index <= staged_at:
             await asyncio.sleep(0.02)
-    await group.change(4, broker_pb2.STANDING_VOTER)
+    await group.change(4, broker_pb2.MEMBERSHIP_STATUS_VOTER)
 
     begun = await ask(
         await group.master(), "Begin", transaction_records_pb2.BeginTransaction(transaction_id="t")

@@ -120,13 +120,13 @@ class BrokerGroup:
         self.addresses[NodeId(node)] = f"127.0.0.1:{free_ports(1)[0]}"
         return await self.start(node)
 
-    async def change(self, node: int, standing: Any) -> Any:
+    async def change(self, node: int, membership: Any) -> Any:
         """One step of membership, asked of the master."""
         request = broker_pb2.ChangeMemberRequest(
             cluster_id=CLUSTER,
             group_id=1,
             node=common_pb2.NodeAddress(node_id=node, address=self.addresses[NodeId(node)]),
-            standing=standing,
+            membership=membership,
         )
         while True:
             async with RawClient((await self.master()).address) as client:

@@ -280,7 +280,7 @@ class Cluster:
     def controller_status(
         self, node: Node, *, standby: bool = False, timeout: float = 1.0
     ) -> controller_pb2.ClusterStatusReply | None:
-        """What a controller says; None when it does not answer, or is not in office."""
+        """What a controller says; None when it does not answer, or is not active."""
         with grpc.insecure_channel(node.address) as channel:
             stub = controller_pb2_grpc.ControllerStub(channel)
             request = controller_pb2.ClusterStatusRequest(standby=standby)
@@ -291,7 +291,7 @@ class Cluster:
                 return None
             return reply
 
-    def controller_in_office(self, timeout: float = 20.0) -> Node:
+    def active_controller(self, timeout: float = 20.0) -> Node:
         """The controller that answers as master."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
@@ -299,7 +299,7 @@ class Cluster:
                 if node.running and self.controller_status(node, timeout=0.3) is not None:
                     return node
             time.sleep(0.02)
-        raise TimeoutError(f"no controller in office after {timeout} s{self._logs()}")
+        raise TimeoutError(f"no active controller after {timeout} s{self._logs()}")
 
     def wait_caught_up(self, group: int = 1, timeout: float = 30.0) -> None:
         """Wait until every node of a group has applied what is committed now."""
@@ -350,7 +350,7 @@ class Cluster:
     def _wait_counted(self, node: Node, deadline: float) -> None:
         while True:
             with contextlib.suppress(grpc.RpcError):
-                if not self.status(node, timeout=0.5).muted:
+                if not self.status(node, timeout=0.5).non_counting:
                     return
             if not node.running:
                 return  # it gave up after it had listened: its test knows why

@@ -125,7 +125,7 @@ class Wear:
         """The node serves what the master serves, and its table equals its log."""
         index = await self.group.settled()
         victim = self.group.running[VICTIM]  # type: ignore[index]
-        while victim.replica.muted:
+        while victim.replica.non_counting:
             await asyncio.sleep(0.02)
         master = await self.group.master()
         start = master.replica.state.queues[QUEUE].log_start_offset
@@ -231,7 +231,7 @@ def kept_record(wear: Wear) -> list[tuple[Path, int]]:
 
 def dead_record(wear: Wear) -> list[tuple[Path, int]]:
     """The place of one byte of a message that was trimmed, or of any: nobody must wait for a dead
-    one to be mended."""
+    one to be repaired."""
     path = wear.random.choice(wear.files("log/log-*/kept-*"))
     first = 64 + KEPT_RECORD.size  # the payload behind the file's and the record's header
     return [(path, first + wear.random.randrange(SIZE))]

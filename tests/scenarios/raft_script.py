@@ -12,8 +12,8 @@ Commands (A, B are node ids; `*` stands for all)
     log A 1 1 2 [hard TERM]                A's log begins durably with entries of these terms
     start [A…]                             from disk (all nodes without a name)
     crash A                                what is not synced is lost
-    wipe A                                 the disk of crashed A is lost: it starts empty and muted
-    unmute A                               A's shell has found all that was committed again
+    wipe A                                 A lost its disk: it starts non-counting
+    count A                                A's shell has found all that was committed again
     config FIELD VALUE                     before the nodes start
     disks auto|manual [A…]                 sync at once, or on `sync` only (all, or these)
     sync A [log|hard|notice]               one thing of that kind, or all that waits
@@ -371,11 +371,11 @@ class Script:
         self.nodes[node.node_id] = SimNode(self, node.node_id, self.disks[node.node_id])
         self.checker.on_disk_lost(node.node_id, lost)
         self.do_start(name)
-        self._node(name).core.set_muted(True)
+        self._node(name).core.set_non_counting(True)
         return []
 
-    def do_unmute(self, name: str) -> list[str]:
-        self._node(name).core.set_muted(False)
+    def do_count(self, name: str) -> list[str]:
+        self._node(name).core.set_non_counting(False)
         return []
 
     def do_electable(self, name: str, word: str) -> list[str]:
@@ -416,7 +416,7 @@ class Script:
         assert node.core.role is Role.MASTER
         return [
             f"{peer} {seen.state} match={seen.match_index} next={seen.next_index} "
-            f"inflight={seen.inflight_bytes}{'' if seen.counts else ' muted'}"
+            f"inflight={seen.inflight_bytes}{'' if seen.counts else ' non-counting'}"
             for peer, seen in sorted(node.core.status().progress.items())
         ]
 
@@ -453,8 +453,8 @@ def describe(message: Message) -> str:
         parts.append(f"snapshot={message.snapshot.index}/{message.snapshot.term}")
     if message.force:
         parts.append("force")
-    if message.muted:
-        parts.append("muted")
+    if message.non_counting:
+        parts.append("non-counting")
     return " ".join(parts)
 
 

@@ -330,7 +330,7 @@ class Cluster:
         others = sorted(node.core.membership.voters - {node.node_id})
         if others:
             self.checker.seen["transfer"] += 1
-            with contextlib.suppress(Throttled):  # the chosen one is muted
+            with contextlib.suppress(Throttled):  # the chosen one is non-counting
                 node.core.transfer_leadership(self.random.choice(others), self.now_ms)
             node.perform()
 

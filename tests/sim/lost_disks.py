@@ -1,7 +1,7 @@
 """The simulator's cluster, whose nodes also lose their disks, one at a time.
 
-How it works. A founding voter crashes and comes back with an empty disk: muted, as its shell has
-it. The shell's part is played here as `membership/status.py` and `membership/changes.py` do it:
+How it works. A founding voter crashes and comes back with an empty disk: non-counting, as its shell
+has it. The shell's part is played here as `membership/status.py` and `membership/changes.py` do it:
 whoever believes to be master, and does not count the node, writes an entry; once that is committed,
 and applied on the node, the node counts again. Everything else but changes of membership goes on:
 partitions, crashes, pauses, and late messages of before the loss.
@@ -43,7 +43,7 @@ class ForgetfulNode(SimNode):
 
     def start(self) -> None:
         super().start()
-        self.core.set_muted(self.began_empty)
+        self.core.set_non_counting(self.began_empty)
 
 
 class LostDisks(Cluster):
@@ -87,7 +87,7 @@ class LostDisks(Cluster):
             self._ask(node)
         elif node.applied_index >= self._admitted and node.core.master_id is not None:
             node.began_empty = False
-            node.core.set_muted(False)
+            node.core.set_non_counting(False)
             self._empty = None
             self.checker.seen["readmission"] += 1
 

@@ -1,6 +1,6 @@
 """The simulator's cluster, whose followers also put a snapshot in place of their whole log.
 
-How it works. As after damage that nobody mends (`broker/…/repair.py`): the core says how much the
+How it works. As after damage that nobody repairs (`broker/…/repair.py`): the core says how much the
 snapshot must cover and stops acknowledging; some time later a node that can be reached and has
 applied as much gives a checkpoint of its state, or nobody does and the log stays.
 

@@ -16,17 +16,17 @@ SEEDS = 60
 RARE = {"disk lost": 60, "readmission": 60, "election": 100, "snapshot installed": 20}
 
 
-class CountsTheMuted(RaftCore):
+class CountsTheNonCounting(RaftCore):
     """A master believes what a node says that has forgotten what it said before."""
 
     def _hear_peer(self, message: Message) -> Progress | None:
-        return super()._hear_peer(replace(message, muted=False))
+        return super()._hear_peer(replace(message, non_counting=False))
 
 
 class VotesAfterForgetting(RaftCore):
     """A node whose disk was lost votes and is counted at once."""
 
-    def set_muted(self, muted: bool) -> None:
+    def set_non_counting(self, non_counting: bool) -> None:
         pass
 
 
@@ -38,6 +38,6 @@ def test_no_seed_loses_what_was_committed() -> None:
     assert not missing, f"too rare, by so many: {dict(missing)}"
 
 
-@pytest.mark.parametrize(("bug", "seeds"), [(CountsTheMuted, 60), (VotesAfterForgetting, 60)])
+@pytest.mark.parametrize(("bug", "seeds"), [(CountsTheNonCounting, 60), (VotesAfterForgetting, 60)])
 def test_a_planted_bug_is_caught(bug: type[RaftCore], seeds: int) -> None:
     assert_caught(bug, run_lost_disks, seeds)

@@ -37,7 +37,7 @@ class Program:
     def __init__(self, cluster: Cluster, name: str, seed: int, stop: threading.Event) -> None:
         self.committed: list[bytes] = []
         self.outcomes: Counter[str] = Counter()
-        self.trouble: list[str] = []
+        self.failures: list[str] = []
         self._name = name
         self._random = random.Random(f"{seed} {name}")
         self._stop = stop
@@ -54,7 +54,7 @@ class Program:
                     number += 1
                     self._once(producer, number)
         except BaseException as error:
-            self.trouble.append(f"{self._name} ended: {error!r}")
+            self.failures.append(f"{self._name} ended: {error!r}")
             raise
 
     def _once(self, producer: Producer, number: int) -> None:
@@ -68,7 +68,7 @@ class Program:
             self.outcomes[f"not begun: {type(error).__name__}"] += 1
             return
         if transaction.last_epoch != self._last_epoch:
-            self.trouble.append(
+            self.failures.append(
                 f"{self._name} knows epoch {self._last_epoch}, was told {transaction.last_epoch}"
             )
         try:
@@ -193,8 +193,8 @@ def run(seed: int, seconds: float, brokers: int) -> None:
             for thread in (*(program.thread for program in programs), plain.thread):
                 thread.join(SETTLE_S)
         _settled(client)
-        trouble = [text for program in programs for text in program.trouble]
-        assert not trouble, trouble
+        failures = [text for program in programs for text in program.failures]
+        assert not failures, failures
         expected = Counter(plain.sent)
         outcomes: Counter[str] = Counter()
         for program in programs:

@@ -1,12 +1,12 @@
 """Three controllers' stores on a real ZooKeeper that is cut off, stopped and killed, for as long as
 you like: `./run soak zookeeper`.
 
-How it works. Whoever is master takes a fence, as an office does, and counts under it; each number
-is one compare-and-set. Links to ZooKeeper are held one way or both, connections are reset, the
-server is stopped and killed, all at random from a seed. After every round everything is healed, and
-it must count again. Checked all the time: no two leases at once, no number acknowledged twice. At
-the end: no acknowledged number is missing, none was counted that nobody asked for, a copy that was
-fed by a watch equals the store, and every kind of fault has bitten.
+How it works. Whoever is master takes a fence, as an active controller does, and counts under it;
+each number is one compare-and-set. Links to ZooKeeper are held one way or both, connections are
+reset, the server is stopped and killed, all at random from a seed. After every round everything is
+healed, and it must count again. Checked all the time: no two leases at once, no number acknowledged
+twice. At the end: no acknowledged number is missing, none was counted that nobody asked for, a copy
+that was fed by a watch equals the store, and every kind of fault has bitten.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Run:
         self.acknowledged: dict[int, int] = {}
         """Revision by number."""
         self.unknown = 0
-        self.offices = 0
+        self.epochs = 0
         self.master = CONTROLLERS[0]
         """The newest one."""
         self.bitten: Counter[str] = Counter()
@@ -74,7 +74,7 @@ class Run:
                 await _end(counting)
                 if mastership.mine:
                     self.check_leases(number)
-                    self.offices += 1
+                    self.epochs += 1
                     self.master = number
                     counting.append(asyncio.create_task(self.count(store)))
         finally:
@@ -89,7 +89,7 @@ class Run:
                 assert lease.when() <= now, f"controllers {other} and {number} are both master"
 
     async def count(self, store: ZooKeeperStore) -> None:
-        """One office: a fence, then one number after the other, until a write is refused."""
+        """One epoch: a fence, then one number after the other, until a write is refused."""
         while True:
             try:
                 found = await store.get("/fence")
@@ -234,7 +234,7 @@ def main(arguments: list[str]) -> int:
     ):
         run = asyncio.run(soak(server, network, given.seed, given.seconds))
     print(
-        f"{len(run.acknowledged)} numbers, {run.unknown} of unknown fate, {run.offices} offices, "
+        f"{len(run.acknowledged)} numbers, {run.unknown} of unknown fate, {run.epochs} epochs, "
         f"faults {dict(sorted(run.bitten.items()))}"
     )
     silent = [kind for kind in FAULTS if not run.bitten[kind]]

@@ -7,7 +7,7 @@ the line calls the simulator: what that copies, the kernel would have copied. An
 copied one, and is remembered with its place. What lines allocate in smaller pieces is added up.
 
 Both heaps are asked: Python's by its peak since the line began, Arrow's pool by what the line left
-in it. The simulator's disks and connections are counted at their doors.
+in it. The simulator's disks and connections are counted where they are entered.
 
 The frames that a trace function is shown are allocated too, and are most of the small pieces: they
 are the same from run to run, so the sum has a budget all the same, and comparing two runs that
@@ -201,7 +201,7 @@ class Count:
         else:
             self.counted[f"{SMALL} {role}"] += length
 
-    # --- doors of the simulator
+    # --- entry points of the simulator
 
     @contextmanager
     def installed(self, patch: pytest.MonkeyPatch) -> Iterator[None]:

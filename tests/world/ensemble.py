@@ -98,7 +98,7 @@ class Ensemble:
                 f"{self.epoch}",
             )
         else:
-            number = ClusterRecord.FromString(cluster).terms_of_office
+            number = ClusterRecord.FromString(cluster).controller_epoch
             self._demand(
                 number == self.epoch + 1, f"{process} begins epoch {number} after {self.epoch}"
             )
@@ -293,8 +293,8 @@ class GroupControllerHost(ControllerHost):
         node = ControllerNode(config, store=GroupStore(self))
         try:
             await node.__aenter__()
-        except SemelError as trouble:
-            self.world.crash(self.name, f"cannot start: {trouble.message}")
+        except SemelError as refused:
+            self.world.crash(self.name, f"cannot start: {refused.message}")
             raise Killed from None
         self.world.tell("controller serves")
         error = await node.failed()

@@ -2,10 +2,10 @@
 
 How it works. For the time of a run every module below `semel` that has `time`, `random`,
 `threading`, `queue`, `gc` or `secrets` among its names gets the run's own in place of them; gRPC's
-two doors (`insecure_channel`, `server`) and the generator of random bytes are exchanged for all. So
-there is no "if simulated" anywhere in the product, nothing on its hot paths, and a new module is
-simulated without knowing of it. A name that was imported out of one of these modules would escape;
-`_check` refuses to run then.
+two entry points (`insecure_channel`, `server`) and the generator of random bytes are exchanged for
+all. So there is no "if simulated" anywhere in the product, nothing on its hot paths, and a new
+module is simulated without knowing of it. A name that was imported out of one of these modules
+would escape; `_check` refuses to run then.
 
 A clock is the one of the process that asks: its rate, its offset, its jumps.
 

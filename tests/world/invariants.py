@@ -13,7 +13,7 @@ Invariants
    fall.
 6. What an acknowledgement names is durable, and what is applied is durable on a quorum; so is what
    the writer of a log takes for durable.
-7. A broker obeys no controller's office that is older than one it has obeyed, and its routes never
+7. A broker obeys no controller epoch that is older than one it has obeyed, and its routes never
    fall back.
 8. A node's sequence table, with its windows, is the fold of the log up to where it has applied; so
    are its locks and its groups' progress (`consumption.py`).
@@ -145,7 +145,7 @@ class Invariants:
         self.on_step: Callable[[str, Did | str], None] = lambda *_: None
         """Hears what a step of a "move" has changed in this group, and of each step of a
         "transaction", by its record's name."""
-        self._office = 0
+        self._controller_epoch = 0
         """The newest one of the controllers that a node has obeyed."""
         self._touched: dict[int, dict[_RowKey, _Row | None]] = {}
         self.consumption = Consumption(told)
@@ -205,13 +205,13 @@ class Invariants:
                 self._fail(error)
             truncate(from_index)
 
-        mend = log.mend
+        repair = log.repair
 
-        def watched_mend(frame: bytes) -> None:
+        def watched_repair(frame: bytes) -> None:
             before = len(log.damaged)
-            mend(frame)
+            repair(frame)
             if len(log.damaged) < before:
-                self.world.count("entry mended")
+                self.world.count("entry repaired")
 
         resign, begin_rebuild, hear = replica.resign, replica.core.begin_rebuild, members.hear
 
@@ -234,7 +234,7 @@ class Invariants:
         replica.resign = watched_resign  # type: ignore[method-assign]
         replica.core.begin_rebuild = watched_rebuild  # type: ignore[method-assign]
         members.hear = watched_hear  # type: ignore[method-assign]
-        log.mend = watched_mend  # type: ignore[method-assign]
+        log.repair = watched_repair  # type: ignore[method-assign]
         log.append = watched_append  # type: ignore[method-assign]
         log.truncate = watched_truncate  # type: ignore[method-assign]
         self._applied[host.number] = replica.state.applied_index
@@ -285,10 +285,10 @@ class Invariants:
             check_epoch(number)
             self.demand(
                 number == 0 or number >= newest,
-                f"{host.name} obeys office {number} of the controllers after {newest}",
+                f"{host.name} obeys controller epoch {number} after {newest}",
             )
             newest = max(newest, number)
-            self._office = max(self._office, number)
+            self._controller_epoch = max(self._controller_epoch, number)
 
         def watched_routes(routes: Any) -> None:
             version = copy.version
@@ -716,14 +716,14 @@ class Invariants:
         was_frozen, journeys = self.places.frozen(key), self.places.journeys
         did = self.places.on_step(step)
         self._dids.append(did)
-        require(not journeys.trouble(), journeys.trouble())
+        require(not journeys.problem(), journeys.problem())
         if did is Did.NOTHING:
             return {}
         self.world.count(f"move: {did}")
         self.on_step("move", did)
         if did is Did.GOES_ON and was_frozen:
             self.world.count("move given up after the seal")
-        if did is not Did.BEGUN and step.job >> JOB_SHIFT < self._office:
+        if did is not Did.BEGUN and step.job >> JOB_SHIFT < self._controller_epoch:
             self.world.count("move resumed by another controller")
         rows = {row: self._table[row] for row in self._table if row[0] == key}
         if did is Did.SEALED:

@@ -1,9 +1,10 @@
 """Brokers and the one controller of a simulated cluster: production nodes, started and restarted.
 
 How it works. A `BrokerHost` owns a disk and runs `BrokerNode` on it, one process after the other; a
-supervisor starts it again some time after it died, as `semel up` does. Only two doors of the node
-are its own here: the end of the process is the end of a simulated one, and in half of the worlds
-Raft's messages leave by datagrams (`SimLink`), which suffer more than the streams of the others.
+supervisor starts it again some time after it died, as `semel up` does. Only two entry points of the
+node are its own here: the end of the process is the end of a simulated one, and in half of the
+worlds Raft's messages leave by datagrams (`SimLink`), which suffer more than the streams of the
+others.
 
 Not here: several controllers (`ensemble.py`), faults (`nemesis.py`), what must hold
 (`invariants.py`).
@@ -102,7 +103,7 @@ class SimLink:
 
 
 class SimBroker(BrokerNode):
-    """The production node with its two doors."""
+    """The production node with its two entry points."""
 
     def __init__(self, host: BrokerHost, process: Process, config: BrokerConfig) -> None:
         super().__init__(config, files=host.disk.mount(process))

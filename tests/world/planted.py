@@ -302,9 +302,9 @@ def serves_what_it_does_not_check() -> Any:
     )
 
 
-def mends_in_memory_only() -> Any:
+def repairs_in_memory_only() -> Any:
     """What a peer gave is never written over what was damaged."""
-    return patch.object(LogReader, "mend", lambda *_: None)
+    return patch.object(LogReader, "repair", lambda *_: None)
 
 
 def scrubs_without_looking() -> Any:
@@ -360,7 +360,7 @@ def forgets_to_sync_checkpoints() -> Any:
 
 
 def votes_after_losing_its_disk() -> Any:
-    return patch.object(RaftCore, "set_muted", lambda self, muted: None)
+    return patch.object(RaftCore, "set_non_counting", lambda self, non_counting: None)
 
 
 @contextmanager

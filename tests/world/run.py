@@ -341,7 +341,7 @@ class Run:
         ]
 
     def _is_whole(self, host: BrokerHost, replica: Replica) -> bool:
-        """Nothing is left to mend, and nothing that nobody has looked for."""
+        """Nothing is left to repair, and nothing that nobody has looked for."""
         if not host.damaged:
             return not replica.log.damaged
         log = replica.log

@@ -37,7 +37,7 @@ def test_controllers_replace_each_other_under_faults() -> None:
     ("plant", "said"),
     [
         (planted.writes_without_its_epoch, "has epoch"),
-        (planted.obeys_replaced_controllers, "obeys office"),
+        (planted.obeys_replaced_controllers, "obeys controller epoch"),
     ],
     ids=["writes_without_its_epoch", "obeys_replaced_controllers"],
 )

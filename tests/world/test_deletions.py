@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.world.parts.deletions import leaves_messages_behind_forgotten_doors
+from tests.world.parts.deletions import leaves_messages_behind_forgotten_intakes
 from tests.world.soak import first_failure, run_seeds
 
 DELETIONS = ("alone", "deletions")
@@ -20,5 +20,5 @@ def test_messages_of_topics_that_are_deleted_have_an_outcome_in_time() -> None:
 @pytest.mark.timeout(300)
 def test_a_message_that_is_left_behind_is_found() -> None:
     """As the client once did; seed 3 found it then."""
-    plant = leaves_messages_behind_forgotten_doors
+    plant = leaves_messages_behind_forgotten_intakes
     assert "no outcome in time" in first_failure(range(3, 12), plant, more=DELETIONS)

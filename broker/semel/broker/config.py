@@ -27,7 +27,6 @@ _MAY_BE_ZERO = (
 )
 
 FOUNDING_ID = re.compile("[A-Za-z0-9_-]{1,64}")
-LOOPBACK = ("127.", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,11 +275,11 @@ def _on_one_machine(members: Mapping[NodeId, str]) -> list[NodeId]:
     Loopback addresses do not count, because people use them for trials.
     """
     hosts: dict[str, NodeId] = {}
-    for node_id, address in members.items():
-        host = Address.parse(address, what=f"address of node {node_id}").host
-        if host.startswith(LOOPBACK):
+    for node_id, text in members.items():
+        address = Address.parse(text, what=f"address of node {node_id}")
+        if address.loopback:
             continue
-        if host in hosts:
-            return [hosts[host], node_id]
-        hosts[host] = node_id
+        if address.host in hosts:
+            return [hosts[address.host], node_id]
+        hosts[address.host] = node_id
     return []

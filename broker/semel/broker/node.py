@@ -172,7 +172,7 @@ class BrokerNode:
         if await loop.run_in_executor(
             self.readers, lambda: status.begin(log_lost=log_lost, joins=joins)
         ):
-            replica.core.set_muted(True)
+            replica.core.set_non_counting(True)
         status.on_refounded = self._on_refounded
         self.checkpoints = Checkpoints(replica)
         self.scrub = Scrub(replica, self.checkpoints, self.identity.check_disk)

@@ -57,19 +57,19 @@ METRICS: Final = (
     _gauge("raft_term", "term", "The current term; each election begins one."),
     _counter("elections_total", "elections", "Elections in which this node stood."),
     _gauge("raft_commit_index", "index", "Highest entry known to be on a majority."),
-    _gauge("raft_applied_index", "index", "Highest entry folded into the state."),
+    _gauge("raft_applied_index", "index", "Highest entry applied to the state."),
     _gauge("log_first_index", "index", "First entry that is whole here."),
     _gauge("log_end_index", "index", "Last entry in the log."),
     _gauge("checkpoint_index", "index", "Entry of the newest checkpoint."),
     _gauge("checkpoint_bytes", "bytes", "Size of the newest checkpoint."),
     _histogram("checkpoint_seconds", "How long a checkpoint took, until it was durable."),
     _histogram("checkpoint_pause_seconds", "How long nothing was served meanwhile."),
-    _gauge("muted", "0 or 1", "1 while nobody may count this node: it lost its disk."),
+    _gauge("muted", "0 or 1", "1 while no quorum may count this node: it lost its disk."),
     _gauge("group_voters", "nodes", "Nodes that vote. Master only."),
     _gauge(
         "under_replicated_voters",
         "nodes",
-        "Voters that do not follow: silent, muted, or still catching up. Master only.",
+        "Voters that do not follow: silent, non_counting, or still catching up. Master only.",
     ),
     _gauge("peer_behind_entries", "entries", "Entries that a peer lacks. Master only.", "peer"),
     # Log and disk
@@ -234,7 +234,7 @@ class Probe:
         page.add("semel_broker_elections_total", replica.core.elections)
         page.add("semel_broker_raft_commit_index", status.commit_index)
         page.add("semel_broker_raft_applied_index", replica.state.applied_index)
-        page.add("semel_broker_muted", replica.muted)
+        page.add("semel_broker_muted", replica.non_counting)
         if not replica.is_master:
             return
         voters = status.membership.voters

@@ -222,7 +222,7 @@ def _named(nodes: tuple[int, ...]) -> str:
 @cluster.command(
     epilog="""\b
 Examples:
-  semel cluster upgrade --dry-run    # what would be raised, and who stands in the way
+  semel cluster upgrade --dry-run    # what would be raised, and which node prevents it
   semel cluster upgrade              # to the highest level that everybody knows
   semel cluster upgrade --level 5
 

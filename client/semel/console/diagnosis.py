@@ -64,12 +64,12 @@ def diagnose(found: Inspection) -> list[Finding]:
 
 def _controllers(found: Inspection) -> Iterator[Finding]:
     for each in found.controllers:
-        if each.trouble:
+        if each.reason:
             yield Finding(
                 severity="error",
                 check="controller-unreachable",
                 subject=f"controller {each.address}",
-                text=f"does not answer: {each.trouble}",
+                text=f"does not answer: {each.reason}",
                 advice="start it, or look at its log and at the network in between",
             )
     if len(found.controllers) == 1:
@@ -86,7 +86,7 @@ def _controllers(found: Inspection) -> Iterator[Finding]:
 def _masters(found: Inspection) -> Iterator[Finding]:
     for group in found.status.groups:
         members = [n for n in found.of_group(group.id) if n.role not in WAITING]
-        silent = [node for node in members if node.trouble]
+        silent = [node for node in members if node.reason]
         master = found.master(group.id)
         if master is None:
             where = ", ".join(f"{node.node} at {node.address}" for node in silent)
@@ -153,12 +153,12 @@ def _racks(found: Inspection) -> Iterator[Finding]:
 def _nodes(found: Inspection) -> Iterator[Finding]:
     for node in found.nodes:
         subject = f"broker {node.node}"
-        if node.trouble:
+        if node.reason:
             yield Finding(
                 severity="error",
                 check="broker-unreachable",
                 subject=subject,
-                text=f"of group {node.group} does not answer: {node.trouble}",
+                text=f"of group {node.group} does not answer: {node.reason}",
                 advice=f"start it; if it is gone for good: semel node replace {node.node}",
             )
         elif node.role == "joining":
@@ -183,12 +183,12 @@ def _nodes(found: Inspection) -> Iterator[Finding]:
 
 def _member(found: Inspection, node: NodeReport, subject: str) -> Iterator[Finding]:
     master = found.master(node.group)
-    if node.muted:
+    if node.non_counting:
         yield Finding(
             severity="warning",
             check="broker-muted",
             subject=subject,
-            text="lost its disk and is being fed; nobody counts it yet",
+            text="lost its disk and is being fed; no quorum counts it yet",
             advice="wait until it has caught up; the group bears one failure less until then",
         )
     elif master is not None and node.node in found.under_replicated(node.group):
@@ -226,9 +226,9 @@ def _damage(found: Inspection) -> Iterator[Finding]:
                 severity="warning",
                 check="entries-damaged",
                 subject=f"broker {node.node}",
-                text=f"{_entries(node.damaged)} on its disk and not mended yet",
-                advice=f"peers mend them; if this stays or comes back, replace the disk: semel node"
-                f" replace {node.node}",
+                text=f"{_entries(node.damaged)} on its disk and not repaired yet",
+                advice="peers repair them; if this stays or comes back, replace the disk:"
+                f" semel node replace {node.node}",
             )
 
 
@@ -250,7 +250,7 @@ def _disks(found: Inspection) -> Iterator[Finding]:
 
 def _clocks(found: Inspection) -> Iterator[Finding]:
     """Finds nodes whose clock differs from most others', beyond the error of measurement."""
-    known = sorted((node for node in found.nodes if not node.trouble), key=lambda n: n.clock_ms)
+    known = sorted((node for node in found.nodes if not node.reason), key=lambda n: n.clock_ms)
     if not known:
         return
     middle = known[len(known) // 2]
@@ -287,8 +287,8 @@ def _versions(found: Inspection) -> Iterator[Finding]:
 
 def _levels(found: Inspection) -> Iterator[Finding]:
     """Finds programs that know fewer feature levels than others, and levels not raised yet."""
-    known = {f"broker {n.node}": n.level_max for n in found.nodes if not n.trouble}
-    known |= {f"controller {c.address}": c.level_max for c in found.controllers if not c.trouble}
+    known = {f"broker {n.node}": n.level_max for n in found.nodes if not n.reason}
+    known |= {f"controller {c.address}": c.level_max for c in found.controllers if not c.reason}
     common, newest = min(known.values(), default=0), max(known.values(), default=0)
     for subject, most in known.items():
         if most < newest:
@@ -304,9 +304,9 @@ def _levels(found: Inspection) -> Iterator[Finding]:
         for group in found.status.groups
         if (master := found.master(group.id)) is not None and master.level
     }
-    in_office = max((each.level for each in found.controllers), default=0)
-    if in_office:
-        active["the metadata"] = in_office
+    stored = max((each.level for each in found.controllers), default=0)
+    if stored:
+        active["the metadata"] = stored
     for subject, level in active.items():
         if level < common:
             yield Finding(
@@ -321,7 +321,7 @@ def _levels(found: Inspection) -> Iterator[Finding]:
 def _topics(found: Inspection) -> Iterator[Finding]:
     for topic in found.status.unfinished:
         yield Finding(
-            severity="error" if topic.trouble else "note",
+            severity="error" if topic.reason else "note",
             check="queue-moving" if topic.step.startswith(_MOVING) else "topic-unfinished",
             subject=f"topic {topic.name}",
             text=(
@@ -329,7 +329,7 @@ def _topics(found: Inspection) -> Iterator[Finding]:
                 if topic.step.startswith(_MOVING)
                 else f"is being {_PARTICIPLES.get(topic.step, topic.step)}"
             )
-            + (f": {topic.trouble}" if topic.trouble else ""),
+            + (f": {topic.reason}" if topic.reason else ""),
             advice="it goes on by itself once both broker groups have a master and answer; as long"
             " as it is not decided, `semel queue move TOPIC/QUEUE --cancel` gives it up"
             if topic.step.startswith(_MOVING)

@@ -289,4 +289,4 @@ def _bytes(table: dict[str, Any], name: str, number: int) -> bytes | None:
 
 
 def _bad(line: int, what: str) -> InvalidRequest:
-    return InvalidRequest(f"line {line + 1} {what}: nothing from it on was sent; mend it")
+    return InvalidRequest(f"line {line + 1} {what}: nothing from it on was sent; correct it")

@@ -137,7 +137,7 @@ def move(
         text = f"queue {topic}/{number} is on broker group {found.target}"
     else:
         text = f"queue {topic}/{number} to broker group {found.target}: {found.stage}"
-        text += f" ({found.trouble})" if found.trouble else ""
+        text += f" ({found.reason})" if found.reason else ""
     out.show(found.as_dict(), text)
     return 1 if found.stage == "aborted" and not cancel else 0
 
@@ -152,8 +152,6 @@ def _wait_for_move(client: Client, out: render.Output, begun: QueueMove) -> Queu
             copied = move.copied_bytes
             time.sleep(POLL_S)
             now = [m for m in client.admin.list_moves(begun.topic) if m.queue == begun.queue]
-            done = dataclasses.replace(
-                move, stage="done", trouble="", copied_bytes=move.total_bytes
-            )
+            done = dataclasses.replace(move, stage="done", reason="", copied_bytes=move.total_bytes)
             move = now[0] if now else done
     return move

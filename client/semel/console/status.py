@@ -46,7 +46,7 @@ def drawn(found: Inspection) -> Any:
     controllers = Text("controllers: ").append_text(
         Text(" · ").join(
             Text(f"{each.address} silent", "bold red")
-            if each.trouble
+            if each.reason
             else Text(f"{each.address} {roles.get(each.address, '')}".rstrip())
             for each in found.controllers
         )
@@ -100,10 +100,10 @@ def _list(groups: list[int]) -> str:
 def _row(group: BrokerGroupDescription, node: NodeDescription, report: NodeReport) -> list[object]:
     from rich.text import Text
 
-    trouble = state(node, report)
-    if report.trouble:
+    reason = state(node, report)
+    if report.reason:
         role = Text("silent", "bold red")
-        return [group.id, node.id, role, node.address, None, None, None, None, trouble]
+        return [group.id, node.id, role, node.address, None, None, None, None, reason]
     style = "bold green" if report.serving else "green" if report.role == "slave" else "yellow"
     free = report.disk_free_bytes / report.disk_total_bytes if report.disk_total_bytes else None
     return [
@@ -115,24 +115,24 @@ def _row(group: BrokerGroupDescription, node: NodeDescription, report: NodeRepor
         report.log_end_index,
         max(0, group.commit_index - report.log_end_index),
         None if free is None else Text(f"{free:.0%}", justify="right"),
-        trouble,
+        reason,
     ]
 
 
 def state(node: NodeDescription, report: NodeReport) -> str:
     """The problems of a node in a few words; "ok" when there are none."""
-    if report.trouble:
+    if report.reason:
         return (
             "no answer"
             if node.alive or not node.silent_ms
             else f"for {render.brief(node.silent_ms)}"
         )
-    troubles = [
+    problems = [
         *(["disk full"] if report.disk_full else []),
         *([f"{report.lost} lost"] if report.lost else []),
         *([f"{report.damaged} damaged"] if report.damaged else []),
-        *(["muted"] if report.muted else []),
+        *(["non-counting"] if report.non_counting else []),
         *(["not serving yet"] if report.role == "master" and not report.serving else []),
         *([] if node.alive else ["unreported"]),
     ]
-    return ", ".join(troubles) or "ok"
+    return ", ".join(problems) or "ok"

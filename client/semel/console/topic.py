@@ -199,11 +199,11 @@ def _state(
     queue: QueueDescription, children: dict[int | None, list[int]], move: QueueMove | None
 ) -> str:
     if move is not None and move.stage == "aborted":
-        return f"stays, not moved to group {move.target}: {move.trouble}"
+        return f"stays, not moved to group {move.target}: {move.reason}"
     if move is not None:
         share = 100 * move.copied_bytes // max(move.total_bytes, 1)
         doing = f"{move.stage} to group {move.target}, {share} %"
-        return f"{doing}: {move.trouble}" if move.trouble else doing
+        return f"{doing}: {move.reason}" if move.reason else doing
     if not queue.sealed:
         return "open"
     return f"split into {', '.join(map(str, children.get(queue.queue, [])))}"

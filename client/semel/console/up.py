@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 READY_TIMEOUT_S: Final = 60.0
 PORT_WAIT_S: Final = 3.0
 """How long the nodes of an `up` that was just killed may still hold a port."""
-LOOPBACK: Final = ("127.", "localhost", "::1", "[::1]")
 
 
 @click.command(
@@ -193,9 +192,9 @@ async def _run(plan: ClusterPlan, directory: Path, *, restart: bool, as_json: bo
     from semel.console.up_view import JsonView, LiveView
     from semel.console.watch import ClusterWatch
 
-    if not plan.controllers[0].address.startswith(LOOPBACK):
+    if not Address.parse(plan.controllers[0].address).loopback:
         render.warn(
-            f"the cluster listens on {plan.controllers[0].address} and asks nobody who they are:"
+            f"the cluster listens on {plan.controllers[0].address} without authentication:"
             " everyone who reaches it can read, write and delete"
         )
     began = time.monotonic()

@@ -81,7 +81,7 @@ class ClusterWatch:
         """
         status = await self.status()
         if status is None:
-            return "no controller is in office"
+            return "no controller is active"
         known = {group.group_id: group for group in status.groups}
         for number in self._plan.groups:
             group = known.get(number)

@@ -50,7 +50,7 @@ class ControllerEpoch:
         self.level_max = level_max
         """The highest feature level that this controller knows."""
         self.cluster_id = record.cluster_id
-        self.number = record.terms_of_office
+        self.number = record.controller_epoch
         self._version = version
         self._over = asyncio.Event()
 
@@ -84,7 +84,7 @@ class ControllerEpoch:
             else:
                 record = records.load(ClusterRecord, records.CLUSTER, entry)
             _check_cluster(record, cluster_id)
-            record.terms_of_office += 1
+            record.controller_epoch += 1
             transaction = Transaction(
                 checks={
                     records.CLUSTER: None if entry is None else entry.version,
@@ -105,7 +105,7 @@ class ControllerEpoch:
             log.info(
                 "controller epoch begins cluster=%s epoch=%d",
                 record.cluster_id,
-                record.terms_of_office,
+                record.controller_epoch,
             )
             return cls(store, record, version, level, level_max)
 

@@ -21,7 +21,7 @@ def is_delayed(header: BatchHeader) -> bool:
     return header.deliver_at_us > 0 and not header.flags & BatchFlags.DELIVER_AT
 
 
-def time_trouble(deliver_at_us: int, now_us: int) -> str | None:
+def time_refusal(deliver_at_us: int, now_us: int) -> str | None:
     """Why a batch's delivery time is refused; None for a good one, such as one in the past."""
     if deliver_at_us - now_us <= AHEAD_MAX_US:
         return None

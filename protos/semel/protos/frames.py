@@ -67,7 +67,7 @@ _KINDS: Final = {kind.value: kind for kind in RecordKind}
 
 
 class NewerFrame(CorruptFrame):
-    """Its header is whole, of a version that this program does not know: no damage to mend."""
+    """Its header is whole, of a version that this program does not know: no damage to repair."""
 
 
 @value

@@ -12,7 +12,8 @@ first byte. A caller that says nothing is of a time before levels were told: it 
 
 Format. The metadata's value is a serialized `Levels` (`v1/common.proto`).
 
-Not here: raising a level (`broker/replica.py`, `controller/office.py`), who asks whom.
+Not here: raising a level (`broker/replica/feature_levels.py`, `controller/epoch.py`), the
+handshake.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def _node(number: int, **fields: Any) -> NodeReport:
         "node": number,
         "group": 1,
         "address": f"h:{number}",
-        "trouble": "",
+        "reason": "",
         "role": "slave",
         "queues": 4,
         "version": "1.0",
@@ -93,7 +93,7 @@ def _whole() -> Inspection:
         controllers=[
             ControllerReport(
                 address=address,
-                trouble="",
+                reason="",
                 version="1.0",
                 level=6 if address == "c:1" else 0,
                 level_max=6,
@@ -121,14 +121,14 @@ def _with_status(found: Inspection, **fields: Any) -> Inspection:
 
 
 def _silent(found: Inspection, number: int) -> Inspection:
-    empty = NodeReport(node=number, group=1, address=f"h:{number}", trouble="no route")
+    empty = NodeReport(node=number, group=1, address=f"h:{number}", reason="no route")
     return dataclasses.replace(
         found, nodes=[empty if node.node == number else node for node in found.nodes]
     )
 
 
-def _unfinished(trouble: str, step: str = "creating") -> Callable[[Inspection], Inspection]:
-    topic = UnfinishedTopic(name="half", topic_id=1, step=step, trouble=trouble)
+def _unfinished(reason: str, step: str = "creating") -> Callable[[Inspection], Inspection]:
+    topic = UnfinishedTopic(name="half", topic_id=1, step=step, reason=reason)
     return lambda found: _with_status(found, unfinished=[topic])
 
 
@@ -186,7 +186,7 @@ def _elsewhere(rack: str, *racks: str) -> Callable[[Inspection], Inspection]:
 
 
 CASES: list[tuple[str, str, str, Callable[[Inspection], Inspection]]] = [
-    ("error", "controller-unreachable", "controller c:2", _controller(1, trouble="refused")),
+    ("error", "controller-unreachable", "controller c:2", _controller(1, reason="refused")),
     (
         *("note", "one-controller", "controller c:1"),
         lambda found: dataclasses.replace(found, controllers=found.controllers[:1]),
@@ -211,7 +211,7 @@ CASES: list[tuple[str, str, str, Callable[[Inspection], Inspection]]] = [
         *("warning", "broker-lags", "broker 2"),
         lambda found: _with_node(found, 1, peers=[_peer(2, active=False), _peer(3)]),
     ),
-    ("warning", "broker-muted", "broker 2", lambda found: _with_node(found, 2, muted=True)),
+    ("warning", "broker-muted", "broker 2", lambda found: _with_node(found, 2, non_counting=True)),
     ("note", "broker-drained", "broker 2", lambda found: _with_node(found, 2, electable=False)),
     ("note", "broker-waits", "broker 3", lambda found: _with_node(found, 3, role="joining")),
     ("note", "broker-removed", "broker 3", lambda found: _with_node(found, 3, role="removed")),
@@ -232,8 +232,8 @@ CASES: list[tuple[str, str, str, Callable[[Inspection], Inspection]]] = [
     ("error", "topic-unfinished", "topic half", _unfinished("group 2 has no master")),
     ("note", "topic-unfinished", "topic half", _unfinished("")),
     *(
-        (severity, "queue-moving", "topic half", _unfinished(trouble, "moving queue 3 to group 2"))
-        for severity, trouble in (("error", "group 2 has no master"), ("note", ""))
+        (severity, "queue-moving", "topic half", _unfinished(reason, "moving queue 3 to group 2"))
+        for severity, reason in (("error", "group 2 has no master"), ("note", ""))
     ),
     (
         *("warning", "group-idle", "group g"),
@@ -276,7 +276,7 @@ def test_a_whole_cluster_gives_no_finding() -> None:
 def test_a_group_with_a_silent_node_is_not_whole_though_its_master_has_just_heard_of_it(
     heard: bool,
 ) -> None:
-    found = _with_node(_whole(), 3, trouble="connection refused")
+    found = _with_node(_whole(), 3, reason="connection refused")
     master = found.master(1)
     assert master is not None
     master.peers[:] = [dataclasses.replace(peer, active=heard) for peer in master.peers]
@@ -343,7 +343,7 @@ def test_the_state_of_a_node_is_one_short_word_or_two() -> None:
     assert state(described, _silent(found, 2).nodes[1]) == "no answer"
     gone = dataclasses.replace(described, alive=False, silent_ms=200_000)
     assert state(gone, _silent(found, 2).nodes[1]) == "for 3 min"
-    worn = _with_node(found, 2, damaged=2, muted=True, disk_full=True).nodes[1]
-    assert state(described, worn) == "disk full, 2 damaged, muted"
+    worn = _with_node(found, 2, damaged=2, non_counting=True, disk_full=True).nodes[1]
+    assert state(described, worn) == "disk full, 2 damaged, non-counting"
     assert under_replicated(_silent(found, 1)) == [1]
     assert masterless(_silent(found, 1)) == [1]

@@ -72,8 +72,8 @@ class MovingBroker(FakeBroker, MovesServicer):
         queues = self.home.state.queues
         if key not in queues:
             raise self.home.state.absent(key)
-        if (trouble := move_refusal(queues, queues[key])) is not None:
-            raise trouble
+        if (refusal := move_refusal(queues, queues[key])) is not None:
+            raise refusal
         return broker_pb2.CopyQueueReply(log_end_offset=queues[key].log_end_offset)
 
     async def PullQueue(  # noqa: N802

@@ -34,7 +34,7 @@ def test_the_start_script_drops_the_flag_and_nothing_else(
     assert java.java_home(env) == home
 
 
-def test_a_damaged_start_script_is_mended(tmp_path: Path, env: dict[str, str]) -> None:
+def test_a_damaged_start_script_is_repaired(tmp_path: Path, env: dict[str, str]) -> None:
     fake_java(tmp_path / "jdk", "17.0.1")
     env["JAVA_HOME"] = str(tmp_path / "jdk")
     script = java.java_home(env) / "bin" / "java"

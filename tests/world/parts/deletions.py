@@ -94,7 +94,7 @@ add_part(
 
 
 @contextmanager
-def leaves_messages_behind_forgotten_doors() -> Iterator[None]:
+def leaves_messages_behind_forgotten_intakes() -> Iterator[None]:
     """A caller that waited while the topic was forgotten enters where nobody looks, not even for
     what is late."""
     forget = Intake.forget

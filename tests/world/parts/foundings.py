@@ -203,7 +203,7 @@ def dies_while_it_is_fed(nemesis: Nemesis) -> None:
             return
         if lost.replica is None or not lost.replica.log.last_index:
             nemesis.world.later(0.02, strike_again)
-        elif lost.replica.muted:
+        elif lost.replica.non_counting:
             keeper.away_s = AWAY_S
             nemesis.die(keeper, "long absence")
             nemesis.die(lost, "death while it is fed")
@@ -217,7 +217,9 @@ def lost_founder(nemesis: Nemesis) -> None:
     group = nemesis.run.groups[0]
     founder = group.hosts[NodeId(1)]
     members = [group.hosts[node] for node in group.invariants.voters]
-    counting = [host for host in members if host.replica is not None and not host.replica.muted]
+    counting = [
+        host for host in members if host.replica is not None and not host.replica.non_counting
+    ]
     if len(members) < 3 or len(counting) < len(members) or founder.wiped:
         return
     lose(nemesis, founder, "lost directory of a founder")
@@ -236,7 +238,7 @@ def majority_lost(nemesis: Nemesis) -> None:
             host
             for host in group.hosts.values()
             if host.replica is not None
-            and not host.replica.muted
+            and not host.replica.non_counting
             and host.replica.log.synced_index >= group.invariants.newest
             and host.replica.core.commit_index == group.invariants.newest
         ),

@@ -89,7 +89,7 @@ class HardStateFile:
         self._last = newest
         return newest[1], newest[2]
 
-    def mend(self) -> bool:
+    def repair(self) -> bool:
         """Writes the newest record again when one of its copies is damaged; returns whether one
         was."""
         if self._last is None:

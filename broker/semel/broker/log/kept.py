@@ -161,7 +161,7 @@ class KeptStore:
             missing = {ref for ref in refs if (ref.index, ref.position) not in self._places}
             self.damaged = self.damaged | missing
 
-    def mend(self, ref: RecordRef, payload: bytes) -> None:
+    def repair(self, ref: RecordRef, payload: bytes) -> None:
         """BLOCKING. Repairs a damaged record: writes its payload, as a peer has it, back in place.
 
         Raises IndexUnavailable, and InvalidRequest when the payload is not the record's."""

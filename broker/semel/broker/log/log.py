@@ -175,7 +175,7 @@ class Log:
 
     @property
     def damaged(self) -> dict[int, Damage]:
-        """Damaged entries by index, to fetch from a peer and repair with `mend`; a copy.
+        """Damaged entries by index, to fetch from a peer and give to `repair`; a copy.
 
         The node may vote by their terms, but never stands for election until this is empty.
         """
@@ -184,7 +184,7 @@ class Log:
 
     @property
     def damaged_records(self) -> list[RecordRef]:
-        """Damaged records below first_index, to fetch from a peer and give to `mend_record`."""
+        """Damaged records below first_index, to fetch from a peer and give to `repair_record`."""
         return sorted(self._store.kept.damaged)
 
     @property
@@ -307,7 +307,7 @@ class Log:
         """Truncates from the first entry that may be a torn write, and returns its index; None when
         there is none. Only for the start of a group of one, which has no peer to ask.
 
-        In a larger group the entry may have counted for a commit: fetch and `mend` it. Raises
+        In a larger group the entry may have counted for a commit: fetch and `repair` it. Raises
         CorruptSegment when the log's end is damaged and no power failure explains it.
         """
         for one in self.damaged.values():
@@ -441,7 +441,7 @@ class Log:
         """
         return scrub(self._store, self._synced_index)
 
-    def mend(self, frame: bytes) -> None:
+    def repair(self, frame: bytes) -> None:
         """BLOCKING, any thread. Writes a damaged entry's frame, as a peer has it, back in place.
 
         Raises CorruptFrame when the frame itself is damaged, and InvalidRequest when it is not the
@@ -449,23 +449,23 @@ class Log:
         """
         index = check_frame(frame).index
         store = self._store
-        mended = store.write_again(frame)
+        repaired = store.write_again(frame)
         with self._changed:
             # The entry, or the whole log, may have been replaced meanwhile.
-            if mended is None or self._store is not store:
+            if repaired is None or self._store is not store:
                 return
             with store.lock:
-                if store.damaged.get(index) is not mended:
+                if store.damaged.get(index) is not repaired:
                     return
                 del store.damaged[index]
                 reached = None if self._queued_ms else store.acknowledgeable
             if reached is not None:
                 self._raise_synced(reached, None)
 
-    def mend_record(self, ref: RecordRef, payload: bytes) -> None:
+    def repair_record(self, ref: RecordRef, payload: bytes) -> None:
         """BLOCKING, any thread. Repairs a damaged record below first_index with its payload."""
         if self.has_kept(ref):
-            self._store.kept.mend(ref, payload)
+            self._store.kept.repair(ref, payload)
         else:
             self.keep_records([(ref, payload)])
             self._store.kept.forget(ref)

@@ -190,7 +190,7 @@ class Reader:
             index,
         )
 
-    def mend(self, damage: Damage, frame: bytes) -> None:
+    def repair(self, damage: Damage, frame: bytes) -> None:
         """Durably writes the frame over its damaged copy. Raises FileNotFoundError."""
         with self._open_files.use(self._directory / damage.file_name) as file:
             file.write([frame], damage.position)

@@ -402,21 +402,21 @@ class _Walk:
         proven = index <= self._proven_index
         if one is not None and (one.position != position or one.term < self._term):
             one = None
-        mended = one is None
+        repaired = one is None
         if one is None:
             one = self._from_frame(index, position)
             if one is None:
                 return None
         frame = self._file.read(one.length, position)
-        if not mended and not _is_entry(memoryview(frame), one):
+        if not repaired and not _is_entry(memoryview(frame), one):
             self._note_damage(one, certain=proven)
         elif not proven:
             self._write_again(frame, position)
-        if mended or not proven:
+        if repaired or not proven:
             raw = encode_id(index, one.term, position, one.length, one.lag, self._segment.seed)
             if not proven:
                 self._unproven.append(raw)
-                self._result.repaired += mended
+                self._result.repaired += repaired
             else:
                 self._repairs.append((index - self._header.first_index, raw))
         if one.term != self._term:

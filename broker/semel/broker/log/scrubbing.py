@@ -54,7 +54,7 @@ def scrub(store: Store, synced_index: int) -> Iterator[int]:
         except (FileNotFoundError, IndexUnavailable, IndexError):
             continue  # The segment was recycled or truncated meanwhile.
         except OSError as error:  # A block that cannot be read could not be written again either.
-            _log.error("not mended, replace this disk file=%s error=%s", segment.file_name, error)
+            _log.error("not repaired, replace this disk file=%s error=%s", segment.file_name, error)
     for ref in store.kept.refs():
         # A damaged record is noted by `read`; a missing one was dropped meanwhile.
         with contextlib.suppress(DamagedEntry, IndexUnavailable):

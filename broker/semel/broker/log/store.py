@@ -117,7 +117,7 @@ class Store:
         if self.damaged:
             whole = self.acknowledgeable
             assert whole == self.index.last_index, (
-                f"entry {whole + 1} may be torn: mend or cut it first"
+                f"entry {whole + 1} may be torn: repair or cut it first"
             )
 
     def write_again(self, frame: bytes) -> Damage | None:
@@ -139,7 +139,7 @@ class Store:
                 f"damaged one, of term {known.term} with {known.length} bytes"
             )
         try:
-            self.reader.mend(known, frame)
+            self.reader.repair(known, frame)
         except FileNotFoundError:
             return None  # The segment is gone, and with it the entry.
         return known

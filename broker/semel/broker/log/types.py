@@ -68,7 +68,7 @@ class LogStats:
 class DamagedEntry(CorruptSegment):
     """Reads raise it when the entry at `index`, or a record of it, is damaged on this node.
 
-    Fetch its frame from a peer and call `Log.mend`.
+    Fetch its frame from a peer and call `Log.repair`.
     """
 
     def __init__(self, message: str, index: int = 0) -> None:

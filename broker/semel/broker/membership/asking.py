@@ -80,7 +80,7 @@ async def ask_members(config: BrokerConfig) -> tuple[Members, str]:
             voters = {
                 NodeId(member.node.node_id): member.node.address
                 for member in answer.members
-                if member.standing == broker_pb2.STANDING_VOTER
+                if member.membership == broker_pb2.MEMBERSHIP_STATUS_VOTER
                 and member.node.node_id != config.node_id
             }
             same = (answer.cluster_id, answer.group_id) == (config.cluster_id, config.group_id)

@@ -149,7 +149,7 @@ class MembershipChanges:
         logger.info("node removed node=%d", node)
 
     async def readmit(self, node: NodeId) -> tuple[int, int]:
-        """Index and term of a new entry that was committed by a quorum without muted `node`.
+        """Index and term of a new entry that was committed by a quorum that did not count `node`.
 
         With that, `node` may count again. A candidate of an earlier term, which still holds a vote
         that the node forgot, lacks the entry and cannot win any more; an entry of a later
@@ -162,7 +162,9 @@ class MembershipChanges:
         if progress is None:
             raise InvalidRequest(f"node {node} is no other member of the group")
         if progress.counts:
-            raise Throttled(f"node {node} has not said yet that it is muted; try again")
+            raise Throttled(
+                f"node {node} has not said yet that it is a non-counting member; try again"
+            )
         return await self._write(RecordKind.NOOP)
 
     async def _change(self, membership: Membership, addresses: Mapping[NodeId, str]) -> None:

@@ -31,8 +31,10 @@ def member_statuses(replica: Replica) -> list[broker_pb2.MemberStatus]:
     return [
         broker_pb2.MemberStatus(
             node=common_pb2.NodeAddress(node_id=node, address=address),
-            standing=(
-                broker_pb2.STANDING_VOTER if node in members.voters else broker_pb2.STANDING_LEARNER
+            membership=(
+                broker_pb2.MEMBERSHIP_STATUS_VOTER
+                if node in members.voters
+                else broker_pb2.MEMBERSHIP_STATUS_LEARNER
             ),
         )
         for node, address in sorted(members.addresses.items())
@@ -63,15 +65,17 @@ class MembersService(broker_pb2_grpc.MembersServicer):
         node = NodeId(request.node.node_id)
         if node < 1:
             raise InvalidRequest("a change of membership names a node, 1 and up")
-        match request.standing:
-            case broker_pb2.STANDING_LEARNER:
+        match request.membership:
+            case broker_pb2.MEMBERSHIP_STATUS_LEARNER:
                 await self._changes.add_learner(node, request.node.address)
-            case broker_pb2.STANDING_VOTER:
+            case broker_pb2.MEMBERSHIP_STATUS_VOTER:
                 await self._changes.promote(node)
-            case broker_pb2.STANDING_REMOVED:
+            case broker_pb2.MEMBERSHIP_STATUS_REMOVED:
                 await self._changes.remove(node)
             case _:
-                raise InvalidRequest(f"unknown standing {request.standing} for node {node}")
+                raise InvalidRequest(
+                    f"unknown membership status {request.membership} for node {node}"
+                )
         return broker_pb2.ChangeMemberReply(
             members=member_statuses(self._replica),
             membership_index=self._replica.state.membership.index,
@@ -115,7 +119,7 @@ class MembersService(broker_pb2_grpc.MembersServicer):
             voters=frozenset(map(NodeId, request.voters)),
         )
         return broker_pb2.RefoundNodeReply(
-            founding_id=self._identity.founding, muted=self._replica.muted
+            founding_id=self._identity.founding, non_counting=self._replica.non_counting
         )
 
     async def RaiseLevel(  # noqa: N802

@@ -3,17 +3,19 @@
 How it works. A node whose directory is empty may be new together with its group, or new in an old
 group, or it lost its disk and with it the memory of what it acknowledged and voted for. The last
 one must not be counted, nor may a node whose data was damaged and is in quarantine. So all of them
-begin as *non-counting members* (muted, `raft/`), and a mark file says so until they count: a crash
+begin as *non-counting members* (`raft/`), and a mark file says so until they count: a crash
 on the way must not make the node forget that it has forgotten.
 
-    muted -> counted   it founds its group together with all other founding members (`founding.py`)
-    muted -> counted   the group committed an entry without counting this node, after this node
-                       had started, and everything up to there is applied here
-    muted -> counted   an operator says so, because a majority of disks is lost (`refound`)
-    member -> removed  the own log says so, or another member's committed membership
+A non-counting member counts again when
 
-The log does not tell a removed node that it was removed, because the master stops sending to it.
-The node asks when it hears no master for a while, or hears one that it does not know. It goes on
+* it founds its group together with all other founding members (`founding.py`), or
+* the group committed an entry without counting this node, after this node had started, and
+  everything up to there is applied here, or
+* an operator says so, because a majority of disks is lost (`refound`).
+
+A member is removed when its own log says so, or another member's committed membership does. The log
+does not tell a removed node that it was removed, because the master stops sending to it. The node
+asks when it hears no master for a while, or hears one that it does not know. It goes on
 running and answers that it is out. A node that is still a member, but was away while others came,
 learns from the answers whom to let in (`replica/member_book.py`).
 
@@ -23,8 +25,8 @@ Invariants
 2. A node counts only if its IDENTITY names the founding of its group, and its hard state is there:
    a directory that names a founding and holds neither log nor hard state has lost them.
 
-Not here: what muted means for quorums (`raft/`), making changes (`membership/changes.py`), asking
-(`membership/asking.py`), who this node is to others (`identity.py`).
+Not here: what non-counting means for quorums (`raft/`), making changes (`membership/changes.py`),
+asking (`membership/asking.py`), who this node is to others (`identity.py`).
 """
 
 from __future__ import annotations
@@ -104,7 +106,7 @@ class MembershipStatus:
     # --- the start
 
     def begin(self, *, log_lost: bool, joins: str = "") -> bool:
-        """BLOCKING. Called before any message; True if nobody may count this node: mute it then.
+        """BLOCKING. Called before any message; True if nobody may count this node.
 
         `log_lost` says that the directory of the log was missing; `joins` is the founding of the
         group that the node is to join. Raises DataDirectoryError.
@@ -160,14 +162,14 @@ class MembershipStatus:
     def _count(self) -> None:
         """From now on others may count this node."""
         self._drop_mark()
-        self._replica.core.set_muted(False)
+        self._replica.core.set_non_counting(False)
 
     # --- while it runs
 
     async def run(self) -> None:
         """Ends only by cancellation."""
         while True:
-            if self._replica.muted:
+            if self._replica.non_counting:
                 await self._until_counted()
             await self._look_around()
             await asyncio.sleep(_LOOK_S)
@@ -192,7 +194,7 @@ class MembershipStatus:
         while not self._identity.founding:
             await self._take(await self._decide())
         founding = self._identity.founding
-        if self._replica.muted:
+        if self._replica.non_counting:
             await self._catch_up()
             if self._identity.founding == founding:
                 self._count()
@@ -360,7 +362,7 @@ class MembershipStatus:
             self._keep_founding(to_id)
             self._callers.clear()
             self.on_refounded()
-        if count and replica.muted:
+        if count and replica.non_counting:
             logger.warning("COUNTED by order of the operator, whatever this node has forgotten")
             self._count()
         self._refounded.set()

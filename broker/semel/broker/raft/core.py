@@ -66,7 +66,7 @@ class RaftCore(Following, Electing):
         assert message.target == self.node_id
         assert message.source != self.node_id
         self._observe(now_ms)
-        if self._muted and message.kind in _ELECTIONS:
+        if self._non_counting and message.kind in _ELECTIONS:
             return
         if message.term != self.term and not self._reconcile_term(message):
             return
@@ -140,14 +140,14 @@ class RaftCore(Following, Electing):
         if progress is None:
             return None
         progress.last_contact_ms = self._now_ms
-        if message.muted:
-            if progress.on_muted(self._reads.round, self.log.last_index):
+        if message.non_counting:
+            if progress.on_non_counting(self._reads.round, self.log.last_index):
                 self._due.add(message.source)
             return progress
         if progress.counts:
             return progress
         is_answer = message.kind is MessageKind.HEARTBEAT_REPLY
-        if not progress.on_not_muted(message.context if is_answer else 0):
+        if not progress.on_counting(message.context if is_answer else 0):
             return None
         self._maybe_commit()
         return progress if self.role is Role.MASTER else None
@@ -194,11 +194,11 @@ class RaftCore(Following, Electing):
         self._stalled = stalled
 
     @property
-    def muted(self) -> bool:
-        """True while this node is a non-counting member (see `set_muted`)."""
-        return self._muted
+    def non_counting(self) -> bool:
+        """True while this node is a non-counting member (see `set_non_counting`)."""
+        return self._non_counting
 
-    def set_muted(self, muted: bool) -> None:
+    def set_non_counting(self, non_counting: bool) -> None:
         """Makes this node a non-counting member while it may have lost entries and votes that it
         once promised, because its directory was empty.
 
@@ -206,7 +206,7 @@ class RaftCore(Following, Electing):
         stands, and tells the master not to count it. The shell ends that when all committed entries
         are here again.
         """
-        self._muted = muted
+        self._non_counting = non_counting
 
     def set_electable(self, electable: bool) -> None:
         """False while entries of this node's log are damaged: it still votes, but never stands."""
@@ -259,7 +259,7 @@ class RaftCore(Following, Electing):
             or self._failed_reads
             or self._snapshot_wanted is not None
             or (self._reads.wants_round and not self._stalled)
-            or self._standing != self._told_standing
+            or self._soft_state != self._told_soft_state
         )
 
     def ready(self) -> Ready:
@@ -276,13 +276,13 @@ class RaftCore(Following, Electing):
             hard_state = self.hard_state
             after = tuple(self._held)
             self._held.clear()
-        standing = self._standing
+        soft_state = self._soft_state
         ready = Ready(
             role=self.role,
             master_id=self.master_id,
             term=self.term,
             commit_index=self.commit_index,
-            role_changed=standing != self._told_standing,
+            role_changed=soft_state != self._told_soft_state,
             hard_state=hard_state,
             truncate_from=self._truncate_from,
             append=self._append,
@@ -293,7 +293,7 @@ class RaftCore(Following, Electing):
             reads_failed=tuple(self._failed_reads),
             snapshot_wanted=self._snapshot_wanted,
         )
-        self._told_standing = standing
+        self._told_soft_state = soft_state
         self._told_commit_index = self.commit_index
         self._truncate_from = None
         self._append = ()

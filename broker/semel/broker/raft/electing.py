@@ -25,7 +25,7 @@ from semel.broker.raft.replicating import Replicating
 class Electing(Replicating):
     """The inputs of elections; the winner continues as a replicating master."""
 
-    # --- standing
+    # --- campaigning
 
     def _on_election_timeout(self) -> None:
         if not self._may_stand:

@@ -67,7 +67,7 @@ class Following(RaftState):
                 self._truncate(entry.index)
                 break
             at += 1
-        if at < len(entries) and self._awaits_mending:
+        if at < len(entries) and self._awaits_repair:
             return False  # The master sends them again.
         self._append = entries[at:]
         for entry in self._append:

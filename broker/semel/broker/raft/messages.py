@@ -99,6 +99,6 @@ class Message:
     snapshot: SnapshotMark | None = None
     force: bool = False
     """The master ordered this election, so a voter grants it even while the master is alive."""
-    muted: bool = False
+    non_counting: bool = False
     """For any kind: the sender is a non-counting member, because it may have lost entries that it
     acknowledged."""

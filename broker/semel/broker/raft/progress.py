@@ -12,7 +12,7 @@ How it works. A peer is in one of three states, as in etcd/raft:
     SNAPSHOT -> REPLICATE   an acknowledgement after which the master has the next entries
     SNAPSHOT -> PROBE       the peer gave its pull up
 
-The first message with the `muted` flag also leads to PROBE, from any state.
+The first message with the `non_counting` flag also leads to PROBE, from any state.
 
 Invariants
 1. match_index < next_index, and match_index falls only when the peer says that its disk was lost.
@@ -45,8 +45,8 @@ class Progress:
         "inflight_bytes",
         "last_contact_ms",
         "match_index",
-        "muted_round",
         "next_index",
+        "non_counting_round",
         "probe_sent",
         "state",
     )
@@ -67,9 +67,9 @@ class Progress:
         """Highest read round that the peer has answered."""
         self.counts = True
         """False for a non-counting member: the peer gets entries, but no quorum counts it. A
-        message with the `muted` flag sets it to False."""
-        self.muted_round = 0
-        """The read round under way when the peer last sent a message with the `muted` flag."""
+        message with the `non_counting` flag sets it to False."""
+        self.non_counting_round = 0
+        """The read round under way when the peer last sent a message with that flag."""
 
     @property
     def counted_match(self) -> int:
@@ -81,13 +81,13 @@ class Progress:
         """acked_round for a quorum that confirms reads; 0 for a non-counting member."""
         return self.acked_round if self.counts else 0
 
-    def on_muted(self, read_round: int, last_index: int) -> bool:
+    def on_non_counting(self, read_round: int, last_index: int) -> bool:
         """Handles a message that says that the peer may have lost acknowledged entries; returns
         whether that is news.
 
         The master discards everything that the peer said before, and probes from the log's end.
         """
-        self.muted_round = read_round
+        self.non_counting_round = read_round
         if not self.counts:
             return False
         self.counts = False
@@ -102,14 +102,14 @@ class Progress:
         assert not self.counts
         self.match_index = 0
 
-    def on_not_muted(self, answered_round: int) -> bool:
-        """Handles a message without the `muted` flag from a non-counting peer; returns whether the
-        peer counts again.
+    def on_counting(self, answered_round: int) -> bool:
+        """Handles a non-counting peer's message without the `non_counting` flag; returns whether
+        the peer counts again.
 
         A message from before the loss may still be on its way. Only the answer to a round that
         began after the last message with the flag proves that the peer has caught up since.
         """
-        self.counts = answered_round > self.muted_round
+        self.counts = answered_round > self.non_counting_round
         return self.counts
 
     def may_send(self, config: RaftConfig) -> bool:

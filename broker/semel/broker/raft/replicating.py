@@ -239,7 +239,7 @@ class Replicating(RaftState):
 
     def _on_rejected(self, message: Message, progress: Progress) -> None:
         refused = message.log_index
-        if message.muted and message.hint_index < progress.match_index:
+        if message.non_counting and message.hint_index < progress.match_index:
             progress.forget()
         if progress.state is ProgressState.SNAPSHOT or refused <= progress.match_index:
             return
@@ -265,7 +265,7 @@ class Replicating(RaftState):
             self._maybe_hand_over()
 
     def _on_heartbeat_reply(self, message: Message, progress: Progress) -> None:
-        if message.muted and message.log_index < progress.match_index:
+        if message.non_counting and message.log_index < progress.match_index:
             # The peer lost its disk once more; no quorum has counted its entries meanwhile.
             progress.forget()
             progress.become_probe(max(self.log.last_index, 1))

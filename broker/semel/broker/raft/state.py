@@ -84,7 +84,7 @@ class RaftState:
         self._last_master_contact_ms = LONG_AGO
         self._stalled = False
         self._electable = True
-        self._muted = False
+        self._non_counting = False
         self._installing = False
         """True from begin_snapshot or begin_rebuild to its end: entries are neither taken nor
         acknowledged."""
@@ -124,7 +124,7 @@ class RaftState:
         self._snapshot_wanted: Message | None = None
         self._stale_completions = 0
         self._told_commit_index = -1
-        self._told_standing: tuple[Role, int, NodeId | None] | None = None
+        self._told_soft_state: tuple[Role, int, NodeId | None] | None = None
 
         if log.last_term > self.term:
             # The log was synced but the hard state was not; an entry of a term proves the term.
@@ -143,22 +143,22 @@ class RaftState:
         return HardState(term=self.term, voted_for=self.voted_for)
 
     @property
-    def _standing(self) -> tuple[Role, int, NodeId | None]:
+    def _soft_state(self) -> tuple[Role, int, NodeId | None]:
         return self.role, self.term, self.master_id
 
     @property
     def _may_stand(self) -> bool:
         return (
             self._electable
-            and not self._muted
+            and not self._non_counting
             and not self._stalled
             and not self._installing
-            and not self._awaits_mending
+            and not self._awaits_repair
             and self._history.may_be_voter(self.node_id)
         )
 
     @property
-    def _awaits_mending(self) -> bool:
+    def _awaits_repair(self) -> bool:
         """True while the log ends with entries that may be torn."""
         return self.synced_index < self._torn_through
 
@@ -180,8 +180,8 @@ class RaftState:
 
     def _send(self, message: Message) -> None:
         assert message.target != self.node_id
-        if self._muted:
-            message = replace(message, muted=True)
+        if self._non_counting:
+            message = replace(message, non_counting=True)
         if self._hard_state_durable:
             self._messages.append(message)
         else:

@@ -42,8 +42,8 @@ ENTRIES_MAX: Final = 1 << 20
 FLAG_REJECTED: Final = 1
 FLAG_FORCE: Final = 2
 FLAG_SNAPSHOT: Final = 4
-FLAG_MUTED: Final = 8
-_FLAGS: Final = FLAG_REJECTED | FLAG_FORCE | FLAG_SNAPSHOT | FLAG_MUTED
+FLAG_NON_COUNTING: Final = 8
+_FLAGS: Final = FLAG_REJECTED | FLAG_FORCE | FLAG_SNAPSHOT | FLAG_NON_COUNTING
 _UNCHECKED: Final = Struct("<BBBBIIIQQQQQQQI")
 _CRC: Final = Struct("<I")
 _LENGTH_AT: Final = 72
@@ -59,7 +59,7 @@ def encode_message(message: Message) -> bytes:
         (FLAG_REJECTED if message.rejected else 0)
         | (FLAG_FORCE if message.force else 0)
         | (FLAG_SNAPSHOT if mark is not None else 0)
-        | (FLAG_MUTED if message.muted else 0)
+        | (FLAG_NON_COUNTING if message.non_counting else 0)
     )
     head = _UNCHECKED.pack(
         VERSION,
@@ -155,7 +155,7 @@ def decode_message(data: bytes | memoryview, metas: Sequence[EntryMeta] = ()) ->
         context,
         _decode_mark(bytes(data[ENVELOPE_BYTES:length])) if has_mark else None,
         flags & FLAG_FORCE != 0,
-        flags & FLAG_MUTED != 0,
+        flags & FLAG_NON_COUNTING != 0,
     )
 
 

@@ -20,11 +20,11 @@ from typing import Final
 
 from semel.protos.ids import NodeId
 from semel.protos.v1.raft_pb2 import (
-    ENTRY_STANDING_ABSENT,
-    ENTRY_STANDING_DAMAGED,
-    ENTRY_STANDING_TORN,
-    ENTRY_STANDING_UNKNOWN,
-    EntryStanding,
+    ENTRY_STATE_ABSENT,
+    ENTRY_STATE_DAMAGED,
+    ENTRY_STATE_TORN,
+    ENTRY_STATE_UNKNOWN,
+    EntryState,
 )
 
 _FORGETFUL_MAX: Final = 1
@@ -45,22 +45,22 @@ class Verdict(Enum):
 
 def decide(
     members: Collection[NodeId],
-    standings: Mapping[NodeId, EntryStanding],
+    states: Mapping[NodeId, EntryState],
     *,
     torn: bool,
 ) -> Verdict:
     """The verdict about one entry.
 
-    `members` are all other members of the group, learners too; `standings` holds what those that
+    `members` are all other members of the group, learners too; `states` holds what those that
     were heard have of the entry; `torn` says that the own copy may be a torn write.
     """
-    if any(node not in standings for node in members):
+    if any(node not in states for node in members):
         return Verdict.WAIT
-    said = {standings[node] for node in members}
-    forgetful = sum(standings[node] == ENTRY_STANDING_UNKNOWN for node in members)
-    never_whole = {ENTRY_STANDING_ABSENT, ENTRY_STANDING_TORN, ENTRY_STANDING_UNKNOWN}
+    said = {states[node] for node in members}
+    forgetful = sum(states[node] == ENTRY_STATE_UNKNOWN for node in members)
+    never_whole = {ENTRY_STATE_ABSENT, ENTRY_STATE_TORN, ENTRY_STATE_UNKNOWN}
     if torn and said <= never_whole and forgetful <= _FORGETFUL_MAX:
         return Verdict.CUT
-    if said <= {ENTRY_STANDING_ABSENT, ENTRY_STANDING_TORN, ENTRY_STANDING_DAMAGED}:
+    if said <= {ENTRY_STATE_ABSENT, ENTRY_STATE_TORN, ENTRY_STATE_DAMAGED}:
         return Verdict.LOST
     return Verdict.WAIT

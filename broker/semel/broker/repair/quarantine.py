@@ -3,7 +3,7 @@
 How it works. Most damage is repaired entry by entry (`repair/repair.py`). If both copies of a
 segment's header, every checkpoint or every copy of the vote are bad, the log or the vote is
 unusable. A node that has peers then behaves like one with an empty disk: it moves the unusable part
-away and comes back as a *non-counting member* (muted, `membership/status.py`) until the others have
+away and comes back as a *non-counting member* (`membership/status.py`) until the others have
 given it everything again. A node that is alone in its group refuses to start and names the file.
 
 Nothing is deleted: the part is moved to `damaged-N/` in the node's directory, where an operator may
@@ -11,7 +11,7 @@ look at it and delete it. If this happens on a majority at once, no master can b
 is lost, and the directories can be put back.
 
 Invariants
-1. The mark that keeps the node muted is durable before anything is moved.
+1. The mark that keeps the node non-counting is durable before anything is moved.
 2. A node with something in quarantine never takes its group for a new one
    (`membership/status.py`).
 
@@ -36,7 +36,7 @@ _PREFIX: Final = "damaged-"
 
 
 def quarantine(files: FileLayer, data: Path, part: str, reason: Exception) -> None:
-    """BLOCKING. Moves `part` of the data directory away; the node has to come back muted."""
+    """BLOCKING. Moves `part` of the data directory away; the node has to come back non-counting."""
     replace_file(files, data / MARK_NAME, [MARK_DAMAGED])
     move_away(files, data, part, reason)
 

@@ -53,7 +53,7 @@ _PAUSE_MAX_S = 5.0
 _PULL_TIMEOUT_S = 10.0
 _ENTRIES_PER_PULL = 256
 
-_Standings = dict[tuple[int, int], dict[NodeId, raft_pb2.EntryStanding]]
+_EntryStates = dict[tuple[int, int], dict[NodeId, raft_pb2.EntryState]]
 """What each peer has of an entry, by (index, term)."""
 
 
@@ -131,7 +131,7 @@ class Repair:
     async def _repair(self) -> None:
         """Asks every peer once for what is damaged, then decides about the rest."""
         replica = self._replica
-        standings: _Standings = {}
+        states: _EntryStates = {}
         for peer in replica.peers.addresses:
             address = replica.peers.address_of(peer)
             if not address or peer == self._replica.config.node_id:
@@ -144,15 +144,15 @@ class Repair:
                     await self._repair_entries(stub, peer)
                     await self._repair_records(stub, peer)
                     await self._keep_records(stub, peer)
-                    await self._ask(stub, peer, standings)
+                    await self._ask(stub, peer, states)
             except grpc.aio.AioRpcError:
                 continue  # the next peer may answer
             except OSError as error:  # the disk takes no write where it could not be read
                 logger.error("not repaired, replace this disk error=%s", error)
             except SemelError as error:
                 logger.error("peer sent what does not fit peer=%d error=%s", peer, error)
-        self._decide(standings)
-        self._give_up_stuck(standings)
+        self._decide(states)
+        self._give_up_stuck(states)
         self._note()
         replica.applier.apply()
 
@@ -165,7 +165,7 @@ class Repair:
         if not request.entries:
             return
         async for chunk in stub.PullFrames(request, timeout=_PULL_TIMEOUT_S):
-            await loop.run_in_executor(self._replica.readers, log.mend, chunk.data)
+            await loop.run_in_executor(self._replica.readers, log.repair, chunk.data)
             logger.warning("entry repaired index=%d peer=%d", chunk.index, peer)
             meta = frame_meta(chunk.data, decode_frame_header(chunk.data))
             if meta.membership is not None and meta.index > self._replica.state.applied_index:
@@ -178,7 +178,7 @@ class Repair:
         log = self._replica.log
         loop = asyncio.get_running_loop()
         for ref, data in await self._pull(stub, peer, log.damaged_records):
-            await loop.run_in_executor(self._replica.readers, log.mend_record, ref, data)
+            await loop.run_in_executor(self._replica.readers, log.repair_record, ref, data)
             logger.warning("kept record repaired index=%d peer=%d", ref.index, peer)
 
     async def _keep_records(self, stub: raft_pb2_grpc.SnapshotsStub, peer: NodeId) -> None:
@@ -221,26 +221,26 @@ class Repair:
         return found
 
     async def _ask(
-        self, stub: raft_pb2_grpc.SnapshotsStub, peer: NodeId, standings: _Standings
+        self, stub: raft_pb2_grpc.SnapshotsStub, peer: NodeId, states: _EntryStates
     ) -> None:
-        """Notes in `standings` what the peer has of the entries that are still damaged."""
+        """Notes in `states` what the peer has of the entries that are still damaged."""
         request = raft_pb2.DescribeEntriesRequest(
             entries=self._wanted(), caller=self._identity.caller(peer)
         )
         if not request.entries:
             return
         reply = await stub.DescribeEntries(request, timeout=_PULL_TIMEOUT_S)
-        if reply.node_id != peer or len(reply.standings) != len(request.entries):
+        if reply.node_id != peer or len(reply.states) != len(request.entries):
             return  # another node answers at this address
-        for ref, standing in zip(request.entries, reply.standings, strict=True):
-            standings.setdefault((ref.index, ref.term), {})[peer] = standing
+        for ref, state in zip(request.entries, reply.states, strict=True):
+            states.setdefault((ref.index, ref.term), {})[peer] = state
 
     def _others(self) -> set[NodeId]:
         replica = self._replica
         nodes = {*replica.peers.addresses, *replica.core.membership.nodes}
         return nodes - {replica.config.node_id}
 
-    def _give_up_stuck(self, standings: _Standings) -> None:
+    def _give_up_stuck(self, states: _EntryStates) -> None:
         """Gives up an entry that this node has yet to apply, if all peers were asked for it twice
         and none gave it: nobody else has it, or all have cleaned it away. A master resigns, a slave
         is rebuilt."""
@@ -250,7 +250,7 @@ class Repair:
             for index, damage in replica.log.damaged.items()
             if index > replica.state.applied_index
             and members
-            and members <= standings.get((index, damage.term), {}).keys()
+            and members <= states.get((index, damage.term), {}).keys()
         ]
         again, self._stuck = self._stuck, bool(stuck)
         if not stuck or not again:
@@ -275,12 +275,12 @@ class Repair:
             for damage in damaged[:_ENTRIES_PER_PULL]
         ]
 
-    def _decide(self, standings: _Standings) -> None:
+    def _decide(self, states: _EntryStates) -> None:
         """Decides about the damaged entries, in index order: a cut takes all behind it along."""
         replica = self._replica
         members = self._others()
         for index, damage in sorted(replica.log.damaged.items()):
-            said = standings.get((index, damage.term), {})
+            said = states.get((index, damage.term), {})
             verdict = decide(members, said, torn=damage.torn)
             if verdict is Verdict.CUT:
                 if replica.driver.cut_torn(index):

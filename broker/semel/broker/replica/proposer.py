@@ -45,7 +45,7 @@ from semel.broker.state import (
     batch_record_parts,
 )
 from semel.protos.batch import BatchHeader
-from semel.protos.delays import time_trouble
+from semel.protos.delays import time_refusal
 from semel.protos.errors import InvalidRequest, SemelError
 from semel.protos.frames import FRAME_RECORDS_MAX, RecordKind
 from semel.protos.ids import ProducerId, QueueKey, Term
@@ -269,10 +269,10 @@ class Proposer:
     ) -> RecordParts | None:
         header = item.header
         staged = header.producer_id >= STAGER_ID_MIN
-        trouble = time_trouble(header.deliver_at_us, time_us)
+        refusal = time_refusal(header.deliver_at_us, time_us)
         decision: BatchDecision
-        if trouble is not None:
-            decision = Refused(InvalidRequest(trouble))
+        if refusal is not None:
+            decision = Refused(InvalidRequest(refusal))
         elif staged:
             decision = self._admission.admit_staged(header)
         else:

@@ -139,7 +139,7 @@ class Replica:
         own, membership = self.config.node_id, self.core.membership
         if self.core.role is Role.MASTER:
             return "master"
-        if self.removed_at or (own not in membership.nodes and not self.muted):
+        if self.removed_at or (own not in membership.nodes and not self.non_counting):
             return "removed"
         if own not in membership.nodes:
             return "joining"
@@ -148,9 +148,9 @@ class Replica:
         return "slave" if self.core.role is Role.FOLLOWER else "candidate"
 
     @property
-    def muted(self) -> bool:
+    def non_counting(self) -> bool:
         """True while this node's data directory is newer than its group: nobody may count it."""
-        return self.core.muted
+        return self.core.non_counting
 
     @property
     def disk_full(self) -> bool:
@@ -168,7 +168,7 @@ class Replica:
     @property
     def electable(self) -> bool:
         """It would take mastership if it were handed over."""
-        return not self._unfit and not self.muted
+        return not self._unfit and not self.non_counting
 
     def not_master(self) -> NotMaster:
         """The error that sends a client to the master, if one is known."""

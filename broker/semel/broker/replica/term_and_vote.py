@@ -74,7 +74,7 @@ class TermAndVote:
     def repair(self) -> None:
         """BLOCKING. Writes a damaged copy of term and vote anew: 16 KiB, and rarely."""
         try:
-            repaired = self._file.mend()
+            repaired = self._file.repair()
         except DiskFull as error:
             logger.error("a copy of term and vote is damaged, the other counts error=%s", error)
         else:

@@ -68,8 +68,8 @@ class MovesService(broker_pb2_grpc.MovesServicer):
             bytes=queue.bytes,
             feature_level=self._replica.state.feature_level,
         )
-        if (trouble := move_refusal(self._replica.state.queues, queue)) is not None:
-            raise trouble
+        if (refusal := move_refusal(self._replica.state.queues, queue)) is not None:
+            raise refusal
         if request.figures_only:
             if (held := self._replica.state.delays.held(queue.key)) is not None:
                 raise InvalidRequest(f"{held}: the queue stays until they are delivered")
@@ -116,7 +116,7 @@ class MovesService(broker_pb2_grpc.MovesServicer):
                 f"this broker belongs to cluster {self._config.cluster_id}, "
                 f"the caller to {request.cluster_id}"
             )
-        self._routes.check_epoch(request.office)
+        self._routes.check_epoch(request.controller_epoch)
         await self._replica.wait_master()
         key = queue_key_of(request.queue)
         source = Source(request.sources, self._replica.levels())

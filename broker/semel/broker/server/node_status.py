@@ -83,7 +83,7 @@ class NodeStatusCall:
             pid=os.getpid(),
             members=member_statuses(replica),
             membership_index=state.membership.index,
-            muted=replica.muted,
+            non_counting=replica.non_counting,
             electable=replica.electable,
             scrub_passes=self._scrub.passes,
             scrub_bytes=self._scrub.position_bytes,

@@ -73,7 +73,7 @@ class QueueCalls:
                 f"this broker belongs to cluster {self._config.cluster_id}, "
                 f"the caller to {request.cluster_id}"
             )
-        self._routes.check_epoch(request.office)
+        self._routes.check_epoch(request.controller_epoch)
         allowed = ("create_queue", "delete_queue", "alter_topic", "split_queue", "move_queue")
         for record in request.records:
             if record.WhichOneof("record") not in allowed:

@@ -126,21 +126,21 @@ class SnapshotService(raft_pb2_grpc.SnapshotsServicer):
         self._check(request)
         return raft_pb2.DescribeEntriesReply(
             node_id=self._replica.config.node_id,
-            standings=[
-                self._standing(ref.index, ref.term) for ref in request.entries[:_FRAMES_PER_PULL]
+            states=[
+                self._entry_state(ref.index, ref.term) for ref in request.entries[:_FRAMES_PER_PULL]
             ],
         )
 
-    def _standing(self, index: int, term: int) -> raft_pb2.EntryStanding:
+    def _entry_state(self, index: int, term: int) -> raft_pb2.EntryState:
         replica = self._replica
         log = replica.log
-        if replica.muted:
-            return raft_pb2.ENTRY_STANDING_UNKNOWN
+        if replica.non_counting:
+            return raft_pb2.ENTRY_STATE_UNKNOWN
         if index < log.first_index:
-            return raft_pb2.ENTRY_STANDING_HELD
+            return raft_pb2.ENTRY_STATE_HELD
         if log.term_at(index) != term:
-            return raft_pb2.ENTRY_STANDING_ABSENT
+            return raft_pb2.ENTRY_STATE_ABSENT
         damage = log.damaged.get(index)
         if damage is None:
-            return raft_pb2.ENTRY_STANDING_HELD
-        return raft_pb2.ENTRY_STANDING_TORN if damage.torn else raft_pb2.ENTRY_STANDING_DAMAGED
+            return raft_pb2.ENTRY_STATE_HELD
+        return raft_pb2.ENTRY_STATE_TORN if damage.torn else raft_pb2.ENTRY_STATE_DAMAGED

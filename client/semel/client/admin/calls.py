@@ -285,7 +285,7 @@ class AdminCore:
             ],
             unfinished=[
                 UnfinishedTopic(
-                    name=topic.name, topic_id=topic.topic_id, step=topic.step, trouble=topic.trouble
+                    name=topic.name, topic_id=topic.topic_id, step=topic.step, reason=topic.reason
                 )
                 for topic in status.unfinished
             ],
@@ -586,6 +586,6 @@ def _queue_move(status: controller_pb2.MoveStatus, topic: str) -> QueueMove:
         stage=status.stage,
         copied_bytes=status.copied_bytes,
         total_bytes=status.total_bytes,
-        trouble=status.trouble,
+        reason=status.reason,
         begun_us=status.begun_us,
     )

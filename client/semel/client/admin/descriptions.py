@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from semel.protos.batch import BATCH_BYTES_DEFAULT, MESSAGE_BYTES_MAX
 from semel.protos.v1 import common_pb2
@@ -36,10 +36,32 @@ class Described:
     """A description that can be printed."""
 
     __slots__ = ()
+    FORMER_NAMES: ClassVar[tuple[str, ...]] = ()
+    """Names that fields had in older versions: properties, which `as_dict` repeats."""
 
     def as_dict(self) -> dict[str, Any]:
-        """All fields, nested ones too, as plain objects."""
-        return asdict(self)  # type: ignore[call-overload, no-any-return]
+        """All fields, nested ones too, as plain objects; also under their former names."""
+        plain: dict[str, Any] = asdict(self)  # type: ignore[call-overload]
+        for name in plain:
+            value = getattr(self, name)
+            if isinstance(value, Described):
+                plain[name] = value.as_dict()
+            elif isinstance(value, list) and value and isinstance(value[0], Described):
+                plain[name] = [each.as_dict() for each in value]
+        return plain | {name: getattr(self, name) for name in self.FORMER_NAMES}
+
+
+class HasReason(Described):
+    """A description whose `reason` was called `trouble` in older versions."""
+
+    __slots__ = ()
+    FORMER_NAMES: ClassVar[tuple[str, ...]] = ("trouble",)
+    reason: str
+
+    @property
+    def trouble(self) -> str:
+        """Former name of `reason`."""
+        return self.reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +231,7 @@ class ControllerDescription(Described):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueMove(Described):
+class QueueMove(HasReason):
     """A queue on its way from one broker group to another."""
 
     topic: str
@@ -220,25 +242,25 @@ class QueueMove(Described):
     """The broker group that gets it."""
     stage: str
     """copying, sealing (producers wait), decided, activated, aborting, aborted (given up: see
-    `trouble`), or done."""
+    `reason`), or done."""
     copied_bytes: int
     total_bytes: int
     """Bytes of stored batches, as far as known."""
-    trouble: str
+    reason: str
     """The reason why the last attempt failed or the move was given up; empty without one."""
     begun_us: int
     """Microseconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnfinishedTopic(Described):
+class UnfinishedTopic(HasReason):
     """A topic with steps left, which the active controller carries out by itself."""
 
     name: str
     topic_id: int
     step: str
     """creating, altering or deleting; "moving queue N to group M" for a move."""
-    trouble: str
+    reason: str
     """The reason why the last attempt failed; empty when none has."""
 
 

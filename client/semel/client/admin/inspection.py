@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from semel.client.admin.descriptions import ClusterStatus, Described, GroupSummary
+from semel.client.admin.descriptions import ClusterStatus, Described, GroupSummary, HasReason
 from semel.client.transactions.commit import merged
 from semel.client.transactions.descriptions import TransactionInfo
 from semel.client.transactions.staging import SERVICE
@@ -41,11 +41,11 @@ request meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ControllerReport(Described):
+class ControllerReport(HasReason):
     """One controller's own report."""
 
     address: str
-    trouble: str
+    reason: str
     """Why it did not answer; empty when it did."""
     version: str
     """Empty when it did not say."""
@@ -71,13 +71,13 @@ class PeerReport(Described):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeReport(Described):
+class NodeReport(HasReason):
     """One broker node's own report; without an answer all but the first four fields are empty."""
 
     node: int
     group: int
     address: str
-    trouble: str
+    reason: str
     """Why it did not answer; empty when it did."""
     role: str = ""
     serving: bool = False
@@ -98,7 +98,7 @@ class NodeReport(Described):
     """Feature level of the group's log, as its master reports it; 0 when it did not say."""
     level_max: int = 0
     """The highest feature level that its program knows."""
-    muted: bool = False
+    non_counting: bool = False
     electable: bool = True
     damaged: int = 0
     lost: int = 0
@@ -116,6 +116,13 @@ class NodeReport(Described):
     producer_idle_ms: int = 0
     peers: list[PeerReport] = field(default_factory=list)
     """Reported by a master only."""
+
+    FORMER_NAMES = (*HasReason.FORMER_NAMES, "muted")
+
+    @property
+    def muted(self) -> bool:
+        """Former name of `non_counting`."""
+        return self.non_counting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +164,7 @@ class Inspection(Described):
     def under_replicated(self, group: int) -> list[int]:
         """Returns members that do not answer, or do not follow the group's master: they are silent
         for a second, non-counting, or catching up."""
-        found = {node.node for node in self.of_group(group) if node.trouble}
+        found = {node.node for node in self.of_group(group) if node.reason}
         master = self.master(group)
         if master is not None:
             found |= {
@@ -195,10 +202,10 @@ async def _controller(cluster: Cluster, address: str) -> ControllerReport:
             address, CONTROLLER, "GetClusterStatus", request, PATIENCE_S
         )
     except SemelError as error:
-        return ControllerReport(address=address, trouble=_why(error), version="")
+        return ControllerReport(address=address, reason=_why(error), version="")
     return ControllerReport(
         address=address,
-        trouble="",
+        reason="",
         version=reply.version,
         runtime=reply.runtime,
         level=reply.levels.active,
@@ -221,8 +228,8 @@ def _why(error: SemelError) -> str:
 
 
 async def _node(cluster: Cluster, group: int, node: int, address: str) -> NodeReport:
-    def silent(trouble: str) -> NodeReport:
-        return NodeReport(node=node, group=group, address=address, trouble=trouble)
+    def silent(reason: str) -> NodeReport:
+        return NodeReport(node=node, group=group, address=address, reason=reason)
 
     async def ask(*, confirmed: bool) -> Any:
         request = broker_pb2.NodeStatusRequest(confirmed=confirmed)
@@ -246,7 +253,7 @@ async def _node(cluster: Cluster, group: int, node: int, address: str) -> NodeRe
         node=node,
         group=group,
         address=address,
-        trouble="",
+        reason="",
         role=reply.role,
         serving=serving,
         term=reply.term,
@@ -260,7 +267,7 @@ async def _node(cluster: Cluster, group: int, node: int, address: str) -> NodeRe
         runtime=reply.runtime,
         level=reply.levels.active,
         level_max=_level_max(reply),
-        muted=reply.muted,
+        non_counting=reply.non_counting,
         electable=reply.electable,
         damaged=reply.damaged,
         lost=reply.lost,

@@ -31,15 +31,14 @@ decides."""
 LOOK_S: Final = 0.1
 CALL_S: Final = 15.0
 NODE_CALL_S: Final = 10.0
-LOOPBACK: Final = ("127.", "localhost", "::1")
 
 
 class MembershipStatus(IntEnum):
     """A node's membership status in its group."""
 
-    LEARNER = broker_pb2.STANDING_LEARNER
-    VOTER = broker_pb2.STANDING_VOTER
-    REMOVED = broker_pb2.STANDING_REMOVED
+    LEARNER = broker_pb2.MEMBERSHIP_STATUS_LEARNER
+    VOTER = broker_pb2.MEMBERSHIP_STATUS_VOTER
+    REMOVED = broker_pb2.MEMBERSHIP_STATUS_REMOVED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +271,7 @@ class MembershipWork:
             cluster_id=self._cluster.routes.cluster_id,
             group_id=group,
             node=common_pb2.NodeAddress(node_id=node, address=address),
-            standing=membership,  # type: ignore[arg-type]
+            membership=membership,  # type: ignore[arg-type]
         )
         while True:
             try:
@@ -328,26 +327,27 @@ def _check_machines(
     others = {
         member.node.node_id: member.node.address
         for member in status.members
-        if member.standing == MembershipStatus.VOTER
+        if member.membership == MembershipStatus.VOTER
         and wanted.get(member.node.node_id) is not MembershipStatus.REMOVED
     }
     for node, address in sorted(addresses.items()):
-        host = _host(node, address)
+        parsed = _parsed(node, address)
         for other, theirs in sorted(others.items()):
-            if other != node and _host(other, theirs) == host and not host.startswith(LOOPBACK):
+            same = not parsed.loopback and _parsed(other, theirs).host == parsed.host
+            if other != node and same:
                 raise InvalidRequest(
-                    f"node {node} would share the machine {host} with node {other}, and be lost "
-                    "with it: choose another machine, or say --allow-same-machine"
+                    f"node {node} would share the machine {parsed.host} with node {other}, and be "
+                    "lost with it: choose another machine, or say --allow-same-machine"
                 )
         others[node] = address
 
 
-def _host(node: int, address: str) -> str:
-    return Address.parse(address, what=f"address of node {node}").host
+def _parsed(node: int, address: str) -> Address:
+    return Address.parse(address, what=f"address of node {node}")
 
 
 def _memberships(status: Any) -> dict[int, MembershipStatus]:
-    return {member.node.node_id: MembershipStatus(member.standing) for member in status.members}
+    return {member.node.node_id: MembershipStatus(member.membership) for member in status.members}
 
 
 def _result(group: int, status: Any, changed: bool) -> MembershipResult:
@@ -355,7 +355,7 @@ def _result(group: int, status: Any, changed: bool) -> MembershipResult:
         return {
             member.node.node_id: member.node.address
             for member in status.members
-            if member.standing == membership
+            if member.membership == membership
         }
 
     return MembershipResult(

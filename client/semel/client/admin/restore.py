@@ -193,7 +193,7 @@ def _plan(group: int, nodes: Mapping[int, _Node], record: Any, lost: frozenset[i
     voters = {
         member.node.node_id
         for member in newest.members
-        if member.standing == broker_pb2.STANDING_VOTER
+        if member.membership == broker_pb2.MEMBERSHIP_STATUS_VOTER
     }
     # A node of another founding has another history, so its data does not count.
     current = {record.founding_id, record.previous_id} - {""}
@@ -203,7 +203,7 @@ def _plan(group: int, nodes: Mapping[int, _Node], record: Any, lost: frozenset[i
         if number in voters
         and (not current or not status.founding_id or status.founding_id in current)
     }
-    survivors = sorted(number for number, status in mine.items() if not status.muted)
+    survivors = sorted(number for number, status in mine.items() if not status.non_counting)
     quorum = len(voters) // 2 + 1
     wrong = lost & mine.keys()
     if wrong:
@@ -224,7 +224,7 @@ def _plan(group: int, nodes: Mapping[int, _Node], record: Any, lost: frozenset[i
             "that nobody else has: start them; say --lost for each whose disk is gone for good"
         )
     non_counting = sorted(
-        (number for number, status in mine.items() if status.muted),
+        (number for number, status in mine.items() if status.non_counting),
         key=lambda number: (-mine[number].log_end_index, number),
     )
     missing = max(0, quorum - len(survivors)) if needed else 0

@@ -84,8 +84,8 @@ async def upgrade(
 def plan_upgrade(found: Inspection, *, level: int | None, dry_run: bool) -> Upgrade:
     """Returns what there is to do. Raises Unavailable, UnsupportedVersion. Pure."""
     members = [node for node in found.nodes if node.role not in WAITING]
-    silent = [f"broker {node.node}: {node.trouble}" for node in members if node.trouble]
-    silent += [f"controller {c.address}: {c.trouble}" for c in found.controllers if c.trouble]
+    silent = [f"broker {node.node}: {node.reason}" for node in members if node.reason]
+    silent += [f"controller {c.address}: {c.reason}" for c in found.controllers if c.reason]
     silent += [
         f"broker group {group.id} has no master"
         for group in found.status.groups

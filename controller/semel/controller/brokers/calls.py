@@ -57,7 +57,9 @@ class BrokerCaller:
 
         Raises the last node's SemelError when no node accepted them, never NotMaster.
         """
-        request = ApplyQueuesRequest(records=batch, cluster_id=self._cluster_id, office=self._epoch)
+        request = ApplyQueuesRequest(
+            records=batch, cluster_id=self._cluster_id, controller_epoch=self._epoch
+        )
         await self._at_master(group_id, BrokerStub, "ApplyQueues", request)
 
     async def offsets(self, group_id: int, queues: Sequence[QueueRef]) -> ListOffsetsReply:
@@ -91,7 +93,7 @@ class BrokerCaller:
         self, group_id: int, source_id: int, request: PullQueueRequest
     ) -> PullQueueReply:
         """Makes a group's master fetch from another group for a while. Raises SemelError."""
-        request.cluster_id, request.office = self._cluster_id, self._epoch
+        request.cluster_id, request.controller_epoch = self._cluster_id, self._epoch
         request.sources.extend(self._addresses(source_id))
         reply: PullQueueReply = await self._at_master(
             group_id,

@@ -213,7 +213,7 @@ class MoveService:
                 name=status.topic,
                 topic_id=status.topic_id,
                 step=f"moving queue {status.queue_id} to group {status.target}",
-                trouble=status.trouble,
+                reason=status.reason,
             )
             for status in self.statuses()
             if status.stage != "aborted"
@@ -277,7 +277,7 @@ class MoveService:
         if known is None:  # the move has ended meanwhile
             return MoveStatus(topic_id=key[0], queue_id=key[1], stage="done")
         record, progress = known.record, self._progress.get(key, PullQueueReply())
-        trouble = record.reason or str(self._errors.get(key, ""))
+        reason = record.reason or str(self._errors.get(key, ""))
         return MoveStatus(
             topic=record.topic,
             topic_id=record.topic_id,
@@ -288,7 +288,7 @@ class MoveService:
             stage=MoveStage.Name(record.stage).removeprefix("MOVE_STAGE_").lower(),
             copied_bytes=progress.copied_bytes,
             total_bytes=progress.total_bytes,
-            trouble=trouble,
+            reason=reason,
             begun_us=record.begun_us,
         )
 

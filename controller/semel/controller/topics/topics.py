@@ -167,7 +167,7 @@ class TopicService:
                 name=record.name,
                 topic_id=record.topic_id,
                 step=_STEPS[record.state],
-                trouble=str(self._errors.get(record.topic_id, "")),
+                reason=str(self._errors.get(record.topic_id, "")),
             )
             for record in sorted(found, key=lambda record: (record.name, record.topic_id))
         ]

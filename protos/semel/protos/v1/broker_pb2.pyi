@@ -23,12 +23,12 @@ class ProduceStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PRODUCE_STATUS_DUPLICATE: _ClassVar[ProduceStatus]
     PRODUCE_STATUS_FAILED: _ClassVar[ProduceStatus]
 
-class Standing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class MembershipStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    STANDING_UNSPECIFIED: _ClassVar[Standing]
-    STANDING_LEARNER: _ClassVar[Standing]
-    STANDING_VOTER: _ClassVar[Standing]
-    STANDING_REMOVED: _ClassVar[Standing]
+    MEMBERSHIP_STATUS_UNSPECIFIED: _ClassVar[MembershipStatus]
+    MEMBERSHIP_STATUS_LEARNER: _ClassVar[MembershipStatus]
+    MEMBERSHIP_STATUS_VOTER: _ClassVar[MembershipStatus]
+    MEMBERSHIP_STATUS_REMOVED: _ClassVar[MembershipStatus]
 DIRECT_STREAM_UNSPECIFIED: DirectStream
 DIRECT_STREAM_PRODUCE: DirectStream
 DIRECT_STREAM_FETCH: DirectStream
@@ -36,10 +36,10 @@ PRODUCE_STATUS_UNSPECIFIED: ProduceStatus
 PRODUCE_STATUS_COMMITTED: ProduceStatus
 PRODUCE_STATUS_DUPLICATE: ProduceStatus
 PRODUCE_STATUS_FAILED: ProduceStatus
-STANDING_UNSPECIFIED: Standing
-STANDING_LEARNER: Standing
-STANDING_VOTER: Standing
-STANDING_REMOVED: Standing
+MEMBERSHIP_STATUS_UNSPECIFIED: MembershipStatus
+MEMBERSHIP_STATUS_LEARNER: MembershipStatus
+MEMBERSHIP_STATUS_VOTER: MembershipStatus
+MEMBERSHIP_STATUS_REMOVED: MembershipStatus
 
 class OpenDirectRequest(_message.Message):
     __slots__ = ("stream",)
@@ -480,14 +480,14 @@ class DeleteGroupReply(_message.Message):
     def __init__(self, moves_digest: _Optional[bytes] = ..., queues: _Optional[int] = ...) -> None: ...
 
 class ApplyQueuesRequest(_message.Message):
-    __slots__ = ("records", "cluster_id", "office")
+    __slots__ = ("records", "cluster_id", "controller_epoch")
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
-    OFFICE_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     records: _containers.RepeatedCompositeFieldContainer[_control_pb2.ControlRecord]
     cluster_id: str
-    office: int
-    def __init__(self, records: _Optional[_Iterable[_Union[_control_pb2.ControlRecord, _Mapping]]] = ..., cluster_id: _Optional[str] = ..., office: _Optional[int] = ...) -> None: ...
+    controller_epoch: int
+    def __init__(self, records: _Optional[_Iterable[_Union[_control_pb2.ControlRecord, _Mapping]]] = ..., cluster_id: _Optional[str] = ..., controller_epoch: _Optional[int] = ...) -> None: ...
 
 class ApplyQueuesReply(_message.Message):
     __slots__ = ()
@@ -512,15 +512,15 @@ class PeerStatus(_message.Message):
     def __init__(self, node_id: _Optional[int] = ..., match_index: _Optional[int] = ..., active: _Optional[bool] = ..., counts: _Optional[bool] = ...) -> None: ...
 
 class MemberStatus(_message.Message):
-    __slots__ = ("node", "standing")
+    __slots__ = ("node", "membership")
     NODE_FIELD_NUMBER: _ClassVar[int]
-    STANDING_FIELD_NUMBER: _ClassVar[int]
+    MEMBERSHIP_FIELD_NUMBER: _ClassVar[int]
     node: _common_pb2.NodeAddress
-    standing: Standing
-    def __init__(self, node: _Optional[_Union[_common_pb2.NodeAddress, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ...) -> None: ...
+    membership: MembershipStatus
+    def __init__(self, node: _Optional[_Union[_common_pb2.NodeAddress, _Mapping]] = ..., membership: _Optional[_Union[MembershipStatus, str]] = ...) -> None: ...
 
 class NodeStatusReply(_message.Message):
-    __slots__ = ("cluster_id", "group_id", "node_id", "role", "term", "master_id", "master_address", "commit_index", "applied_index", "log_end_index", "log_first_index", "checkpoint_index", "queues", "producers", "disk_bytes", "peers", "version", "resident_bytes", "pid", "members", "membership_index", "muted", "electable", "scrub_passes", "scrub_bytes", "scrub_total_bytes", "damaged", "lost", "disk_free_bytes", "disk_total_bytes", "disk_full", "wall_us", "log_time_us", "producer_idle_ms", "synced_index", "founding_id", "prepared_id", "knows_foundings", "levels", "runtime")
+    __slots__ = ("cluster_id", "group_id", "node_id", "role", "term", "master_id", "master_address", "commit_index", "applied_index", "log_end_index", "log_first_index", "checkpoint_index", "queues", "producers", "disk_bytes", "peers", "version", "resident_bytes", "pid", "members", "membership_index", "non_counting", "electable", "scrub_passes", "scrub_bytes", "scrub_total_bytes", "damaged", "lost", "disk_free_bytes", "disk_total_bytes", "disk_full", "wall_us", "log_time_us", "producer_idle_ms", "synced_index", "founding_id", "prepared_id", "knows_foundings", "levels", "runtime")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -542,7 +542,7 @@ class NodeStatusReply(_message.Message):
     PID_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     MEMBERSHIP_INDEX_FIELD_NUMBER: _ClassVar[int]
-    MUTED_FIELD_NUMBER: _ClassVar[int]
+    NON_COUNTING_FIELD_NUMBER: _ClassVar[int]
     ELECTABLE_FIELD_NUMBER: _ClassVar[int]
     SCRUB_PASSES_FIELD_NUMBER: _ClassVar[int]
     SCRUB_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -582,7 +582,7 @@ class NodeStatusReply(_message.Message):
     pid: int
     members: _containers.RepeatedCompositeFieldContainer[MemberStatus]
     membership_index: int
-    muted: bool
+    non_counting: bool
     electable: bool
     scrub_passes: int
     scrub_bytes: int
@@ -601,19 +601,19 @@ class NodeStatusReply(_message.Message):
     knows_foundings: bool
     levels: _common_pb2.Levels
     runtime: str
-    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node_id: _Optional[int] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., master_id: _Optional[int] = ..., master_address: _Optional[str] = ..., commit_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., log_end_index: _Optional[int] = ..., log_first_index: _Optional[int] = ..., checkpoint_index: _Optional[int] = ..., queues: _Optional[int] = ..., producers: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., version: _Optional[str] = ..., resident_bytes: _Optional[int] = ..., pid: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., membership_index: _Optional[int] = ..., muted: _Optional[bool] = ..., electable: _Optional[bool] = ..., scrub_passes: _Optional[int] = ..., scrub_bytes: _Optional[int] = ..., scrub_total_bytes: _Optional[int] = ..., damaged: _Optional[int] = ..., lost: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., disk_total_bytes: _Optional[int] = ..., disk_full: _Optional[bool] = ..., wall_us: _Optional[int] = ..., log_time_us: _Optional[int] = ..., producer_idle_ms: _Optional[int] = ..., synced_index: _Optional[int] = ..., founding_id: _Optional[str] = ..., prepared_id: _Optional[str] = ..., knows_foundings: _Optional[bool] = ..., levels: _Optional[_Union[_common_pb2.Levels, _Mapping]] = ..., runtime: _Optional[str] = ...) -> None: ...
+    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node_id: _Optional[int] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., master_id: _Optional[int] = ..., master_address: _Optional[str] = ..., commit_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., log_end_index: _Optional[int] = ..., log_first_index: _Optional[int] = ..., checkpoint_index: _Optional[int] = ..., queues: _Optional[int] = ..., producers: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., version: _Optional[str] = ..., resident_bytes: _Optional[int] = ..., pid: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., membership_index: _Optional[int] = ..., non_counting: _Optional[bool] = ..., electable: _Optional[bool] = ..., scrub_passes: _Optional[int] = ..., scrub_bytes: _Optional[int] = ..., scrub_total_bytes: _Optional[int] = ..., damaged: _Optional[int] = ..., lost: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., disk_total_bytes: _Optional[int] = ..., disk_full: _Optional[bool] = ..., wall_us: _Optional[int] = ..., log_time_us: _Optional[int] = ..., producer_idle_ms: _Optional[int] = ..., synced_index: _Optional[int] = ..., founding_id: _Optional[str] = ..., prepared_id: _Optional[str] = ..., knows_foundings: _Optional[bool] = ..., levels: _Optional[_Union[_common_pb2.Levels, _Mapping]] = ..., runtime: _Optional[str] = ...) -> None: ...
 
 class ChangeMemberRequest(_message.Message):
-    __slots__ = ("cluster_id", "group_id", "node", "standing")
+    __slots__ = ("cluster_id", "group_id", "node", "membership")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
-    STANDING_FIELD_NUMBER: _ClassVar[int]
+    MEMBERSHIP_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     group_id: int
     node: _common_pb2.NodeAddress
-    standing: Standing
-    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node: _Optional[_Union[_common_pb2.NodeAddress, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ...) -> None: ...
+    membership: MembershipStatus
+    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node: _Optional[_Union[_common_pb2.NodeAddress, _Mapping]] = ..., membership: _Optional[_Union[MembershipStatus, str]] = ...) -> None: ...
 
 class ChangeMemberReply(_message.Message):
     __slots__ = ("members", "membership_index")
@@ -700,12 +700,12 @@ class RefoundNodeRequest(_message.Message):
     def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node_id: _Optional[int] = ..., from_id: _Optional[str] = ..., to_id: _Optional[str] = ..., count: _Optional[bool] = ..., voters: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RefoundNodeReply(_message.Message):
-    __slots__ = ("founding_id", "muted")
+    __slots__ = ("founding_id", "non_counting")
     FOUNDING_ID_FIELD_NUMBER: _ClassVar[int]
-    MUTED_FIELD_NUMBER: _ClassVar[int]
+    NON_COUNTING_FIELD_NUMBER: _ClassVar[int]
     founding_id: str
-    muted: bool
-    def __init__(self, founding_id: _Optional[str] = ..., muted: _Optional[bool] = ...) -> None: ...
+    non_counting: bool
+    def __init__(self, founding_id: _Optional[str] = ..., non_counting: _Optional[bool] = ...) -> None: ...
 
 class RaiseLevelRequest(_message.Message):
     __slots__ = ("cluster_id", "group_id", "level", "dry_run")
@@ -834,22 +834,22 @@ class ReadSliceReply(_message.Message):
     def __init__(self, part: _Optional[bytes] = ..., total_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., log_start_offset: _Optional[int] = ..., feature_level: _Optional[int] = ...) -> None: ...
 
 class PullQueueRequest(_message.Message):
-    __slots__ = ("cluster_id", "office", "queue", "job", "sources", "max_ms", "finish")
+    __slots__ = ("cluster_id", "controller_epoch", "queue", "job", "sources", "max_ms", "finish")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
-    OFFICE_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     MAX_MS_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
-    office: int
+    controller_epoch: int
     queue: _common_pb2.QueueRef
     job: int
     sources: _containers.RepeatedScalarFieldContainer[str]
     max_ms: int
     finish: bool
-    def __init__(self, cluster_id: _Optional[str] = ..., office: _Optional[int] = ..., queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., job: _Optional[int] = ..., sources: _Optional[_Iterable[str]] = ..., max_ms: _Optional[int] = ..., finish: _Optional[bool] = ...) -> None: ...
+    def __init__(self, cluster_id: _Optional[str] = ..., controller_epoch: _Optional[int] = ..., queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., job: _Optional[int] = ..., sources: _Optional[_Iterable[str]] = ..., max_ms: _Optional[int] = ..., finish: _Optional[bool] = ...) -> None: ...
 
 class PullQueueReply(_message.Message):
     __slots__ = ("log_start_offset", "copied_offset", "log_end_offset", "copied_bytes", "total_bytes", "ready")

@@ -840,7 +840,7 @@ class Broker:
 
 
 class MembersStub:
-    """Who belongs to this node's group, and who leads it; an operator's calls. All may be repeated.
+    """Members of this node's group, and its master; an operator's calls. All may be repeated.
     """
 
     def __init__(self, channel):
@@ -882,18 +882,18 @@ class MembersStub:
 
 
 class MembersServicer:
-    """Who belongs to this node's group, and who leads it; an operator's calls. All may be repeated.
+    """Members of this node's group, and its master; an operator's calls. All may be repeated.
     """
 
     def ChangeMember(self, request, context):
-        """Brings one node to a standing, in one step; success when it has it already. Master only.
+        """Brings one node to a membership status, in one step; success when it has it already. Master only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadmitNode(self, request, context):
-        """A muted node asks what it must have before it may count again. Master only.
+        """A non-counting member asks what it must have before it may count again. Master only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -970,7 +970,7 @@ def add_MembersServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Members:
-    """Who belongs to this node's group, and who leads it; an operator's calls. All may be repeated.
+    """Members of this node's group, and its master; an operator's calls. All may be repeated.
     """
 
     @staticmethod

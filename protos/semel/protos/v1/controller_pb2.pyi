@@ -70,7 +70,7 @@ class MoveQueueRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., queue_id: _Optional[int] = ..., group_id: _Optional[int] = ..., cancel: _Optional[bool] = ...) -> None: ...
 
 class MoveStatus(_message.Message):
-    __slots__ = ("topic", "topic_id", "queue_id", "source", "target", "job", "stage", "copied_bytes", "total_bytes", "trouble", "begun_us")
+    __slots__ = ("topic", "topic_id", "queue_id", "source", "target", "job", "stage", "copied_bytes", "total_bytes", "reason", "begun_us")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -80,7 +80,7 @@ class MoveStatus(_message.Message):
     STAGE_FIELD_NUMBER: _ClassVar[int]
     COPIED_BYTES_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
-    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     BEGUN_US_FIELD_NUMBER: _ClassVar[int]
     topic: str
     topic_id: int
@@ -91,9 +91,9 @@ class MoveStatus(_message.Message):
     stage: str
     copied_bytes: int
     total_bytes: int
-    trouble: str
+    reason: str
     begun_us: int
-    def __init__(self, topic: _Optional[str] = ..., topic_id: _Optional[int] = ..., queue_id: _Optional[int] = ..., source: _Optional[int] = ..., target: _Optional[int] = ..., job: _Optional[int] = ..., stage: _Optional[str] = ..., copied_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., trouble: _Optional[str] = ..., begun_us: _Optional[int] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., topic_id: _Optional[int] = ..., queue_id: _Optional[int] = ..., source: _Optional[int] = ..., target: _Optional[int] = ..., job: _Optional[int] = ..., stage: _Optional[str] = ..., copied_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., reason: _Optional[str] = ..., begun_us: _Optional[int] = ...) -> None: ...
 
 class ListMovesRequest(_message.Message):
     __slots__ = ("name",)
@@ -488,16 +488,16 @@ class ControllerStatus(_message.Message):
     def __init__(self, controller_id: _Optional[int] = ..., address: _Optional[str] = ..., role: _Optional[str] = ..., alive: _Optional[bool] = ...) -> None: ...
 
 class UnfinishedTopic(_message.Message):
-    __slots__ = ("name", "topic_id", "step", "trouble")
+    __slots__ = ("name", "topic_id", "step", "reason")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
-    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     name: str
     topic_id: int
     step: str
-    trouble: str
-    def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[int] = ..., step: _Optional[str] = ..., trouble: _Optional[str] = ...) -> None: ...
+    reason: str
+    def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[int] = ..., step: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ClusterStatusReply(_message.Message):
     __slots__ = ("cluster_id", "groups", "controllers", "topics", "version", "unfinished", "levels", "runtime")

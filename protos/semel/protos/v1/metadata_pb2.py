@@ -25,45 +25,45 @@ _sym_db = _symbol_database.Default()
 from semel.protos.v1 import common_pb2 as semel_dot_protos_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1esemel/protos/v1/metadata.proto\x12\x0fsemel.protos.v1\x1a\x1csemel/protos/v1/common.proto\"P\n\rClusterRecord\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x12\n\ncreated_us\x18\x02 \x01(\x03\x12\x17\n\x0fterms_of_office\x18\x03 \x01(\r\"\x1c\n\x0bLevelRecord\x12\r\n\x05level\x18\x01 \x01(\r\"\xea\x02\n\x0bTopicRecord\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x04\x12*\n\x05state\x18\x03 \x01(\x0e\x32\x1b.semel.protos.v1.TopicState\x12\x30\n\x08settings\x18\x04 \x01(\x0b\x32\x1e.semel.protos.v1.TopicSettings\x12\x11\n\tplacement\x18\x05 \x03(\r\x12\x12\n\ncreated_us\x18\x06 \x01(\x03\x12\x18\n\x10settings_pending\x18\x07 \x01(\x08\x12,\n\x06queues\x18\x08 \x03(\x0b\x32\x1c.semel.protos.v1.QueueRecord\x12,\n\x06splits\x18\t \x03(\x0b\x32\x1c.semel.protos.v1.SplitRecord\x12,\n\x07touched\x18\n \x03(\x0b\x32\x1b.semel.protos.v1.QueuePlace\x12\x12\n\nrequest_id\x18\x14 \x01(\x0c\"i\n\x0bQueueRecord\x12\x12\n\nslot_start\x18\x01 \x01(\r\x12\x10\n\x08slot_end\x18\x02 \x01(\r\x12\x0e\n\x06sealed\x18\x03 \x01(\x08\x12\x16\n\tparent_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x0c\n\n_parent_id\"G\n\x0bSplitRecord\x12\x10\n\x08queue_id\x18\x01 \x01(\r\x12\x11\n\tchild_ids\x18\x02 \x03(\r\x12\x13\n\x0bslot_starts\x18\x03 \x03(\r\"s\n\x11\x42rokerGroupRecord\x12\x10\n\x08group_id\x18\x01 \x01(\r\x12+\n\x05nodes\x18\x02 \x03(\x0b\x32\x1c.semel.protos.v1.NodeAddress\x12\x0c\n\x04term\x18\x03 \x01(\x04\x12\x11\n\tmaster_id\x18\x04 \x01(\r\"\x82\x01\n\x0e\x46oundingRecord\x12\x10\n\x08group_id\x18\x01 \x01(\r\x12\x13\n\x0b\x66ounding_id\x18\x02 \x01(\t\x12\x0f\n\x07members\x18\x03 \x03(\r\x12\x0f\n\x07\x66ounded\x18\x04 \x01(\x08\x12\x12\n\nfounded_us\x18\x05 \x01(\x03\x12\x13\n\x0bprevious_id\x18\x06 \x01(\t\".\n\x0cProducerOpen\x12\x0f\n\x07open_id\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"\x83\x01\n\x0eProducerRecord\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\x11\n\topened_us\x18\x04 \x01(\x03\x12,\n\x05opens\x18\x05 \x03(\x0b\x32\x1d.semel.protos.v1.ProducerOpen\"$\n\x11ProducerIdsRecord\x12\x0f\n\x07next_id\x18\x01 \x01(\x04\"2\n\x0bTopicQueues\x12\x10\n\x08topic_id\x18\x01 \x01(\x04\x12\x11\n\tqueue_ids\x18\x02 \x03(\r\"\xb6\x01\n\x14\x43onsumerMemberRecord\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63lient\x18\x02 \x01(\t\x12\x0e\n\x06topics\x18\x03 \x03(\t\x12\x12\n\nsession_ms\x18\x04 \x01(\r\x12\x30\n\nassignment\x18\x05 \x03(\x0b\x32\x1c.semel.protos.v1.TopicQueues\x12\x10\n\x08grace_ms\x18\x06 \x01(\r\x12\x13\n\x0bincarnation\x18\x07 \x01(\x0c\"p\n\x13\x43onsumerGroupRecord\x12\r\n\x05group\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x36\n\x07members\x18\x03 \x03(\x0b\x32%.semel.protos.v1.ConsumerMemberRecord\"0\n\nQueuePlace\x12\x10\n\x08queue_id\x18\x01 \x01(\r\x12\x10\n\x08group_id\x18\x02 \x01(\r\"\xb9\x01\n\nMoveRecord\x12\x0b\n\x03job\x18\x01 \x01(\x04\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x10\n\x08topic_id\x18\x03 \x01(\x04\x12\x10\n\x08queue_id\x18\x04 \x01(\r\x12\x0e\n\x06source\x18\x05 \x01(\r\x12\x0e\n\x06target\x18\x06 \x01(\r\x12)\n\x05stage\x18\x07 \x01(\x0e\x32\x1a.semel.protos.v1.MoveStage\x12\x10\n\x08\x62\x65gun_us\x18\x08 \x01(\x03\x12\x0e\n\x06reason\x18\t \x01(\t*u\n\nTopicState\x12\x1b\n\x17TOPIC_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14TOPIC_STATE_CREATING\x10\x01\x12\x16\n\x12TOPIC_STATE_ACTIVE\x10\x02\x12\x18\n\x14TOPIC_STATE_DELETING\x10\x03*\xba\x01\n\tMoveStage\x12\x1a\n\x16MOVE_STAGE_UNSPECIFIED\x10\x00\x12\x16\n\x12MOVE_STAGE_COPYING\x10\x01\x12\x16\n\x12MOVE_STAGE_DECIDED\x10\x02\x12\x18\n\x14MOVE_STAGE_ACTIVATED\x10\x03\x12\x17\n\x13MOVE_STAGE_ABORTING\x10\x04\x12\x16\n\x12MOVE_STAGE_ABORTED\x10\x05\x12\x16\n\x12MOVE_STAGE_SEALING\x10\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1esemel/protos/v1/metadata.proto\x12\x0fsemel.protos.v1\x1a\x1csemel/protos/v1/common.proto\"Q\n\rClusterRecord\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x12\n\ncreated_us\x18\x02 \x01(\x03\x12\x18\n\x10\x63ontroller_epoch\x18\x03 \x01(\r\"\x1c\n\x0bLevelRecord\x12\r\n\x05level\x18\x01 \x01(\r\"\xea\x02\n\x0bTopicRecord\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x04\x12*\n\x05state\x18\x03 \x01(\x0e\x32\x1b.semel.protos.v1.TopicState\x12\x30\n\x08settings\x18\x04 \x01(\x0b\x32\x1e.semel.protos.v1.TopicSettings\x12\x11\n\tplacement\x18\x05 \x03(\r\x12\x12\n\ncreated_us\x18\x06 \x01(\x03\x12\x18\n\x10settings_pending\x18\x07 \x01(\x08\x12,\n\x06queues\x18\x08 \x03(\x0b\x32\x1c.semel.protos.v1.QueueRecord\x12,\n\x06splits\x18\t \x03(\x0b\x32\x1c.semel.protos.v1.SplitRecord\x12,\n\x07touched\x18\n \x03(\x0b\x32\x1b.semel.protos.v1.QueuePlace\x12\x12\n\nrequest_id\x18\x14 \x01(\x0c\"i\n\x0bQueueRecord\x12\x12\n\nslot_start\x18\x01 \x01(\r\x12\x10\n\x08slot_end\x18\x02 \x01(\r\x12\x0e\n\x06sealed\x18\x03 \x01(\x08\x12\x16\n\tparent_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x0c\n\n_parent_id\"G\n\x0bSplitRecord\x12\x10\n\x08queue_id\x18\x01 \x01(\r\x12\x11\n\tchild_ids\x18\x02 \x03(\r\x12\x13\n\x0bslot_starts\x18\x03 \x03(\r\"s\n\x11\x42rokerGroupRecord\x12\x10\n\x08group_id\x18\x01 \x01(\r\x12+\n\x05nodes\x18\x02 \x03(\x0b\x32\x1c.semel.protos.v1.NodeAddress\x12\x0c\n\x04term\x18\x03 \x01(\x04\x12\x11\n\tmaster_id\x18\x04 \x01(\r\"\x82\x01\n\x0e\x46oundingRecord\x12\x10\n\x08group_id\x18\x01 \x01(\r\x12\x13\n\x0b\x66ounding_id\x18\x02 \x01(\t\x12\x0f\n\x07members\x18\x03 \x03(\r\x12\x0f\n\x07\x66ounded\x18\x04 \x01(\x08\x12\x12\n\nfounded_us\x18\x05 \x01(\x03\x12\x13\n\x0bprevious_id\x18\x06 \x01(\t\".\n\x0cProducerOpen\x12\x0f\n\x07open_id\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"\x83\x01\n\x0eProducerRecord\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\x11\n\topened_us\x18\x04 \x01(\x03\x12,\n\x05opens\x18\x05 \x03(\x0b\x32\x1d.semel.protos.v1.ProducerOpen\"$\n\x11ProducerIdsRecord\x12\x0f\n\x07next_id\x18\x01 \x01(\x04\"2\n\x0bTopicQueues\x12\x10\n\x08topic_id\x18\x01 \x01(\x04\x12\x11\n\tqueue_ids\x18\x02 \x03(\r\"\xb6\x01\n\x14\x43onsumerMemberRecord\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63lient\x18\x02 \x01(\t\x12\x0e\n\x06topics\x18\x03 \x03(\t\x12\x12\n\nsession_ms\x18\x04 \x01(\r\x12\x30\n\nassignment\x18\x05 \x03(\x0b\x32\x1c.semel.protos.v1.TopicQueues\x12\x10\n\x08grace_ms\x18\x06 \x01(\r\x12\x13\n\x0bincarnation\x18\x07 \x01(\x0c\"p\n\x13\x43onsumerGroupRecord\x12\r\n\x05group\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x36\n\x07members\x18\x03 \x03(\x0b\x32%.semel.protos.v1.ConsumerMemberRecord\"0\n\nQueuePlace\x12\x10\n\x08queue_id\x18\x01 \x01(\r\x12\x10\n\x08group_id\x18\x02 \x01(\r\"\xb9\x01\n\nMoveRecord\x12\x0b\n\x03job\x18\x01 \x01(\x04\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x10\n\x08topic_id\x18\x03 \x01(\x04\x12\x10\n\x08queue_id\x18\x04 \x01(\r\x12\x0e\n\x06source\x18\x05 \x01(\r\x12\x0e\n\x06target\x18\x06 \x01(\r\x12)\n\x05stage\x18\x07 \x01(\x0e\x32\x1a.semel.protos.v1.MoveStage\x12\x10\n\x08\x62\x65gun_us\x18\x08 \x01(\x03\x12\x0e\n\x06reason\x18\t \x01(\t*u\n\nTopicState\x12\x1b\n\x17TOPIC_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14TOPIC_STATE_CREATING\x10\x01\x12\x16\n\x12TOPIC_STATE_ACTIVE\x10\x02\x12\x18\n\x14TOPIC_STATE_DELETING\x10\x03*\xba\x01\n\tMoveStage\x12\x1a\n\x16MOVE_STAGE_UNSPECIFIED\x10\x00\x12\x16\n\x12MOVE_STAGE_COPYING\x10\x01\x12\x16\n\x12MOVE_STAGE_DECIDED\x10\x02\x12\x18\n\x14MOVE_STAGE_ACTIVATED\x10\x03\x12\x17\n\x13MOVE_STAGE_ABORTING\x10\x04\x12\x16\n\x12MOVE_STAGE_ABORTED\x10\x05\x12\x16\n\x12MOVE_STAGE_SEALING\x10\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'semel.protos.v1.metadata_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TOPICSTATE']._serialized_start=1797
-  _globals['_TOPICSTATE']._serialized_end=1914
-  _globals['_MOVESTAGE']._serialized_start=1917
-  _globals['_MOVESTAGE']._serialized_end=2103
+  _globals['_TOPICSTATE']._serialized_start=1798
+  _globals['_TOPICSTATE']._serialized_end=1915
+  _globals['_MOVESTAGE']._serialized_start=1918
+  _globals['_MOVESTAGE']._serialized_end=2104
   _globals['_CLUSTERRECORD']._serialized_start=81
-  _globals['_CLUSTERRECORD']._serialized_end=161
-  _globals['_LEVELRECORD']._serialized_start=163
-  _globals['_LEVELRECORD']._serialized_end=191
-  _globals['_TOPICRECORD']._serialized_start=194
-  _globals['_TOPICRECORD']._serialized_end=556
-  _globals['_QUEUERECORD']._serialized_start=558
-  _globals['_QUEUERECORD']._serialized_end=663
-  _globals['_SPLITRECORD']._serialized_start=665
-  _globals['_SPLITRECORD']._serialized_end=736
-  _globals['_BROKERGROUPRECORD']._serialized_start=738
-  _globals['_BROKERGROUPRECORD']._serialized_end=853
-  _globals['_FOUNDINGRECORD']._serialized_start=856
-  _globals['_FOUNDINGRECORD']._serialized_end=986
-  _globals['_PRODUCEROPEN']._serialized_start=988
-  _globals['_PRODUCEROPEN']._serialized_end=1034
-  _globals['_PRODUCERRECORD']._serialized_start=1037
-  _globals['_PRODUCERRECORD']._serialized_end=1168
-  _globals['_PRODUCERIDSRECORD']._serialized_start=1170
-  _globals['_PRODUCERIDSRECORD']._serialized_end=1206
-  _globals['_TOPICQUEUES']._serialized_start=1208
-  _globals['_TOPICQUEUES']._serialized_end=1258
-  _globals['_CONSUMERMEMBERRECORD']._serialized_start=1261
-  _globals['_CONSUMERMEMBERRECORD']._serialized_end=1443
-  _globals['_CONSUMERGROUPRECORD']._serialized_start=1445
-  _globals['_CONSUMERGROUPRECORD']._serialized_end=1557
-  _globals['_QUEUEPLACE']._serialized_start=1559
-  _globals['_QUEUEPLACE']._serialized_end=1607
-  _globals['_MOVERECORD']._serialized_start=1610
-  _globals['_MOVERECORD']._serialized_end=1795
+  _globals['_CLUSTERRECORD']._serialized_end=162
+  _globals['_LEVELRECORD']._serialized_start=164
+  _globals['_LEVELRECORD']._serialized_end=192
+  _globals['_TOPICRECORD']._serialized_start=195
+  _globals['_TOPICRECORD']._serialized_end=557
+  _globals['_QUEUERECORD']._serialized_start=559
+  _globals['_QUEUERECORD']._serialized_end=664
+  _globals['_SPLITRECORD']._serialized_start=666
+  _globals['_SPLITRECORD']._serialized_end=737
+  _globals['_BROKERGROUPRECORD']._serialized_start=739
+  _globals['_BROKERGROUPRECORD']._serialized_end=854
+  _globals['_FOUNDINGRECORD']._serialized_start=857
+  _globals['_FOUNDINGRECORD']._serialized_end=987
+  _globals['_PRODUCEROPEN']._serialized_start=989
+  _globals['_PRODUCEROPEN']._serialized_end=1035
+  _globals['_PRODUCERRECORD']._serialized_start=1038
+  _globals['_PRODUCERRECORD']._serialized_end=1169
+  _globals['_PRODUCERIDSRECORD']._serialized_start=1171
+  _globals['_PRODUCERIDSRECORD']._serialized_end=1207
+  _globals['_TOPICQUEUES']._serialized_start=1209
+  _globals['_TOPICQUEUES']._serialized_end=1259
+  _globals['_CONSUMERMEMBERRECORD']._serialized_start=1262
+  _globals['_CONSUMERMEMBERRECORD']._serialized_end=1444
+  _globals['_CONSUMERGROUPRECORD']._serialized_start=1446
+  _globals['_CONSUMERGROUPRECORD']._serialized_end=1558
+  _globals['_QUEUEPLACE']._serialized_start=1560
+  _globals['_QUEUEPLACE']._serialized_end=1608
+  _globals['_MOVERECORD']._serialized_start=1611
+  _globals['_MOVERECORD']._serialized_end=1796
 # @@protoc_insertion_point(module_scope)

@@ -37,14 +37,14 @@ MOVE_STAGE_ABORTED: MoveStage
 MOVE_STAGE_SEALING: MoveStage
 
 class ClusterRecord(_message.Message):
-    __slots__ = ("cluster_id", "created_us", "terms_of_office")
+    __slots__ = ("cluster_id", "created_us", "controller_epoch")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     CREATED_US_FIELD_NUMBER: _ClassVar[int]
-    TERMS_OF_OFFICE_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     created_us: int
-    terms_of_office: int
-    def __init__(self, cluster_id: _Optional[str] = ..., created_us: _Optional[int] = ..., terms_of_office: _Optional[int] = ...) -> None: ...
+    controller_epoch: int
+    def __init__(self, cluster_id: _Optional[str] = ..., created_us: _Optional[int] = ..., controller_epoch: _Optional[int] = ...) -> None: ...
 
 class LevelRecord(_message.Message):
     __slots__ = ("level",)

@@ -7,46 +7,46 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class ControllerStanding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class ControllerMembership(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    CONTROLLER_STANDING_UNSPECIFIED: _ClassVar[ControllerStanding]
-    CONTROLLER_STANDING_UNFORMED: _ClassVar[ControllerStanding]
-    CONTROLLER_STANDING_MUTED: _ClassVar[ControllerStanding]
-    CONTROLLER_STANDING_VOTER: _ClassVar[ControllerStanding]
-CONTROLLER_STANDING_UNSPECIFIED: ControllerStanding
-CONTROLLER_STANDING_UNFORMED: ControllerStanding
-CONTROLLER_STANDING_MUTED: ControllerStanding
-CONTROLLER_STANDING_VOTER: ControllerStanding
+    CONTROLLER_MEMBERSHIP_UNSPECIFIED: _ClassVar[ControllerMembership]
+    CONTROLLER_MEMBERSHIP_UNFORMED: _ClassVar[ControllerMembership]
+    CONTROLLER_MEMBERSHIP_NON_COUNTING: _ClassVar[ControllerMembership]
+    CONTROLLER_MEMBERSHIP_VOTER: _ClassVar[ControllerMembership]
+CONTROLLER_MEMBERSHIP_UNSPECIFIED: ControllerMembership
+CONTROLLER_MEMBERSHIP_UNFORMED: ControllerMembership
+CONTROLLER_MEMBERSHIP_NON_COUNTING: ControllerMembership
+CONTROLLER_MEMBERSHIP_VOTER: ControllerMembership
 
 class GroupHello(_message.Message):
-    __slots__ = ("cluster_id", "sender", "receiver", "members", "standing")
+    __slots__ = ("cluster_id", "sender", "receiver", "members", "membership")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
     RECEIVER_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
-    STANDING_FIELD_NUMBER: _ClassVar[int]
+    MEMBERSHIP_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     sender: int
     receiver: int
     members: _containers.RepeatedScalarFieldContainer[int]
-    standing: ControllerStanding
-    def __init__(self, cluster_id: _Optional[str] = ..., sender: _Optional[int] = ..., receiver: _Optional[int] = ..., members: _Optional[_Iterable[int]] = ..., standing: _Optional[_Union[ControllerStanding, str]] = ...) -> None: ...
+    membership: ControllerMembership
+    def __init__(self, cluster_id: _Optional[str] = ..., sender: _Optional[int] = ..., receiver: _Optional[int] = ..., members: _Optional[_Iterable[int]] = ..., membership: _Optional[_Union[ControllerMembership, str]] = ...) -> None: ...
 
-class StandingReply(_message.Message):
-    __slots__ = ("standing", "term", "has_history")
-    STANDING_FIELD_NUMBER: _ClassVar[int]
+class MembershipReply(_message.Message):
+    __slots__ = ("membership", "term", "has_history")
+    MEMBERSHIP_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     HAS_HISTORY_FIELD_NUMBER: _ClassVar[int]
-    standing: ControllerStanding
+    membership: ControllerMembership
     term: int
     has_history: bool
-    def __init__(self, standing: _Optional[_Union[ControllerStanding, str]] = ..., term: _Optional[int] = ..., has_history: _Optional[bool] = ...) -> None: ...
+    def __init__(self, membership: _Optional[_Union[ControllerMembership, str]] = ..., term: _Optional[int] = ..., has_history: _Optional[bool] = ...) -> None: ...
 
 class LinkWelcome(_message.Message):
-    __slots__ = ("standing",)
-    STANDING_FIELD_NUMBER: _ClassVar[int]
-    standing: ControllerStanding
-    def __init__(self, standing: _Optional[_Union[ControllerStanding, str]] = ...) -> None: ...
+    __slots__ = ("membership",)
+    MEMBERSHIP_FIELD_NUMBER: _ClassVar[int]
+    membership: ControllerMembership
+    def __init__(self, membership: _Optional[_Union[ControllerMembership, str]] = ...) -> None: ...
 
 class LinkFrame(_message.Message):
     __slots__ = ("hello", "message")

@@ -38,7 +38,7 @@ class MetadataGroupStub:
         self.DescribeStanding = channel.unary_unary(
                 '/semel.protos.v1.MetadataGroup/DescribeStanding',
                 request_serializer=semel_dot_protos_dot_v1_dot_metadata__store__pb2.GroupHello.SerializeToString,
-                response_deserializer=semel_dot_protos_dot_v1_dot_metadata__store__pb2.StandingReply.FromString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_metadata__store__pb2.MembershipReply.FromString,
                 _registered_method=True)
         self.OpenLink = channel.stream_stream(
                 '/semel.protos.v1.MetadataGroup/OpenLink',
@@ -71,7 +71,7 @@ def add_MetadataGroupServicer_to_server(servicer, server):
             'DescribeStanding': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeStanding,
                     request_deserializer=semel_dot_protos_dot_v1_dot_metadata__store__pb2.GroupHello.FromString,
-                    response_serializer=semel_dot_protos_dot_v1_dot_metadata__store__pb2.StandingReply.SerializeToString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_metadata__store__pb2.MembershipReply.SerializeToString,
             ),
             'OpenLink': grpc.stream_stream_rpc_method_handler(
                     servicer.OpenLink,
@@ -106,7 +106,7 @@ class MetadataGroup:
             target,
             '/semel.protos.v1.MetadataGroup/DescribeStanding',
             semel_dot_protos_dot_v1_dot_metadata__store__pb2.GroupHello.SerializeToString,
-            semel_dot_protos_dot_v1_dot_metadata__store__pb2.StandingReply.FromString,
+            semel_dot_protos_dot_v1_dot_metadata__store__pb2.MembershipReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,20 +8,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class EntryStanding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class EntryState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    ENTRY_STANDING_UNSPECIFIED: _ClassVar[EntryStanding]
-    ENTRY_STANDING_HELD: _ClassVar[EntryStanding]
-    ENTRY_STANDING_ABSENT: _ClassVar[EntryStanding]
-    ENTRY_STANDING_TORN: _ClassVar[EntryStanding]
-    ENTRY_STANDING_DAMAGED: _ClassVar[EntryStanding]
-    ENTRY_STANDING_UNKNOWN: _ClassVar[EntryStanding]
-ENTRY_STANDING_UNSPECIFIED: EntryStanding
-ENTRY_STANDING_HELD: EntryStanding
-ENTRY_STANDING_ABSENT: EntryStanding
-ENTRY_STANDING_TORN: EntryStanding
-ENTRY_STANDING_DAMAGED: EntryStanding
-ENTRY_STANDING_UNKNOWN: EntryStanding
+    ENTRY_STATE_UNSPECIFIED: _ClassVar[EntryState]
+    ENTRY_STATE_HELD: _ClassVar[EntryState]
+    ENTRY_STATE_ABSENT: _ClassVar[EntryState]
+    ENTRY_STATE_TORN: _ClassVar[EntryState]
+    ENTRY_STATE_DAMAGED: _ClassVar[EntryState]
+    ENTRY_STATE_UNKNOWN: _ClassVar[EntryState]
+ENTRY_STATE_UNSPECIFIED: EntryState
+ENTRY_STATE_HELD: EntryState
+ENTRY_STATE_ABSENT: EntryState
+ENTRY_STATE_TORN: EntryState
+ENTRY_STATE_DAMAGED: EntryState
+ENTRY_STATE_UNKNOWN: EntryState
 
 class OpenStreamRequest(_message.Message):
     __slots__ = ("cluster_id", "group_id", "node_id", "founding_id", "to_node_id", "address", "levels")
@@ -160,9 +160,9 @@ class DescribeEntriesRequest(_message.Message):
     def __init__(self, entries: _Optional[_Iterable[_Union[EntryRef, _Mapping]]] = ..., caller: _Optional[_Union[PeerCaller, _Mapping]] = ...) -> None: ...
 
 class DescribeEntriesReply(_message.Message):
-    __slots__ = ("node_id", "standings")
+    __slots__ = ("node_id", "states")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
-    STANDINGS_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
     node_id: int
-    standings: _containers.RepeatedScalarFieldContainer[EntryStanding]
-    def __init__(self, node_id: _Optional[int] = ..., standings: _Optional[_Iterable[_Union[EntryStanding, str]]] = ...) -> None: ...
+    states: _containers.RepeatedScalarFieldContainer[EntryState]
+    def __init__(self, node_id: _Optional[int] = ..., states: _Optional[_Iterable[_Union[EntryState, str]]] = ...) -> None: ...

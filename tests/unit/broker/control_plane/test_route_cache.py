@@ -1,4 +1,4 @@
-"""A broker's copy of the routes, the offices it has heard of, and the load it reports."""
+"""A broker's copy of the routes, the controller epochs it has heard of, and the load it reports."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_copys_version_never_falls() -> None:
     assert copy.on_answer("h:1", version(2, 1), [])
 
 
-def test_an_office_that_is_over_is_refused_whatever_told_of_the_newer_one() -> None:
+def test_an_old_controller_epoch_is_refused_however_the_newer_one_was_heard_of() -> None:
     copy = RoutesCopy()
     copy.check_epoch(0)
     copy.check_epoch(3)
@@ -71,7 +71,7 @@ def test_an_office_that_is_over_is_refused_whatever_told_of_the_newer_one() -> N
     copy.check_epoch(0)  # a caller that tells none: as before there were several controllers
 
 
-def test_an_old_offices_late_answer_does_not_name_it_as_the_one_in_office() -> None:
+def test_a_late_answer_of_an_old_controller_does_not_name_it_as_active() -> None:
     copy = RoutesCopy()
     copy.on_answer("h:2", version(2, 0), ["h:1", "h:2"])
     copy.on_answer("h:1", version(1, 7), ["h:1"])

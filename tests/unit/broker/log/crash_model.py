@@ -129,7 +129,7 @@ class Driver:
             if log.damaged:
                 self.saw.add("torn")
                 if self.chance.random() < 0.8:
-                    self._mend_late(log)
+                    self._repair_late(log)
             self.model.check(log)
         except Closed as error:
             log.close()
@@ -138,7 +138,7 @@ class Driver:
             raise Violation("a crash alone made an entry unreadable") from error
         return log
 
-    def _mend_late(self, log: Log) -> None:
+    def _repair_late(self, log: Log) -> None:
         """A peer gives a torn entry; and just before it is put in place, the thread that does that
         is switched away from, and a new master replaces the entry."""
         model, store = self.model, log._store
@@ -147,11 +147,11 @@ class Driver:
         wanted = model.now[index - 1] if index <= len(model.now) else b""
         if (len(wanted), model.term_of(wanted)) != (damage.length, damage.term):
             return
-        write = store.reader.mend
+        write = store.reader.repair
 
         def switched_away_from(*arguments: Any) -> None:
-            store.reader.mend = write  # type: ignore[method-assign]
-            self.saw.add("replaced while it was mended")
+            store.reader.repair = write  # type: ignore[method-assign]
+            self.saw.add("replaced while it was repaired")
             log.truncate(index)
             model.truncate(index)
             self.term = max(self.term, log.last_term) + 1
@@ -162,8 +162,8 @@ class Driver:
             model.on_synced(index + 1, self.term)
             write(*arguments)
 
-        store.reader.mend = switched_away_from  # type: ignore[assignment,method-assign]
-        log.mend(wanted)
+        store.reader.repair = switched_away_from  # type: ignore[assignment,method-assign]
+        log.repair(wanted)
 
     def _live(self) -> None:
         chance, disk, model = self.chance, self.disk, self.model

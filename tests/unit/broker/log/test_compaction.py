@@ -87,7 +87,7 @@ def test_a_kept_record_that_was_repaired_stays_so_after_a_failure_of_power() -> 
     damaging.close()
     with pytest.raises(DamagedEntry):
         log.read_record(ref.index, ref.position, ref.length)
-    log.mend_record(ref, _payload(ref.index))
+    log.repair_record(ref, _payload(ref.index))
     again = opened(disk.restart(survives=0.0))
     assert again.read_record(ref.index, ref.position, ref.length) == _payload(ref.index)
     again.close()
@@ -159,7 +159,7 @@ def test_a_reader_holds_its_segment() -> None:
     log.close()
 
 
-def test_a_damaged_live_record_stops_compaction_until_it_is_mended() -> None:
+def test_a_damaged_live_record_stops_compaction_until_it_is_repaired() -> None:
     disk = SimFiles()
     log = _checkpointed(disk)
     start, _ = log._store.index.segments[1].place(10)
@@ -168,7 +168,7 @@ def test_a_damaged_live_record_stops_compaction_until_it_is_mended() -> None:
         log.compact(30, lambda lo, hi: [_ref(index) for index in range(lo, hi)])
     assert log.first_index == 9
     assert list(log.damaged) == [10]
-    log.mend(frame(10))
+    log.repair(frame(10))
     log.compact(30, lambda lo, hi: [_ref(index) for index in range(lo, hi)])
     assert log.read_record(10, 48, LENGTH) == _payload(10)
     assert log.read_record(1, 48, LENGTH) == _payload(1)

@@ -52,7 +52,7 @@ def test_the_rare_events_happen(kernel: bool) -> None:
         "failed at the start",
         "failed sync",
         "killed",
-        "replaced while it was mended",
+        "replaced while it was repaired",
         "torn",
         "truncation",
     }
@@ -185,19 +185,19 @@ def test_the_checker_catches_what_is_found_and_not_synced(monkeypatch: pytest.Mo
     assert _is_caught()
 
 
-def test_the_checker_catches_a_mended_entry_that_strikes_what_has_replaced_it(
+def test_the_checker_catches_a_repaired_entry_that_strikes_what_has_replaced_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The place is looked up when it is written, and not when the damage is looked at."""
-    original = Reader.mend
+    original = Reader.repair
 
-    def mend(self: Reader, damage: Damage, frame: bytes) -> None:
+    def repair(self: Reader, damage: Damage, frame: bytes) -> None:
         segment = self._index.locate(damage.index)
         position, _ = segment.place(damage.index)
         damage = dataclasses.replace(damage, file_name=segment.file_name, position=position)
         original(self, damage, frame)
 
-    monkeypatch.setattr(Reader, "mend", mend)
+    monkeypatch.setattr(Reader, "repair", repair)
     assert _is_caught()
 
 

@@ -1,4 +1,4 @@
-"""Damaged bytes on one node: named and mended, repaired, cut or refused loudly; never served."""
+"""Damaged bytes on one node: named and repaired, cut or refused loudly; never served."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _id_at(index: int) -> int:
 
 @pytest.mark.parametrize("closed", [False, True])
 @pytest.mark.parametrize("index", [3, ENTRIES])
-def test_a_damaged_frame_is_known_by_name_and_mended(index: int, closed: bool) -> None:
+def test_a_damaged_frame_is_known_by_name_and_repaired(index: int, closed: bool) -> None:
     built = _built(closed=closed)
     for byte in range(FRAME_BYTES):
         disk = built.copy()
@@ -72,21 +72,21 @@ def test_a_damaged_frame_is_known_by_name_and_mended(index: int, closed: bool) -
         assert caught.value.index == index
         assert _segment(disk).name in str(caught.value)
         if byte == 7:
-            _check_mending(disk, log, index)
+            _check_repair(disk, log, index)
         log.close()
 
 
-def _check_mending(disk: SimFiles, log: Log, index: int) -> None:
+def _check_repair(disk: SimFiles, log: Log, index: int) -> None:
     reports: list[tuple[int, int]] = []
     log.on_synced = lambda reached, term: reports.append((reached, term))
     certain = log.damaged[index].certain
     with pytest.raises(CorruptFrame):
-        log.mend(WANTED[index - 1][:-1] + b"!")
+        log.repair(WANTED[index - 1][:-1] + b"!")
     with pytest.raises(InvalidRequest):
-        log.mend(frame(index, term=2))
+        log.repair(frame(index, term=2))
     assert list(log.damaged) == [index]
-    log.mend(WANTED[index - 1])
-    log.mend(WANTED[index - 1])
+    log.repair(WANTED[index - 1])
+    log.repair(WANTED[index - 1])
     assert log.damaged == {}
     assert log.synced_index == ENTRIES
     assert reports == ([] if certain else [(ENTRIES, 1)])
@@ -105,12 +105,12 @@ def test_nothing_follows_an_entry_that_may_be_torn() -> None:
     assert log.synced_index == ENTRIES - 1
     with pytest.raises(AssertionError, match=f"entry {ENTRIES} may be torn"):
         log.append(frames(ENTRIES + 1, ENTRIES + 3))
-    log.mend(WANTED[-1])
+    log.repair(WANTED[-1])
     fill(log, frames(ENTRIES + 1, ENTRIES + 3))
     log.close()
 
 
-def test_an_append_looks_at_what_is_damaged_as_those_who_mend_it_change_it(
+def test_an_append_looks_at_what_is_damaged_while_a_repair_changes_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     log = opened(SimFiles())
@@ -321,7 +321,7 @@ def _rich() -> tuple[SimFiles, list[bytes], dict[RecordRef, bytes]]:
 
 
 def _check_rich(disk: SimFiles, wanted: list[bytes], kept: dict[RecordRef, bytes]) -> str:
-    """Opens it, mends what is named, and compares everything. Says what happened."""
+    """Opens it, repairs what is named, and compares everything. Says what happened."""
     log = opened(disk)
     outcome = "unharmed"
     try:
@@ -337,18 +337,18 @@ def _check_rich(disk: SimFiles, wanted: list[bytes], kept: dict[RecordRef, bytes
             except DamagedEntry as error:
                 named = error.index
                 assert named in log.damaged
-                log.mend(wanted[index - 1])
+                log.repair(wanted[index - 1])
                 found = log.read_frames(index, index + 1)
-                outcome = "mended"
+                outcome = "repaired"
             assert found == [wanted[index - 1]]
         assert log.damaged == {}
         for ref, data in kept.items():
             try:
                 found_record = log.read_record(ref.index, ref.position, ref.length)
             except DamagedEntry:
-                log.mend_record(ref, data)
+                log.repair_record(ref, data)
                 found_record = log.read_record(ref.index, ref.position, ref.length)
-                outcome = "mended"
+                outcome = "repaired"
             assert found_record == data
         assert log.last_index == 59
     finally:
@@ -370,7 +370,7 @@ def test_any_zeroed_block_of_any_file_is_survived() -> None:
             except CorruptSegment:
                 # A kept file fits one block, table and headers alike: refused by name.
                 assert path.name.startswith("kept-"), f"{path} block {at}"
-    assert outcomes == {"unharmed", "older checkpoint", "mended"}
+    assert outcomes == {"unharmed", "older checkpoint", "repaired"}
 
 
 def test_any_flipped_byte_of_any_file_is_survived() -> None:
@@ -407,7 +407,7 @@ def test_damage_below_the_checkpoint_is_found_when_it_is_read() -> None:
     with pytest.raises(DamagedEntry):
         log.read_record(2, 48, 60)
     assert log.damaged[2].certain
-    log.mend(frame(2))
+    log.repair(frame(2))
     assert log.read_record(2, 48, 60) == frame(2)[56:116]
     assert log.wait_synced(29, WAIT_S)
     log.close()
@@ -439,20 +439,20 @@ def torn_at_the_end() -> SimFiles:
 
 
 def switched(log: Log, meanwhile: Callable[[], None], *, written: bool = False) -> None:
-    """Runs `meanwhile` when a mend has looked at what is damaged, and does not write yet; or, if
+    """Runs `meanwhile` when a repair has looked at what is damaged, and does not write yet; or, if
     `written`, when it has just written."""
     reader = log._store.reader
-    mend = reader.mend
+    repair = reader.repair
 
     def late(*arguments: Any) -> None:
-        reader.mend = mend  # type: ignore[method-assign]
+        reader.repair = repair  # type: ignore[method-assign]
         if written:
-            mend(*arguments)
+            repair(*arguments)
         meanwhile()
         if not written:
-            mend(*arguments)
+            repair(*arguments)
 
-    reader.mend = late  # type: ignore[assignment,method-assign]
+    reader.repair = late  # type: ignore[assignment,method-assign]
 
 
 def replace_the_end(log: Log) -> None:
@@ -461,12 +461,12 @@ def replace_the_end(log: Log) -> None:
 
 
 @pytest.mark.parametrize("written", [False, True])
-def test_a_mended_entry_never_strikes_what_has_replaced_it_meanwhile(written: bool) -> None:
+def test_a_repaired_entry_never_strikes_what_has_replaced_it_meanwhile(written: bool) -> None:
     disk = torn_at_the_end()
     with closing(opened(disk)) as log:
         assert list(log.damaged) == [5]
         switched(log, lambda: replace_the_end(log), written=written)
-        log.mend(frame(5))
+        log.repair(frame(5))
         assert log.synced_index == 6
         killed = disk.copy()
     with closing(opened(killed)) as log:
@@ -474,7 +474,7 @@ def test_a_mended_entry_never_strikes_what_has_replaced_it_meanwhile(written: bo
         assert everything(log)[4:] == [frame(5, 2, 300), frame(6, 2)]
 
 
-def test_what_has_replaced_a_mended_entry_stays_damaged_if_it_is() -> None:
+def test_what_has_replaced_a_repaired_entry_stays_damaged_if_it_is() -> None:
     disk = torn_at_the_end()
     with closing(opened(disk)) as log:
 
@@ -487,19 +487,19 @@ def test_what_has_replaced_a_mended_entry_stays_damaged_if_it_is() -> None:
             assert log.damaged[5].term == 2
 
         switched(log, replaced_and_rotten)
-        log.mend(frame(5))
+        log.repair(frame(5))
         assert log.damaged[5].term == 2
-        log.mend(frame(5, 2, 300))
+        log.repair(frame(5, 2, 300))
         assert not log.damaged
 
 
 @pytest.mark.parametrize("written", [False, True])
-def test_an_entry_that_is_mended_in_a_replaced_log_says_nothing_of_the_new_one(
+def test_an_entry_that_is_repaired_in_a_replaced_log_says_nothing_of_the_new_one(
     written: bool,
 ) -> None:
     with closing(opened(torn_at_the_end())) as log:
         switched(log, lambda: log.install_snapshot([b"state"], 4, 1, []), written=written)
-        log.mend(frame(5))
+        log.repair(frame(5))
         assert (log.last_index, log.synced_index, log.damaged) == (4, 4, {})
 
 

@@ -95,7 +95,7 @@ def test_nothing_is_written_where_the_state_before_stands(
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_any_damaged_block_is_survived_and_mended(count: int) -> None:
+def test_any_damaged_block_is_survived_and_repaired(count: int) -> None:
     built = _saved(count)
     for block in range(4):
         for at in range(40):

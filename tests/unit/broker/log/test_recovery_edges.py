@@ -321,7 +321,7 @@ def test_every_file_is_closed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     for term in (1, 2):
         state.save(term, None)
     HardStateFile(ROOT / "hard_state", disk).load()
-    state.mend()
+    state.repair()
     checkpoints = Checkpoints(disk, ROOT, 2)
     assert checkpoints.save(2, 1, [b"state"]).payload == b"state"
     checkpoints.load()

@@ -1,4 +1,4 @@
-"""Every byte that matters is looked at while the log is open, and mended or named."""
+"""Every byte that matters is looked at while the log is open, and repaired or named."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_any_flipped_byte_of_a_sealed_segment_is_found() -> None:
     for at in names:
         disk.image(path)[at] ^= 1 << at % 8
         _scrub(log)
-        assert disk.image(path) == good, f"byte {at} is not mended"
+        assert disk.image(path) == good, f"byte {at} is not repaired"
     for at in range(IDS_AT, IDS_AT + segment.count * ID_BYTES, 3):
         disk.image(path)[at] ^= 1 << at % 8
         _scrub(log)
@@ -82,7 +82,7 @@ def test_any_flipped_byte_of_a_sealed_segment_is_found() -> None:
         _scrub(log)
         (index,) = log.damaged
         assert log.damaged[index].certain
-        log.mend(WANTED[index - 1])
+        log.repair(WANTED[index - 1])
         _damage_is_gone(log)
     _scrub(log)
     _damage_is_gone(log)
@@ -98,7 +98,7 @@ def test_any_flipped_byte_of_a_kept_record_is_found() -> None:
             disk.image(path)[byte] ^= 1 << byte % 8
             _scrub(log)
             assert log.damaged_records == [ref]
-            log.mend_record(ref, data)
+            log.repair_record(ref, data)
             _damage_is_gone(log)
     log.close()
 

@@ -49,7 +49,7 @@ def test_slots_are_written_in_turn() -> None:
     ("states", "block"),
     [(((1, 2), (3, None), (4, 1)), 2), (((1, 2), (4, 1)), 3), (((1, 2), (4, 1)), 1)],
 )
-def test_a_state_is_mended_where_its_copies_differ(
+def test_a_state_is_repaired_where_its_copies_differ(
     states: tuple[tuple[int, int | None], ...], block: int
 ) -> None:
     disk = saved(*states)
@@ -251,21 +251,21 @@ def test_a_checkpoint_that_is_gone_or_damaged_since_is_refused() -> None:
 
 
 @pytest.mark.parametrize("states", [1, 2, 3])
-def test_a_damaged_copy_of_the_newest_state_is_mended_while_the_node_runs(states: int) -> None:
+def test_a_damaged_copy_of_the_newest_state_is_repaired_while_the_node_runs(states: int) -> None:
     """The copies of the older state may be as they are: nothing depends on them."""
     path = ROOT / "hard_state"
     disk = saved(*[(term, 9) for term in range(1, states + 1)])
     file = HardStateFile(path, disk)
-    assert file.mend() is False, "nothing was loaded"
+    assert file.repair() is False, "nothing was loaded"
     assert file.load() == (states, 9)
     whole = bytes(disk.image(path))
     operations = disk.operations
-    assert file.mend() is False
+    assert file.repair() is False
     assert disk.operations == operations
     newest = (0, 2) if (states - 1) % 2 == 0 else (1, 3)
     for block in range(4):
         disk.image(path)[block * BLOCK_BYTES + 9] ^= 1
-        assert file.mend() is (block in newest)
+        assert file.repair() is (block in newest)
         if block in newest:
             assert bytes(disk.restart(survives=0.0).image(path)) == whole
         else:

@@ -71,7 +71,7 @@ def test_a_bad_block_under_a_cold_read_damages_what_lies_in_it(
     assert damaged == list(range(damaged[0], damaged[-1] + 1))
     assert len(damaged) <= PAGE // 900 + 2
     for index in damaged:  # a write gives the disk another block
-        log.mend(WANTED[index - 1])
+        log.repair(WANTED[index - 1])
     bad.blocks = set()
     assert everything(log) == WANTED
     log.close()

@@ -33,16 +33,16 @@ class Core:
     """What Raft knows of being counted."""
 
     def __init__(self) -> None:
-        self.muted = False
+        self.non_counting = False
         self.membership = SimpleNamespace(nodes=ALL, voters=ALL)
         self.commit_index = 0
         self.master_id: int | None = 2
         self.role = Role.FOLLOWER
         self.on_counted: Callable[[], None] = lambda: None
 
-    def set_muted(self, muted: bool) -> None:
-        self.muted = muted
-        if not muted:
+    def set_non_counting(self, non_counting: bool) -> None:
+        self.non_counting = non_counting
+        if not non_counting:
             self.on_counted()
 
 
@@ -59,8 +59,8 @@ class Replica:
         self.role_changed = asyncio.Event()
 
     @property
-    def muted(self) -> bool:
-        return self.core.muted
+    def non_counting(self) -> bool:
+        return self.core.non_counting
 
     async def wait_applied(self, index: int, timeout_s: float | None) -> None:
         self.asked_for = index
@@ -104,7 +104,7 @@ class Asked(MembershipStatus):
 
 
 def node(disk: SimFiles, **settings: Any) -> Asked:
-    """A node that has opened its directory; it is muted if it must be."""
+    """A node that has opened its directory; it is non-counting if it must be."""
     config = BrokerConfig(
         data=DATA,
         cluster_id="c",
@@ -120,7 +120,7 @@ def node(disk: SimFiles, **settings: Any) -> Asked:
     replica: Any = Replica()
     status = Asked(config, replica, disk, identity, hard_state)
     status.heard = {}
-    replica.core.muted = status.begin(log_lost=False)
+    replica.core.non_counting = status.begin(log_lost=False)
     return status
 
 
@@ -166,7 +166,7 @@ def lost() -> SimFiles:
 
 def test_the_mark_is_durable_before_the_node_says_a_word() -> None:
     disk = SimFiles()
-    assert node(disk)._replica.muted
+    assert node(disk)._replica.non_counting
     assert marked(disk)
 
 
@@ -181,7 +181,7 @@ def test_a_mark_that_is_found_is_made_durable() -> None:
     file.write([b"began empty\n"], 0)
     file.sync()
     assert not marked(disk)
-    assert node(disk)._replica.muted
+    assert node(disk)._replica.non_counting
     assert marked(disk)
 
 
@@ -193,19 +193,19 @@ async def test_the_mark_stays_until_everything_is_here(running: Any) -> None:
     replica.core.on_counted = lambda: gone_when_counted.append(not marked(disk))
     running(status)
     await turns()
-    assert (replica.muted, marked(disk)) == (True, True), "nobody has readmitted it"
+    assert (replica.non_counting, marked(disk)) == (True, True), "nobody has readmitted it"
     status.readmitted = 7
     await turns()
     assert replica.asked_for == 7
-    assert (replica.muted, marked(disk)) == (True, True), "entry 7 is not applied"
+    assert (replica.non_counting, marked(disk)) == (True, True), "entry 7 is not applied"
     replica.core.master_id = None
     replica.applied.set()
     await turns()
-    assert (replica.muted, marked(disk)) == (True, True), "no master has fed it to the end"
+    assert (replica.non_counting, marked(disk)) == (True, True), "no master has fed it to the end"
     replica.core.master_id = 2
     replica.role_changed.set()
     await turns()
-    assert (replica.muted, marked(disk)) == (False, False)
+    assert (replica.non_counting, marked(disk)) == (False, False)
     assert gone_when_counted == [True]
 
 
@@ -225,13 +225,13 @@ async def test_a_node_that_is_taken_over_while_it_catches_up_does_so_again(
     status.readmitted = None
     replica.applied.set()
     await turns()
-    assert (replica.muted, marked(disk)) == (True, True)
+    assert (replica.non_counting, marked(disk)) == (True, True)
     status.readmitted = 9
     await turns()
-    assert (replica.asked_for, replica.muted, marked(disk)) == (9, False, False)
+    assert (replica.asked_for, replica.non_counting, marked(disk)) == (9, False, False)
 
 
-async def test_a_node_that_dies_while_it_catches_up_comes_back_muted(running: Any) -> None:
+async def test_a_node_that_dies_while_it_catches_up_comes_back_non_counting(running: Any) -> None:
     disk = lost()
     status = node(disk)
     running(status)
@@ -240,15 +240,15 @@ async def test_a_node_that_dies_while_it_catches_up_comes_back_muted(running: An
     await turns()
     status._hard_state.save(3, NodeId(2))  # it has entries and a term by now
     for chance in (0.0, 1.0):
-        assert node(disk.restart(survives=chance))._replica.muted
+        assert node(disk.restart(survives=chance))._replica.non_counting
 
 
 def test_a_directory_that_lost_all_but_its_name_is_not_counted() -> None:
     disk = SimFiles()
-    assert not node(disk, found="x")._replica.muted
-    assert not node(disk.copy())._replica.muted
+    assert not node(disk, found="x")._replica.non_counting
+    assert not node(disk.copy())._replica.non_counting
     disk.remove(DATA / "hard_state")
-    assert node(disk)._replica.muted
+    assert node(disk)._replica.non_counting
     assert marked(disk)
 
 
@@ -299,25 +299,25 @@ async def found_with_crashes(crash: int, survives: Random, running: Any) -> str:
         identity = status._identity
         status.word = ControllersSay(founding="x", founded=False)
         for step in range(6):
-            if not status._replica.muted:
+            if not status._replica.non_counting:
                 break
             prepared = "x" if step > 1 else ""
             others = MemberSays(members=ALL, prepared=prepared)
             status.heard = dict.fromkeys((NodeId(2), NodeId(3)), others)
             await status._take(await status._decide())
-            assert status._replica.muted or identity.founding == "x"
-        return not status._replica.muted
+            assert status._replica.non_counting or identity.founding == "x"
+        return not status._replica.non_counting
 
     try:
         counted = await life(disk)
     except PowerCut:
         after = disk.restart(survives)
         crashed = node(after.copy())
-        if not crashed._replica.muted:
+        if not crashed._replica.non_counting:
             assert crashed._identity.founding == "x"
         # Whatever was lost, it goes on, and counts in the founding for which it was prepared.
         assert await life(after)
-        assert not node(after.restart(survives=0.0))._replica.muted
+        assert not node(after.restart(survives=0.0))._replica.non_counting
         return "crashed"
     assert counted
     return "done"
@@ -356,7 +356,7 @@ async def test_a_founding_is_complete_when_the_controllers_have_stored_it(
     await status._take(Decision(step=Step.COMPLETE, founding="x"))
     complete = said == ControllersSay(founding="x", founded=True)
     assert status._identity.founding == ("x" if complete else "")
-    assert (status._replica.muted, marked(disk)) == (not complete, not complete)
+    assert (status._replica.non_counting, marked(disk)) == (not complete, not complete)
 
 
 async def test_a_lost_disk_is_fed_though_all_others_are_empty() -> None:
@@ -364,8 +364,8 @@ async def test_a_lost_disk_is_fed_though_all_others_are_empty() -> None:
     status.word = ControllersSay(founding="x", founded=True)
     status.heard = dict.fromkeys((NodeId(2), NodeId(3)), MemberSays(members=ALL))
     await status._take(await status._decide())
-    assert (status._identity.founding, status._replica.muted) == ("x", True)
-    assert node(status._files)._replica.muted  # type: ignore[arg-type]
+    assert (status._identity.founding, status._replica.non_counting) == ("x", True)
+    assert node(status._files)._replica.non_counting  # type: ignore[arg-type]
 
 
 def test_a_directory_with_a_history_from_before_has_the_first_founding() -> None:
@@ -374,7 +374,7 @@ def test_a_directory_with_a_history_from_before_has_the_first_founding() -> None
     disk.remove(MARK)
     first._hard_state.save(5, NodeId(2))
     again = node(disk)
-    assert (again._identity.founding, again._replica.muted) == (BEFORE_FOUNDINGS, False)
+    assert (again._identity.founding, again._replica.non_counting) == (BEFORE_FOUNDINGS, False)
 
 
 # --- an operator's word
@@ -383,12 +383,12 @@ def test_a_directory_with_a_history_from_before_has_the_first_founding() -> None
 def test_a_founding_by_order_is_for_the_first_start_only() -> None:
     disk = SimFiles()
     status = node(disk, found="today")
-    assert (status._identity.founding, status._replica.muted) == ("today", False)
+    assert (status._identity.founding, status._replica.non_counting) == ("today", False)
     assert not marked(disk)
     for settings in ({"found": "today"}, {"found": "tomorrow"}):
         with pytest.raises(DataDirectoryError, match="without it"):
             node(disk, **settings)
-    assert not node(disk)._replica.muted
+    assert not node(disk)._replica.non_counting
 
 
 async def test_a_node_that_waits_is_taken_over_and_counts(running: Any) -> None:
@@ -404,13 +404,13 @@ async def test_a_node_that_waits_is_taken_over_and_counts(running: Any) -> None:
     told: list[str] = []
     status.on_refounded = lambda: told.append(status._identity.founding)
     status.refound("x", "y", count=False, voters=ALL)
-    assert (status._replica.muted, marked(disk), told) == (True, True, ["y"])
+    assert (status._replica.non_counting, marked(disk), told) == (True, True, ["y"])
     for _ in range(2):  # again is the same
         status.refound("x", "y", count=True, voters=ALL)
         await turns()
-        assert (status._replica.muted, marked(disk), told) == (False, False, ["y"])
+        assert (status._replica.non_counting, marked(disk), told) == (False, False, ["y"])
     restarted = node(disk.restart(survives=0.0))
-    assert (restarted._identity.founding, restarted._replica.muted) == ("y", False)
+    assert (restarted._identity.founding, restarted._replica.non_counting) == ("y", False)
 
 
 async def test_a_node_that_was_prepared_is_prepared_no_more_when_it_is_taken_over() -> None:
@@ -421,7 +421,7 @@ async def test_a_node_that_was_prepared_is_prepared_no_more_when_it_is_taken_ove
     assert status._identity.prepared == "y"
     status.refound("", "y", count=False, voters=ALL)
     restarted = node(disk.restart(survives=0.0))
-    assert (restarted._identity.founding, restarted._replica.muted) == ("y", True)
+    assert (restarted._identity.founding, restarted._replica.non_counting) == ("y", True)
 
 
 async def test_a_master_is_not_taken_over() -> None:

@@ -83,7 +83,7 @@ class Node:
         self.disk.end_flush()
         self.core.on_synced(index, term, self.now_ms)
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """What may have been torn is whole."""
         self.disk.durable = self.disk.view.copy()
         self.core.on_synced(self.disk.last_index, self.disk.last_term, self.now_ms)

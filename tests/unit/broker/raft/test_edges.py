@@ -79,7 +79,7 @@ def test_every_input_tells_the_time(name: str) -> None:
     assert node.core._now_ms == 200
 
 
-# --- stale terms, leases, muted nodes -----------------------------------------------------------
+# --- stale terms, leases, non-counting nodes ----------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -128,24 +128,24 @@ def test_a_lease_ends_with_the_shortest_election_time() -> None:
         assert reply.rejected == protects
 
 
-def test_a_muted_node_takes_no_part_in_elections() -> None:
+def test_a_non_counting_node_takes_no_part_in_elections() -> None:
     node = Node(term=1)
-    node.core.set_muted(True)
-    assert node.core.muted is True
+    node.core.set_non_counting(True)
+    assert node.core.non_counting is True
     for kind in (MessageKind.VOTE, MessageKind.PRE_VOTE, MessageKind.TIMEOUT_NOW):
         assert node.hear(kind, term=2) == []
     assert (node.core.term, node.core.voted_for) == (1, None)
     node.tick(5_000)
     assert node.core.role is Role.FOLLOWER
     (reply,) = node.hear(MessageKind.HEARTBEAT, term=1)
-    assert reply.muted
-    node.core.set_muted(False)
-    assert node.core.muted is False
+    assert reply.non_counting
+    node.core.set_non_counting(False)
+    assert node.core.non_counting is False
     (reply,) = node.hear(MessageKind.VOTE, THIRD, term=2, force=True)
-    assert (reply.rejected, reply.muted) == (False, False)
+    assert (reply.rejected, reply.non_counting) == (False, False)
 
 
-# --- muted peers, as their master sees them -----------------------------------------------------
+# --- non-counting peers, as their master sees them ----------------------------------------------
 
 
 def test_a_peer_that_lost_its_disk_is_probed_at_once() -> None:
@@ -153,22 +153,22 @@ def test_a_peer_that_lost_its_disk_is_probed_at_once() -> None:
     node.propose()
     node.hear(MessageKind.APPEND_REPLY, log_index=2)
     assert node.core.commit_index == 2
-    told = node.hear(MessageKind.HEARTBEAT_REPLY, muted=True)
+    told = node.hear(MessageKind.HEARTBEAT_REPLY, non_counting=True)
     appends = [one for one in told if one.kind is MessageKind.APPEND]
     assert [(one.target, one.log_index) for one in appends] == [(OTHER, 1)]
     assert not node.core.progress[OTHER].counts
-    node.hear(MessageKind.APPEND_REPLY, log_index=1, rejected=True, muted=True)
-    node.hear(MessageKind.APPEND_REPLY, log_index=2, muted=True)
+    node.hear(MessageKind.APPEND_REPLY, log_index=1, rejected=True, non_counting=True)
+    node.hear(MessageKind.APPEND_REPLY, log_index=2, non_counting=True)
     node.propose()
-    node.hear(MessageKind.APPEND_REPLY, log_index=3, muted=True)
+    node.hear(MessageKind.APPEND_REPLY, log_index=3, non_counting=True)
     assert node.core.commit_index == 2, "counted by nobody"
 
 
 def test_a_peer_counts_again_with_the_first_answer_that_proves_it() -> None:
     node = elected()
-    node.hear(MessageKind.HEARTBEAT_REPLY, muted=True)
+    node.hear(MessageKind.HEARTBEAT_REPLY, non_counting=True)
     node.propose()
-    node.hear(MessageKind.APPEND_REPLY, log_index=2, muted=True)
+    node.hear(MessageKind.APPEND_REPLY, log_index=2, non_counting=True)
     old = node.core._reads.round
     node.hear(MessageKind.HEARTBEAT_REPLY, log_index=2, context=old)
     node.hear(MessageKind.APPEND_REPLY, log_index=2, context=old + 9)
@@ -190,7 +190,7 @@ def test_without_a_round_no_answer_proves_anything() -> None:
     node.hear(MessageKind.VOTE_REPLY, context=node.sent[-1].context)
     assert (node.core.role, node.core._reads.round) == (Role.MASTER, 0)
     node.core.on_log_stalled(0)
-    node.hear(MessageKind.APPEND_REPLY, log_index=0, muted=True)
+    node.hear(MessageKind.APPEND_REPLY, log_index=0, non_counting=True)
     node.hear(MessageKind.APPEND_REPLY, log_index=1)
     assert not node.core.progress[OTHER].counts
     assert node.core.commit_index == 0

@@ -56,7 +56,7 @@ def test_its_status_tells_all() -> None:
     node = replicating()
     node.propose()
     node.hear(MessageKind.APPEND_REPLY, THIRD, log_index=2)
-    node.hear(MessageKind.HEARTBEAT_REPLY, THIRD, muted=True)
+    node.hear(MessageKind.HEARTBEAT_REPLY, THIRD, non_counting=True)
     peer = PeerProgress(
         match_index=1,
         next_index=3,
@@ -148,11 +148,11 @@ def test_any_answer_of_a_quorum_keeps_it() -> None:
         assert node.core.role is Role.MASTER
 
 
-def test_a_muted_peer_keeps_nobody_in_office() -> None:
+def test_a_non_counting_peer_does_not_keep_a_master_in_its_role() -> None:
     node = elected()
     for _ in range(4):
         node.tick(600)
-        node.hear(MessageKind.HEARTBEAT_REPLY, muted=True)
+        node.hear(MessageKind.HEARTBEAT_REPLY, non_counting=True)
     assert node.core.role is not Role.MASTER
 
 
@@ -212,58 +212,63 @@ def test_an_append_is_packed_to_its_limit() -> None:
     assert last.commit_index == 3
 
 
-def test_a_muted_peer_that_loses_its_disk_once_more_is_fed_again() -> None:
+def test_a_non_counting_peer_that_loses_its_disk_once_more_is_fed_again() -> None:
     """Nothing that it had meanwhile was counted, so all of it may be forgotten."""
     node = replicating(1, 1)
     progress = node.core.progress[OTHER]
-    node.hear(MessageKind.APPEND_REPLY, log_index=2, muted=True)
-    node.hear(MessageKind.HEARTBEAT_REPLY, log_index=2, muted=True)
+    node.hear(MessageKind.APPEND_REPLY, log_index=2, non_counting=True)
+    node.hear(MessageKind.HEARTBEAT_REPLY, log_index=2, non_counting=True)
     assert progress.match_index == 2, "it has what it said"
-    told = node.hear(MessageKind.HEARTBEAT_REPLY, log_index=1, muted=True)
+    told = node.hear(MessageKind.HEARTBEAT_REPLY, log_index=1, non_counting=True)
     assert (progress.match_index, progress.next_index) == (1, 3)
     assert MessageKind.APPEND in [one.kind for one in told]
 
 
-def test_a_muted_peer_that_has_what_it_said_keeps_what_is_on_its_way() -> None:
+def test_a_non_counting_peer_that_has_what_it_said_keeps_what_is_on_its_way() -> None:
     node = replicating()
     progress = node.core.progress[OTHER]
-    node.hear(MessageKind.APPEND_REPLY, log_index=1, muted=True)
+    node.hear(MessageKind.APPEND_REPLY, log_index=1, non_counting=True)
     assert progress.state is ProgressState.REPLICATE
     node.propose()
     assert progress.inflight_bytes == BYTES
-    (asked,) = node.hear(MessageKind.HEARTBEAT_REPLY, log_index=1, muted=True)
+    (asked,) = node.hear(MessageKind.HEARTBEAT_REPLY, log_index=1, non_counting=True)
     assert (progress.inflight_bytes, asked.entries) == (BYTES, ()), "nothing is sent twice"
 
 
-def test_a_muted_rejection_below_the_match_makes_it_void() -> None:
+def test_a_non_counting_rejection_below_the_match_makes_it_void() -> None:
     node = replicating(1, 1)
     progress = node.core.progress[OTHER]
-    node.hear(MessageKind.APPEND_REPLY, log_index=2, muted=True)
-    rejection: dict[str, Any] = {"log_index": 2, "rejected": True, "muted": True, "hint_term": 1}
+    node.hear(MessageKind.APPEND_REPLY, log_index=2, non_counting=True)
+    rejection: dict[str, Any] = {
+        "log_index": 2,
+        "rejected": True,
+        "non_counting": True,
+        "hint_term": 1,
+    }
     node.hear(MessageKind.APPEND_REPLY, hint_index=2, **rejection)
     assert progress.match_index == 2
     node.hear(MessageKind.APPEND_REPLY, hint_index=1, **rejection)
     assert progress.match_index == 0
 
 
-def test_a_muted_peer_with_an_empty_log_is_probed_from_the_end() -> None:
+def test_a_non_counting_peer_with_an_empty_log_is_probed_from_the_end() -> None:
     for terms in ((), (1,), (1, 1)):
         node = replicating(*terms)
         last = node.disk.last_index
-        node.hear(MessageKind.APPEND_REPLY, log_index=last, muted=True)
+        node.hear(MessageKind.APPEND_REPLY, log_index=last, non_counting=True)
         progress = node.core.progress[OTHER]
         assert (progress.match_index, progress.counts) == (last, False)
-        told = node.hear(MessageKind.HEARTBEAT_REPLY, muted=True, log_index=0)
+        told = node.hear(MessageKind.HEARTBEAT_REPLY, non_counting=True, log_index=0)
         assert progress.match_index == 0
         appends = [one for one in told if one.kind is MessageKind.APPEND]
         assert [one.log_index for one in appends][:1] == [max(last, 1) - 1]
 
 
-def test_a_muted_rejection_is_news_whatever_it_refuses() -> None:
+def test_a_non_counting_rejection_is_news_whatever_it_refuses() -> None:
     node = replicating(1, 1)
-    told = node.hear(MessageKind.APPEND_REPLY, log_index=9, rejected=True, muted=True)
+    told = node.hear(MessageKind.APPEND_REPLY, log_index=9, rejected=True, non_counting=True)
     assert [(one.target, one.log_index, len(one.entries)) for one in told] == [(OTHER, 2, 1)]
-    again = node.hear(MessageKind.APPEND_REPLY, log_index=9, rejected=True, muted=True)
+    again = node.hear(MessageKind.APPEND_REPLY, log_index=9, rejected=True, non_counting=True)
     assert again == [], "the second one is no news"
 
 
@@ -463,7 +468,7 @@ def test_a_non_counting_peer_confirms_no_read() -> None:
     node.core.read_index(7, node.now_ms)
     node.perform()
     round_ = node.core._reads.round
-    node.hear(MessageKind.HEARTBEAT_REPLY, context=round_, log_index=1, muted=True)
+    node.hear(MessageKind.HEARTBEAT_REPLY, context=round_, log_index=1, non_counting=True)
     assert node.reads == []
     node.hear(MessageKind.HEARTBEAT_REPLY, THIRD, context=round_, log_index=1)
     assert node.reads == [(7, 1)]
@@ -602,8 +607,8 @@ def test_a_learner_is_promoted_when_it_lags_no_more_than_allowed() -> None:
         node.core.propose_membership_allowed(wanted)
     node.hear(MessageKind.APPEND_REPLY, FOURTH, log_index=1)
     node.core.propose_membership_allowed(wanted)
-    node.hear(MessageKind.HEARTBEAT_REPLY, FOURTH, log_index=4, muted=True)
-    node.hear(MessageKind.APPEND_REPLY, FOURTH, log_index=4, muted=True)
+    node.hear(MessageKind.HEARTBEAT_REPLY, FOURTH, log_index=4, non_counting=True)
+    node.hear(MessageKind.APPEND_REPLY, FOURTH, log_index=4, non_counting=True)
     with pytest.raises(Throttled):
         node.core.propose_membership_allowed(wanted)
 
@@ -723,9 +728,9 @@ def test_mastership_goes_to_another_voter(target: NodeId) -> None:
     assert node.core.accepts_proposals
 
 
-def test_mastership_does_not_go_to_a_muted_peer() -> None:
+def test_mastership_does_not_go_to_a_non_counting_peer() -> None:
     node = replicating()
-    node.hear(MessageKind.HEARTBEAT_REPLY, muted=True)
+    node.hear(MessageKind.HEARTBEAT_REPLY, non_counting=True)
     with pytest.raises(Throttled):
         node.core.transfer_leadership(OTHER, node.now_ms)
     assert node.core.accepts_proposals
@@ -764,7 +769,7 @@ def test_a_master_that_goes_before_its_no_op_asks_for_none() -> None:
         node.core.next_index()
 
 
-def test_a_master_that_goes_forgets_its_office() -> None:
+def test_a_master_that_goes_forgets_its_mastership() -> None:
     node = replicating()
     node.core.transfer_leadership(OTHER, node.now_ms)
     node.hear(MessageKind.HEARTBEAT_REPLY, term=3, rejected=True)

@@ -124,22 +124,22 @@ TestProgressMachine = ProgressMachine.TestCase
 def test_a_peer_that_lost_its_disk_is_probed_from_the_end_and_not_counted() -> None:
     progress = replicating()
     progress.acked_round = 7
-    assert progress.on_muted(read_round=8, last_index=10)
+    assert progress.on_non_counting(read_round=8, last_index=10)
     assert (progress.match_index, progress.next_index) == (0, 10)
     assert (progress.counted_match, progress.counted_round) == (0, 0)
     assert progress.state is ProgressState.PROBE
-    assert not progress.on_muted(read_round=9, last_index=12), "no news: it is being probed"
+    assert not progress.on_non_counting(read_round=9, last_index=12), "no news: it is being probed"
     progress.on_acknowledged(10)
     assert (progress.match_index, progress.counted_match) == (10, 0)
 
 
-def test_only_a_round_that_began_later_makes_a_muted_peer_count_again() -> None:
+def test_only_a_round_that_began_later_makes_a_non_counting_peer_count_again() -> None:
     progress = replicating()
-    progress.on_muted(read_round=8, last_index=10)
-    progress.on_muted(read_round=9, last_index=10)
-    assert not progress.on_not_muted(0)
-    assert not progress.on_not_muted(9), "it may have been on its way before the loss"
-    assert progress.on_not_muted(10)
+    progress.on_non_counting(read_round=8, last_index=10)
+    progress.on_non_counting(read_round=9, last_index=10)
+    assert not progress.on_counting(0)
+    assert not progress.on_counting(9), "it may have been on its way before the loss"
+    assert progress.on_counting(10)
     progress.on_acknowledged(10)
     assert progress.counted_match == 10
 
@@ -154,7 +154,7 @@ def test_a_new_peer_has_shown_nothing() -> None:
         "inflight_bytes": 0,
         "last_contact_ms": 5,
         "match_index": 0,
-        "muted_round": 0,
+        "non_counting_round": 0,
         "next_index": 11,
         "probe_sent": False,
     }
@@ -187,25 +187,25 @@ def test_a_peer_that_lost_its_disk_starts_anew_and_is_counted_nowhere(
     progress.acked_round = 6
     assert (progress.counted_match, progress.counted_round) == (10, 6)
     progress.on_sent(11, 500)
-    assert progress.on_muted(7, last_index) is True
+    assert progress.on_non_counting(7, last_index) is True
     assert (progress.match_index, progress.acked_round, progress.counts) == (0, 0, False)
     assert (progress.state, progress.next_index) == (ProgressState.PROBE, next_index)
-    assert (progress.inflight_bytes, progress.muted_round) == (0, 7)
+    assert (progress.inflight_bytes, progress.non_counting_round) == (0, 7)
     progress.on_acknowledged(3)
     progress.acked_round = 7
     assert (progress.counted_match, progress.counted_round) == (0, 0)
-    assert progress.on_muted(8, last_index) is False
-    assert (progress.muted_round, progress.match_index) == (8, 3)
-    assert progress.on_not_muted(8) is False
-    assert progress.on_not_muted(9) is True
+    assert progress.on_non_counting(8, last_index) is False
+    assert (progress.non_counting_round, progress.match_index) == (8, 3)
+    assert progress.on_counting(8) is False
+    assert progress.on_counting(9) is True
     assert (progress.counted_match, progress.counted_round) == (3, 7)
 
 
-def test_what_a_muted_peer_had_is_forgotten_to_the_last_entry() -> None:
+def test_what_a_non_counting_peer_had_is_forgotten_to_the_last_entry() -> None:
     progress = replicating()
     with pytest.raises(AssertionError):
         progress.forget()
-    progress.on_muted(1, 5)
+    progress.on_non_counting(1, 5)
     progress.on_acknowledged(3)
     progress.forget()
     assert progress.match_index == 0

@@ -547,7 +547,7 @@ def test_nothing_is_taken_behind_what_may_be_torn() -> None:
     # Without news it is told what matches, so that what is missing can be fetched elsewhere.
     said = node.hear(MessageKind.APPEND, log_index=3, log_term=1, commit_index=4)
     assert (said, node.core.matched_index, node.core.commit_index) == ([], 3, 3)
-    node.mend()
+    node.repair()
     assert (node.sent[-1].kind, node.sent[-1].log_index) == (MessageKind.APPEND_REPLY, 3)
     node.hear(MessageKind.APPEND, log_index=3, log_term=1, entries=metas(4, 1))
     assert (node.sent[-1].log_index, node.disk.last_index) == (4, 4)
@@ -566,7 +566,7 @@ def test_nobody_stands_with_entries_that_may_be_torn() -> None:
     node = Node(1, 1, torn=1)
     node.tick(10 * CONFIG.election_max_ms)
     assert (node.core.role, node.sent) == (Role.FOLLOWER, [])
-    node.mend()
+    node.repair()
     node.tick(2 * CONFIG.election_max_ms)
     assert node.core.role is Role.PRE_CANDIDATE
 

@@ -67,7 +67,7 @@ def messages(draw: st.DrawFn) -> Message:
         context=draw(_U64),
         snapshot=mark,
         force=draw(st.booleans()),
-        muted=draw(st.booleans()),
+        non_counting=draw(st.booleans()),
     )
 
 
@@ -222,7 +222,7 @@ def test_kinds_and_flags_are_the_documented_ones() -> None:
         "REJECTED": wire.FLAG_REJECTED,
         "FORCE": wire.FLAG_FORCE,
         "SNAPSHOT": wire.FLAG_SNAPSHOT,
-        "MUTED": wire.FLAG_MUTED,
+        "NON_COUNTING": wire.FLAG_NON_COUNTING,
     }
 
 

@@ -9,26 +9,26 @@ import pytest
 from semel.broker.repair.decision import Verdict, decide
 from semel.protos.ids import NodeId
 from semel.protos.v1.raft_pb2 import (
-    ENTRY_STANDING_ABSENT as ABSENT,
+    ENTRY_STATE_ABSENT as ABSENT,
 )
 from semel.protos.v1.raft_pb2 import (
-    ENTRY_STANDING_DAMAGED as DAMAGED,
+    ENTRY_STATE_DAMAGED as DAMAGED,
 )
 from semel.protos.v1.raft_pb2 import (
-    ENTRY_STANDING_HELD as HELD,
+    ENTRY_STATE_HELD as HELD,
 )
 from semel.protos.v1.raft_pb2 import (
-    ENTRY_STANDING_TORN as TORN,
+    ENTRY_STATE_TORN as TORN,
 )
 from semel.protos.v1.raft_pb2 import (
-    ENTRY_STANDING_UNKNOWN as UNKNOWN,
+    ENTRY_STATE_UNKNOWN as UNKNOWN,
 )
 from semel.protos.v1.raft_pb2 import (
-    EntryStanding,
+    EntryState,
 )
 
 SILENT = None
-ALL: list[EntryStanding | None] = [ABSENT, DAMAGED, HELD, TORN, UNKNOWN, SILENT]
+ALL: list[EntryState | None] = [ABSENT, DAMAGED, HELD, TORN, UNKNOWN, SILENT]
 
 
 @pytest.mark.parametrize("others", [2, 4])
@@ -37,12 +37,10 @@ def test_every_combination(others: int, torn: bool) -> None:
     members = [NodeId(number) for number in range(2, 2 + others)]
     seen: set[Verdict] = set()
     for said in product(ALL, repeat=others):
-        standings = {
-            node: standing
-            for node, standing in zip(members, said, strict=True)
-            if standing is not None
+        states = {
+            node: state for node, state in zip(members, said, strict=True) if state is not None
         }
-        verdict = decide(members, standings, torn=torn)
+        verdict = decide(members, states, torn=torn)
         seen.add(verdict)
         if HELD in said or SILENT in said or said.count(UNKNOWN) > 1:
             assert verdict is Verdict.WAIT, "somebody has it, or may have it"

@@ -57,7 +57,7 @@ class _Group:
 
 
 @pytest.mark.parametrize(
-    ("levels", "reached", "submitted", "trouble"),
+    ("levels", "reached", "submitted", "reason"),
     [
         ({}, 0, [2], ""),
         ({2: 2, 3: 5}, 0, [2], ""),
@@ -68,14 +68,14 @@ class _Group:
     ],
 )
 def test_the_feature_level_rises_when_every_member_knows_it(
-    levels: dict[int, int | None], reached: int, submitted: list[int], trouble: str
+    levels: dict[int, int | None], reached: int, submitted: list[int], reason: str
 ) -> None:
     """A node of an older version would halt at the first entry that it does not know."""
     group = _Group(levels, reached=reached)
     for dry_run, found in ((True, []), (False, submitted)):
         asked = FeatureLevels(group).raise_to(2, dry_run=dry_run)  # type: ignore[arg-type]
-        if trouble:
-            with pytest.raises((Unavailable, UnsupportedVersion), match=trouble):
+        if reason:
+            with pytest.raises((Unavailable, UnsupportedVersion), match=reason):
                 asyncio.run(asked)
         else:
             asyncio.run(asked)

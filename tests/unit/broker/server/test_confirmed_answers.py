@@ -105,15 +105,15 @@ async def test_a_controller_that_was_replaced_changes_no_queue() -> None:
     replica = Replaced()
     routes = RoutesCopy()
     service = service_of(replica, routes)
-    request = broker_pb2.ApplyQueuesRequest(cluster_id="c", office=2)
+    request = broker_pb2.ApplyQueuesRequest(cluster_id="c", controller_epoch=2)
     request.records.add().delete_queue.queue.CopyFrom(QUEUE)
     await service.ApplyQueues(request, None)
     assert len(replica.submitted) == 1
-    request.office = 1
+    request.controller_epoch = 1
     with pytest.raises(Unavailable, match="is over"):
         await service.ApplyQueues(request, None)
     routes.on_epoch(3)
-    request.office = 2
+    request.controller_epoch = 2
     with pytest.raises(Unavailable, match="is over"):
         await service.ApplyQueues(request, None)
     assert len(replica.submitted) == 1

@@ -118,7 +118,7 @@ def bring_slice(source: Home, target: Home, job: int, data: bytes | None = None)
 
 
 def move(source: Home, target: Home, job: int = 1) -> None:
-    """A whole move without trouble."""
+    """A whole move without a failure."""
     assert begin(source, target, job) is None
     copy_some(source, target, 3)
     assert source.step("SEAL", job, target.number) is None

@@ -57,7 +57,7 @@ class FakeCluster:
         if self.busy:
             self.busy -= 1
             raise Throttled("not yet")
-        node, membership = request.node.node_id, MembershipStatus(request.standing)
+        node, membership = request.node.node_id, MembershipStatus(request.membership)
         self.calls.append((node, membership))
         if membership is REMOVED:
             del self.members[node]
@@ -72,7 +72,7 @@ class FakeCluster:
             members=[
                 broker_pb2.MemberStatus(
                     node=common_pb2.NodeAddress(node_id=node, address=self.address(node)),
-                    standing=membership,  # type: ignore[arg-type]
+                    membership=membership,  # type: ignore[arg-type]
                 )
                 for node, membership in self.members.items()
             ],

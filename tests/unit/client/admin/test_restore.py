@@ -17,11 +17,13 @@ def status(node: int, size: int = 3, **fields: Any) -> Any:
     known = {
         "node_id": node,
         "founding_id": "x",
-        "muted": False,
+        "non_counting": False,
         "log_end_index": 10,
         "membership_index": 0,
         "members": [
-            SimpleNamespace(node=SimpleNamespace(node_id=one), standing=broker_pb2.STANDING_VOTER)
+            SimpleNamespace(
+                node=SimpleNamespace(node_id=one), membership=broker_pb2.MEMBERSHIP_STATUS_VOTER
+            )
             for one in range(1, size + 1)
         ],
     }
@@ -29,7 +31,7 @@ def status(node: int, size: int = 3, **fields: Any) -> Any:
 
 
 def empty(node: int, size: int = 3, **fields: Any) -> Any:
-    return status(node, size, **{"muted": True, "log_end_index": 0, **fields})
+    return status(node, size, **{"non_counting": True, "log_end_index": 0, **fields})
 
 
 def plan(

@@ -1,4 +1,4 @@
-"""What there is to raise, and who stands in the way."""
+"""What there is to raise, and which node prevents it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def inspection(*, known: dict[int, int], active: dict[int, int], metadata: int =
             node=number,
             group=number,
             address="",
-            trouble="",
+            reason="",
             role="master",
             serving=True,
             level=active[number],
@@ -35,8 +35,8 @@ def inspection(*, known: dict[int, int], active: dict[int, int], metadata: int =
     return Inspection(
         status=ClusterStatus(cluster_id="c", version="", topics=0, groups=groups, controllers=[]),
         controllers=[
-            ControllerReport(address="c:1", trouble="", version="", level=metadata, level_max=6),
-            ControllerReport(address="c:2", trouble="", version="", level=0, level_max=6),
+            ControllerReport(address="c:1", reason="", version="", level=metadata, level_max=6),
+            ControllerReport(address="c:2", reason="", version="", level=0, level_max=6),
         ],
         nodes=nodes,
     )
@@ -61,7 +61,7 @@ def test_everything_is_raised_to_what_everybody_knows() -> None:
     ("change", "kind", "text"),
     [
         ({"level_max": 4}, UnsupportedVersion, "broker 1 knows up to 4; upgrade them first"),
-        ({"trouble": "no route", "serving": False}, Unavailable, "broker 1: no route"),
+        ({"reason": "no route", "serving": False}, Unavailable, "broker 1: no route"),
         ({"serving": False}, Unavailable, "broker group 1 has no master"),
     ],
 )
@@ -76,7 +76,7 @@ def test_who_stands_in_the_way_is_named(
 
 def test_a_silent_controller_stands_in_the_way() -> None:
     found = inspection(known={1: 6}, active={1: 4})
-    silent = ControllerReport(address="c:2", trouble="no answer", version="")
+    silent = ControllerReport(address="c:2", reason="no answer", version="")
     found = dataclasses.replace(found, controllers=[found.controllers[0], silent])
     with pytest.raises(Unavailable, match="controller c:2: no answer"):
         plan_upgrade(found, level=None, dry_run=True)

@@ -103,7 +103,7 @@ def test_after_it_forgot_another_clusters_routes_any_version_is_news() -> None:
     assert (table.version, table.cluster_id, known(table)) == (2, "c", ("h3:1", 1))
 
 
-def test_unknown_groups_are_no_trouble() -> None:
+def test_unknown_groups_are_no_error() -> None:
     table = RouteTable()
     assert table.replicas(GROUP) == []
     assert table.master(GROUP) is None

@@ -24,18 +24,18 @@ from semel.protos.v1.controller_pb2_grpc import (
 
 
 class Told(ControllerServicer):
-    """In office, a standby, or hanging."""
+    """Active, a standby, or hanging."""
 
     def __init__(self) -> None:
         self.address = ""
         self.master = ""
-        """Whom it names; itself when it is in office."""
+        """Whom it names; itself when it is active."""
         self.hanging = False
         self.slow: asyncio.Event | None = None
         """What a call waits for while the controller itself lives."""
         self.calls = 0
         self.left = asyncio.Event()
-        """Its office is over: watches end."""
+        """It is not active any more: watches end."""
 
     async def GetRoutes(self, request: Any, context: Any) -> pb.Routes:  # noqa: N802
         self.calls += 1
@@ -71,7 +71,7 @@ class Told(ControllerServicer):
 
 @asynccontextmanager
 async def told(count: int) -> AsyncIterator[tuple[list[Told], Controllers]]:
-    """Controllers of which the first is in office, and a client that knows the last one only."""
+    """Controllers of which the first is active, and a client that knows the last one only."""
     servers, found = [], []
     for _ in range(count):
         one = Told()
@@ -149,7 +149,7 @@ async def test_an_answer_that_is_an_error_is_not_asked_for_again() -> None:
         assert one.calls == 1
 
 
-async def test_when_nobody_is_in_office_the_error_says_whom_was_asked() -> None:
+async def test_when_none_is_active_the_error_says_whom_was_asked() -> None:
     async with told(1) as ((one,), client):
         one.master = ""
         with pytest.raises(Unavailable, match=one.address):
@@ -172,7 +172,7 @@ async def test_silence_counts_where_there_was_time_for_an_answer(
         assert ("a standby" in str(caught.value)) == (told_of is Unavailable)
 
 
-async def test_a_watch_follows_the_office() -> None:
+async def test_a_watch_follows_the_active_controller() -> None:
     async with told(2) as ((one, two), client):
         seen: asyncio.Queue[str] = asyncio.Queue()
         watching = asyncio.ensure_future(

@@ -207,7 +207,7 @@ async def test_a_move_is_given_up_before_it_is_decided(tmp_path: Path) -> None:
         assert given_up.stage in ("aborting", "aborted")
         gate.set()
         (status,) = await settled(cluster)
-        assert (status.stage, status.trouble) == ("aborted", "given up by an operator")
+        assert (status.stage, status.reason) == ("aborted", "given up by an operator")
         assert check_whole(brokers, await topic_of(cluster)) == 1
         assert (await move(cluster.client, cancel=True)).stage == "aborted"
         await move(cluster.client)
@@ -233,7 +233,7 @@ async def test_a_target_that_never_answers_gives_the_queue_back(
         await move(cluster.client)
         await until_async(lambda: key in source.home.state.moves.places)
         (status,) = await settled(cluster)
-        assert "the target is dead" in status.trouble
+        assert "the target is dead" in status.reason
         assert check_whole([source, target], await topic_of(cluster)) == 1
 
 
@@ -345,7 +345,7 @@ async def test_a_move_that_its_source_refuses_is_given_up_and_one_that_may_pass_
         source.before = refuse
         await move(cluster.client, 1)
         (status,) = await settled(cluster)
-        assert "never with this queue" in status.trouble
+        assert "never with this queue" in status.reason
         assert check_whole([source, target], await topic_of(cluster)) == 2
 
 

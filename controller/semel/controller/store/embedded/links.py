@@ -43,15 +43,15 @@ from semel.protos.rpc import (
     error_from_rpc,
 )
 from semel.protos.v1.metadata_store_pb2 import (
-    CONTROLLER_STANDING_MUTED,
-    CONTROLLER_STANDING_UNFORMED,
-    CONTROLLER_STANDING_VOTER,
-    ControllerStanding,
+    CONTROLLER_MEMBERSHIP_NON_COUNTING,
+    CONTROLLER_MEMBERSHIP_UNFORMED,
+    CONTROLLER_MEMBERSHIP_VOTER,
+    ControllerMembership,
     GroupHello,
     GroupMessage,
     LinkFrame,
     LinkWelcome,
-    StandingReply,
+    MembershipReply,
 )
 from semel.protos.v1.metadata_store_pb2_grpc import (
     MetadataGroupStub,
@@ -119,7 +119,7 @@ class Links:
         *,
         post: Post,
         post_message: Post,
-        describe: Callable[[], StandingReply],
+        describe: Callable[[], MembershipReply],
         must_ask: Callable[[], bool],
     ) -> None:
         """`peers` has HOST:PORT of the others; `post_message` may drop, `post` may not."""
@@ -133,7 +133,7 @@ class Links:
         self._outboxes = {peer: _Outbox() for peer in peers}
         self._calls: dict[int, Any] = {}
         self._heard_at: dict[int, float] = {}
-        self._standing: ControllerStanding = CONTROLLER_STANDING_UNFORMED
+        self._membership: ControllerMembership = CONTROLLER_MEMBERSHIP_UNFORMED
         self._changed = asyncio.Event()
         self.refused: dict[int, str] = {}
         """The reason for which a peer refuses this controller, by the peer's number."""
@@ -152,11 +152,11 @@ class Links:
         heard_at = self._heard_at.get(peer)
         return heard_at is not None and self._loop.time() - heard_at <= HEARD_S
 
-    def on_standing(self, standing: ControllerStanding) -> None:
+    def on_membership(self, membership: ControllerMembership) -> None:
         """Handles a new membership status of this controller: all streams begin anew."""
-        if standing == self._standing:
+        if membership == self._membership:
             return
-        self._standing = standing
+        self._membership = membership
         self._changed.set()
         self._changed = asyncio.Event()
         for outbox in self._outboxes.values():
@@ -168,7 +168,7 @@ class Links:
             for peer in self._peers:
                 tasks.create_task(self._keep(peer))
             if self._peers:
-                tasks.create_task(self._find_standing())
+                tasks.create_task(self._find_membership())
 
     # --- sending --------------------------------------------------------------------------------
 
@@ -196,7 +196,7 @@ class Links:
                 await asyncio.sleep(RETRY_S)
 
     async def _converse(self, peer: int, stub: MetadataGroupStub) -> None:
-        standing = self._standing
+        membership = self._membership
         call = stub.OpenLink(metadata=_TOLD)
         self._calls[peer] = call
         outbox = self._outboxes[peer]
@@ -212,11 +212,14 @@ class Links:
             self.refused.pop(peer, None)
             ended = asyncio.ensure_future(call.read())
             ended.add_done_callback(lambda _: outbox.filled.set())
-            if welcome.standing in (CONTROLLER_STANDING_VOTER, CONTROLLER_STANDING_MUTED):
-                key = (peer, welcome.standing == CONTROLLER_STANDING_MUTED)
+            if welcome.membership in (
+                CONTROLLER_MEMBERSHIP_VOTER,
+                CONTROLLER_MEMBERSHIP_NON_COUNTING,
+            ):
+                key = (peer, welcome.membership == CONTROLLER_MEMBERSHIP_NON_COUNTING)
                 outbox.reset(open=True)
                 self._post(_connected(key))
-            while not ended.done() and standing == self._standing:
+            while not ended.done() and membership == self._membership:
                 message = outbox.pop()
                 if message is None:
                     try:
@@ -239,7 +242,7 @@ class Links:
             call.cancel()
             del self._calls[peer]
 
-    async def _find_standing(self) -> None:
+    async def _find_membership(self) -> None:
         """Asks all others for their status, until this is a voter of a group with a history."""
         async with contextlib.AsyncExitStack() as exits:
             stubs = {
@@ -252,7 +255,7 @@ class Links:
                     for peer, stub in stubs.items()
                 ]
                 replies = await asyncio.gather(*asked, return_exceptions=True)
-                known = [reply for reply in replies if isinstance(reply, StandingReply)]
+                known = [reply for reply in replies if isinstance(reply, MembershipReply)]
                 if len(known) == len(stubs):
                     self._post(_learn(known))
                 await asyncio.sleep(RETRY_S)
@@ -266,7 +269,7 @@ class Links:
             sender=self._identity.controller_id,
             receiver=peer,
             members=self._identity.members,
-            standing=self._standing,
+            membership=self._membership,
         )
 
     def _note(self, peer: int, error: SemelError) -> None:
@@ -280,7 +283,7 @@ class Links:
 
     async def DescribeStanding(  # noqa: N802
         self, request: GroupHello, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> StandingReply:
+    ) -> MembershipReply:
         self._check_hello(request)
         return self._describe()
 
@@ -294,10 +297,10 @@ class Links:
             raise InvalidRequest("a link begins with a hello")
         self._check_hello(first.hello)
         changed = asyncio.ensure_future(self._changed.wait())
-        sender = (first.hello.sender, first.hello.standing == CONTROLLER_STANDING_MUTED)
+        sender = (first.hello.sender, first.hello.membership == CONTROLLER_MEMBERSHIP_NON_COUNTING)
         reading = asyncio.ensure_future(self._read(sender, request_iterator))
         try:
-            yield LinkWelcome(standing=self._standing)
+            yield LinkWelcome(membership=self._membership)
             await asyncio.wait({changed, reading}, return_when=asyncio.FIRST_COMPLETED)
             if reading.done():
                 reading.result()
@@ -375,5 +378,5 @@ def _receive(peer: Peer, message: GroupMessage) -> Callable[[Member], None]:
     return lambda member: member.receive(peer, message)
 
 
-def _learn(replies: list[StandingReply]) -> Callable[[Member], None]:
+def _learn(replies: list[MembershipReply]) -> Callable[[Member], None]:
     return lambda member: member.learn(replies)

@@ -1,7 +1,7 @@
 """One controller's membership in the group: its files, its membership status, its open requests.
 
-How it works. A member is *unformed* (its directory is empty), *non-counting* (`MUTED`; its disk was
-lost) or a *voter*. `tick` drives the consensus and returns what happened; the shell (`ticker.py`
+How it works. A member is *unformed* (its directory is empty), *non-counting* (its disk was lost)
+or a *voter*. `tick` drives the consensus and returns what happened; the shell (`ticker.py`
 with a thread, or a simulation step by step) passes in messages, connections and requests in
 between.
 
@@ -50,12 +50,12 @@ from semel.controller.store.embedded.machine import Applied, Machine, State, bar
 from semel.controller.store.embedded.node import ConsensusNode, Peer, Send, controller_of
 from semel.protos.errors import DataDirectoryError
 from semel.protos.v1.metadata_store_pb2 import (
-    CONTROLLER_STANDING_MUTED,
-    CONTROLLER_STANDING_UNFORMED,
-    CONTROLLER_STANDING_VOTER,
-    ControllerStanding,
+    CONTROLLER_MEMBERSHIP_NON_COUNTING,
+    CONTROLLER_MEMBERSHIP_UNFORMED,
+    CONTROLLER_MEMBERSHIP_VOTER,
+    ControllerMembership,
     GroupMessage,
-    StandingReply,
+    MembershipReply,
 )
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Happened:
 
     events: Sequence[Applied | State]
     """The applied commands in order; a State replaces everything before it."""
-    standing: ControllerStanding
+    membership: ControllerMembership
     incarnation: int
     """The incarnation that this controller puts into its requests."""
     master: int | None
@@ -120,38 +120,40 @@ class Member:
             self.form()
 
     @property
-    def standing(self) -> ControllerStanding:
+    def membership(self) -> ControllerMembership:
         """This member's membership status."""
         state = self._hard_state.state
         if state is None:
-            return CONTROLLER_STANDING_UNFORMED
-        return CONTROLLER_STANDING_VOTER if state.voter else CONTROLLER_STANDING_MUTED
+            return CONTROLLER_MEMBERSHIP_UNFORMED
+        return CONTROLLER_MEMBERSHIP_VOTER if state.voter else CONTROLLER_MEMBERSHIP_NON_COUNTING
 
-    def describe(self) -> StandingReply:
+    def describe(self) -> MembershipReply:
         """The answer to a peer that asks for the status. Callable from any thread."""
         state = self._hard_state.state
         if state is None:
-            return StandingReply(standing=CONTROLLER_STANDING_UNFORMED)
-        return StandingReply(
-            standing=CONTROLLER_STANDING_VOTER if state.voter else CONTROLLER_STANDING_MUTED,
+            return MembershipReply(membership=CONTROLLER_MEMBERSHIP_UNFORMED)
+        return MembershipReply(
+            membership=CONTROLLER_MEMBERSHIP_VOTER
+            if state.voter
+            else CONTROLLER_MEMBERSHIP_NON_COUNTING,
             term=state.term,
             has_history=state.term > 0 or not state.voter,
         )
 
-    def learn(self, replies: Sequence[StandingReply]) -> None:
+    def learn(self, replies: Sequence[MembershipReply]) -> None:
         """Handles the replies that *all* others have given since this controller started."""
         assert len(replies) == len(self._others)
-        if self.standing == CONTROLLER_STANDING_UNFORMED:
+        if self.membership == CONTROLLER_MEMBERSHIP_UNFORMED:
             if any(reply.has_history for reply in replies):
                 log.warning("this controller's disk was lost: it is not counted until it has all")
                 self._begin(voter=False)
             else:
                 self.form()
-        elif self.standing == CONTROLLER_STANDING_VOTER and self.node is not None:
+        elif self.membership == CONTROLLER_MEMBERSHIP_VOTER and self.node is not None:
             self.node.founded |= all(
-                reply.standing == CONTROLLER_STANDING_VOTER for reply in replies
+                reply.membership == CONTROLLER_MEMBERSHIP_VOTER for reply in replies
             )
-        if self.standing == CONTROLLER_STANDING_MUTED:
+        if self.membership == CONTROLLER_MEMBERSHIP_NON_COUNTING:
             self._term_min = max(self._term_min or 0, *(reply.term for reply in replies))
 
     @property
@@ -201,7 +203,7 @@ class Member:
         state = self._hard_state.state
         return Happened(
             events=events,
-            standing=self.standing,
+            membership=self.membership,
             incarnation=0 if state is None else state.incarnation,
             master=None if self.node is None else self.node.master,
         )
@@ -270,7 +272,7 @@ class Member:
                 node.submit(request.command)
 
     def _maybe_rejoin(self, node: ConsensusNode) -> None:
-        if self.standing != CONTROLLER_STANDING_MUTED or self._term_min is None:
+        if self.membership != CONTROLLER_MEMBERSHIP_NON_COUNTING or self._term_min is None:
             return
         if node.compacting:  # its dump must not be completed while the next node runs
             return

@@ -78,8 +78,8 @@ Send = Callable[[int, GroupMessage], None]
 class PeerNode(Node):  # type: ignore[misc]
     """A controller as pysyncobj knows it; as a non-counting member it has another name."""
 
-    def __init__(self, controller_id: int, *, muted: bool = False) -> None:
-        super().__init__(f"{controller_id}{'~' if muted else ''}")
+    def __init__(self, controller_id: int, *, non_counting: bool = False) -> None:
+        super().__init__(f"{controller_id}{'~' if non_counting else ''}")
         self.controller_id = controller_id
 
     def __hash__(self) -> int:
@@ -92,7 +92,7 @@ class PeerNode(Node):  # type: ignore[misc]
 
 def node_of(peer: Peer) -> PeerNode:
     """The node under which pysyncobj knows a peer."""
-    return PeerNode(peer[0], muted=peer[1])
+    return PeerNode(peer[0], non_counting=peer[1])
 
 
 def controller_of(node: Node) -> int:
@@ -185,9 +185,9 @@ class ConsensusNode(ExposedSyncObj):
         where: str,
         send: Send,
     ) -> None:
-        controller_id, muted = me
+        controller_id, non_counting = me
         self._me = controller_id
-        self._muted = muted
+        self._non_counting = non_counting
         self._journal = journal
         self._dumps = dumps
         self._machine = machine
@@ -203,9 +203,11 @@ class ConsensusNode(ExposedSyncObj):
         self._pre_vote_began = float("-inf")
         self._pre_vote_asked = float("-inf")
         self._pre_votes: set[int] = set()
-        adapter = FsyncJournal(journal, hard_state, applied_index, alone=not others and not muted)
+        adapter = FsyncJournal(
+            journal, hard_state, applied_index, alone=not others and not non_counting
+        )
         super().__init__(
-            None if muted else PeerNode(controller_id),
+            None if non_counting else PeerNode(controller_id),
             [PeerNode(other) for other in others],
             SyncObjConf(
                 autoTick=False,
@@ -285,7 +287,7 @@ class ConsensusNode(ExposedSyncObj):
                 assert command == NO_OP
             case b"\x00":
                 applied = self._machine.apply(command[1:])
-                if applied.barrier and self._muted:
+                if applied.barrier and self._non_counting:
                     self._applied_terms[applied.barrier] = entry.term
                 self._events.append(applied)
                 self.wake()  # ends the tick at once, so that waiting callers get the result
@@ -326,8 +328,8 @@ class ConsensusNode(ExposedSyncObj):
         kind = message.WhichOneof("kind")
         assert kind is not None
         term = message.term
-        controller_id, muted = peer
-        if muted and kind not in ("next", "forward"):
+        controller_id, non_counting = peer
+        if non_counting and kind not in ("next", "forward"):
             return
         match kind:
             case "append":
@@ -484,7 +486,7 @@ class ConsensusNode(ExposedSyncObj):
             self.handle(node_of((sender, False)), {"type": "response_vote", "term": term})
 
     def _on_pre_vote(self, sender: int, term: int, question: PreVote) -> None:
-        if self._muted or self.is_leader or now() - self._heard_master_at < ELECTION_MIN_S:
+        if self._non_counting or self.is_leader or now() - self._heard_master_at < ELECTION_MIN_S:
             return
         if term < self.term:
             self._answer(sender, newer_term=NewerTerm())

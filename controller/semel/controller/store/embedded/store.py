@@ -71,7 +71,7 @@ from semel.protos.errors import (
     Throttled,
     Unavailable,
 )
-from semel.protos.v1.metadata_store_pb2 import CONTROLLER_STANDING_VOTER
+from semel.protos.v1.metadata_store_pb2 import CONTROLLER_MEMBERSHIP_VOTER
 
 log = logging.getLogger(__name__)
 
@@ -310,8 +310,8 @@ class EmbeddedStore(MemoryStore):
                 self._on_applied(event)
         if happened.events:
             self._wake()
-        self._links.on_standing(happened.standing)
-        if happened.standing == CONTROLLER_STANDING_VOTER:
+        self._links.on_membership(happened.membership)
+        if happened.membership == CONTROLLER_MEMBERSHIP_VOTER:
             self._voter.set()
         if happened.master != self._master:
             log.info("store's master is controller=%s", happened.master)

@@ -101,8 +101,8 @@ class Ticker:
 
 
 def _differ(one: Happened, other: Happened) -> bool:
-    return (one.standing, one.incarnation, one.master) != (
-        other.standing,
+    return (one.membership, one.incarnation, one.master) != (
+        other.membership,
         other.incarnation,
         other.master,
     )

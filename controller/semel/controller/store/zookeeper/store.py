@@ -96,7 +96,7 @@ class ZooKeeperStore:
         self._closed = False
         self._me: ControllerAddress | None = None
         self._election: Election | None = None
-        self._standing: asyncio.Future[None] | None = None
+        self._candidacy: asyncio.Future[None] | None = None
 
     @classmethod
     async def open(
@@ -191,7 +191,7 @@ class ZooKeeperStore:
             self._session.session_s,
         )
         self._election = Election(self._session, self._paths, me)
-        self._standing = asyncio.ensure_future(self._stand(self._election))
+        self._candidacy = asyncio.ensure_future(self._stand(self._election))
 
     async def mastership(self) -> AsyncGenerator[Mastership]:
         assert self._election is not None
@@ -212,9 +212,9 @@ class ZooKeeperStore:
         if self._closed:
             return
         self._closed = True
-        if self._standing is not None:
-            self._standing.cancel()
-            await asyncio.gather(self._standing, return_exceptions=True)
+        if self._candidacy is not None:
+            self._candidacy.cancel()
+            await asyncio.gather(self._candidacy, return_exceptions=True)
         if self._election is not None:
             self._election.close()
         self._wake()
@@ -373,8 +373,8 @@ class ZooKeeperStore:
 
     async def _controllers(self) -> dict[ControllerAddress, bool]:
         names = await self._session.children(self._paths.members) or []
-        standing = await self._session.children(self._paths.election) or []
-        alive = {candidate.controller_id for candidate in candidates_of(standing)}
+        candidates = await self._session.children(self._paths.election) or []
+        alive = {candidate.controller_id for candidate in candidates_of(candidates)}
         found = {}
         for controller_id in sorted(int(name) for name in names if name.isdigit()):
             node = await self._session.read(f"{self._paths.members}/{controller_id}")

@@ -27,8 +27,8 @@ from semel.protos.v1.metadata_store_pb2 import (
     AppendEntries,
     DumpChunk,
     GroupMessage,
+    MembershipReply,
     NextIndex,
-    StandingReply,
     StoreTransaction,
 )
 from tests.unit.controller.store.embedded.world import Violation, World
@@ -132,7 +132,7 @@ def commits_entries_of_older_terms_by_counting(patch: pytest.MonkeyPatch) -> Non
 def lets_a_forgetful_disk_vote(patch: pytest.MonkeyPatch) -> None:
     """Every Raft without a bootstrap step."""
 
-    def learn(self: Member, replies: Sequence[StandingReply]) -> None:
+    def learn(self: Member, replies: Sequence[MembershipReply]) -> None:
         if self.node is None:
             self.form()
         assert self.node is not None
@@ -141,7 +141,7 @@ def lets_a_forgetful_disk_vote(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Member, "learn", learn)
 
 
-def counts_who_is_muted(patch: pytest.MonkeyPatch) -> None:
+def counts_non_counting_members(patch: pytest.MonkeyPatch) -> None:
     """Feeds a lost disk under its old name."""
     connected, disconnected = ConsensusNode.connected, ConsensusNode.disconnected
     receive = ConsensusNode.receive

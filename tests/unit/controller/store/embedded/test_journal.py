@@ -124,7 +124,7 @@ def many_crashes() -> None:
         test_a_crash_at_any_operation_loses_nothing_that_was_synced(seed)
 
 
-def test_one_damaged_byte_anywhere_loses_nothing_and_is_mended() -> None:
+def test_one_damaged_byte_anywhere_loses_nothing_and_is_repaired() -> None:
     disk = SimDisk()
     entries = filled(disk)
     images = {name: disk.read(name) for name in FILE_NAMES}
@@ -140,11 +140,11 @@ def test_one_damaged_byte_anywhere_loses_nothing_and_is_mended() -> None:
             bad[position] ^= 0xFF
             disk.write(name, bytes(bad))
             assert JournalFiles(disk).entries == entries, f"byte {position} of {name}"
-            mended = [disk.read(one) for one in FILE_NAMES]
-            assert mended[0] == mended[1]
+            repaired = [disk.read(one) for one in FILE_NAMES]
+            assert repaired[0] == repaired[1]
 
 
-def test_a_file_that_is_gone_or_cut_is_mended_from_the_other() -> None:
+def test_a_file_that_is_gone_or_cut_is_repaired_from_the_other() -> None:
     for length in (0, 10, 40, 100, None):
         disk = SimDisk()
         entries = filled(disk)

@@ -28,20 +28,20 @@ from semel.controller.store.embedded.member import Member
 from semel.controller.store.embedded.node import ConsensusNode
 from semel.protos.errors import InternalError, SemelError
 from semel.protos.v1.metadata_store_pb2 import (
-    CONTROLLER_STANDING_MUTED,
-    CONTROLLER_STANDING_UNFORMED,
-    CONTROLLER_STANDING_VOTER,
+    CONTROLLER_MEMBERSHIP_NON_COUNTING,
+    CONTROLLER_MEMBERSHIP_UNFORMED,
+    CONTROLLER_MEMBERSHIP_VOTER,
     AppendEntries,
     DumpChunk,
     GrantPreVote,
     GrantVote,
     GroupEntry,
     GroupMessage,
+    MembershipReply,
     NewerTerm,
     NextIndex,
     PreVote,
     RequestVote,
-    StandingReply,
 )
 from tests.unit.controller.store.embedded import planted
 from tests.unit.controller.store.embedded.disk import Crash, SimDisk
@@ -60,7 +60,7 @@ class Lone:
         self.sent: list[tuple[int, GroupMessage]] = []
         self.on_send: Callable[[GroupMessage], None] = lambda message: None
         self.open()
-        if self.member.standing == CONTROLLER_STANDING_UNFORMED:
+        if self.member.membership == CONTROLLER_MEMBERSHIP_UNFORMED:
             self.member.form()
             self.member.learn(replies(*[0] * (size - 1)))
 
@@ -93,9 +93,9 @@ class Lone:
         self.sent.clear()
         return found
 
-    def hear(self, sender: int, term: int, *, muted: bool = False, **kind: Any) -> None:
+    def hear(self, sender: int, term: int, *, non_counting: bool = False, **kind: Any) -> None:
         """A message comes in."""
-        self.member.receive((sender, muted), GroupMessage(term=term, **kind))
+        self.member.receive((sender, non_counting), GroupMessage(term=term, **kind))
 
     def append(
         self, term: int, previous: tuple[int, int], terms: Sequence[int] = (), commit: int = 0
@@ -447,7 +447,7 @@ def test_a_failed_sync_is_never_tried_again() -> None:
         one.member.close()
 
 
-def test_a_muted_controller_is_not_counted() -> None:
+def test_a_non_counting_controller_is_not_counted() -> None:
     def scenario() -> None:
         with lone() as one:
             term = one.lead()
@@ -455,19 +455,19 @@ def test_a_muted_controller_is_not_counted() -> None:
             one.member.connected((2, True))
             one.pass_time(0.2)
             answer = NextIndex(next_index=one.last_index + 1, success=True)
-            one.hear(2, term, muted=True, next=answer)
+            one.hear(2, term, non_counting=True, next=answer)
             one.pass_time(0.2)
             assert one.node.commit_index == 1
             one.hear(3, term, next=answer)
             one.pass_time(0.2)
             assert one.node.commit_index == one.last_index
 
-    holds_but_not_with(planted.counts_who_is_muted, scenario)
+    holds_but_not_with(planted.counts_non_counting_members, scenario)
 
 
-def replies(*terms: int) -> list[StandingReply]:
+def replies(*terms: int) -> list[MembershipReply]:
     return [
-        StandingReply(standing=CONTROLLER_STANDING_VOTER, term=term, has_history=term > 0)
+        MembershipReply(membership=CONTROLLER_MEMBERSHIP_VOTER, term=term, has_history=term > 0)
         for term in terms
     ]
 
@@ -479,7 +479,7 @@ def test_a_lost_disk_votes_only_after_a_barrier_of_no_older_term() -> None:
         one.on_send = lambda message: None
         one.open()
         one.member.learn(replies(0, 3))
-        assert one.member.standing == CONTROLLER_STANDING_MUTED
+        assert one.member.membership == CONTROLLER_MEMBERSHIP_NON_COUNTING
         one.append(2, (1, 0), [1, 2], commit=3)
         one.pass_time(0.1)
         asked = one.said("forward")[-1].forward.command
@@ -489,7 +489,9 @@ def test_a_lost_disk_votes_only_after_a_barrier_of_no_older_term() -> None:
         )
         one.hear(2, 2, append=message)
         one.pass_time(0.2)
-        assert one.member.standing == CONTROLLER_STANDING_MUTED, "term 2 is older than term 3"
+        assert one.member.membership == CONTROLLER_MEMBERSHIP_NON_COUNTING, (
+            "term 2 is older than term 3"
+        )
         one.hear(3, 4, vote=RequestVote(last_index=9, last_term=3))
         assert one.said("grant") == []
         one.append(4, (4, 2), [4], commit=5)
@@ -501,7 +503,7 @@ def test_a_lost_disk_votes_only_after_a_barrier_of_no_older_term() -> None:
         )
         one.hear(2, 4, append=message)
         one.pass_time(0.1)
-        assert one.member.standing == CONTROLLER_STANDING_VOTER
+        assert one.member.membership == CONTROLLER_MEMBERSHIP_VOTER
         state = one.member._hard_state.state
         assert state is not None
         assert (state.term, state.voted_for) == (4, 2)
@@ -515,9 +517,9 @@ def test_nobody_stands_before_all_founders_are_voters() -> None:
         one.clock, one.disk, one.size, one.sent = clock, SimDisk(), 3, []
         one.on_send = lambda message: None
         one.open()
-        unformed = StandingReply(standing=CONTROLLER_STANDING_UNFORMED)
+        unformed = MembershipReply(membership=CONTROLLER_MEMBERSHIP_UNFORMED)
         one.member.learn([unformed, *replies(0)])
-        assert one.member.standing == CONTROLLER_STANDING_VOTER
+        assert one.member.membership == CONTROLLER_MEMBERSHIP_VOTER
         one.member.learn([unformed, *replies(0)])
         one.pass_time(3.0)
         assert one.said("pre_vote") == []
@@ -567,7 +569,7 @@ def test_one_cut_link_moves_no_mastership() -> None:
             assert max(world.masters) == terms
             world.cut.clear()
             world.run(3.0)
-            assert max(world.masters) == terms, "and none when it is mended"
+            assert max(world.masters) == terms, "and none when it is healed"
 
     holds_but_not_with(planted.stands_without_being_asked, scenario)
 

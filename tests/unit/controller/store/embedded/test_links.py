@@ -21,10 +21,10 @@ from semel.controller.store.embedded.member import Member
 from semel.protos import compat
 from semel.protos.rpc import SERVER_OPTIONS, ServerInterceptor
 from semel.protos.v1.metadata_store_pb2 import (
-    CONTROLLER_STANDING_VOTER,
+    CONTROLLER_MEMBERSHIP_VOTER,
     GroupMessage,
+    MembershipReply,
     NewerTerm,
-    StandingReply,
 )
 from semel.protos.v1.metadata_store_pb2_grpc import MetadataGroupStub
 
@@ -85,10 +85,10 @@ class Ends:
             peers,
             post=post,
             post_message=post,
-            describe=StandingReply,
+            describe=MembershipReply,
             must_ask=lambda: False,
         )
-        self.links[number].on_standing(CONTROLLER_STANDING_VOTER)
+        self.links[number].on_membership(CONTROLLER_MEMBERSHIP_VOTER)
 
     async def until(self, number: int, **counts: int) -> None:
         """Returns when that controller's member has been told so often of what is named."""

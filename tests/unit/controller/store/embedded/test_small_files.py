@@ -38,7 +38,7 @@ def dump_at(index: int, term: int = 1) -> Dump:
     )
 
 
-def test_term_vote_and_standing_return() -> None:
+def test_term_vote_and_membership_return() -> None:
     disk = SimDisk()
     file = HardStateFile(disk)
     assert file.state is None

@@ -40,11 +40,11 @@ from semel.controller.store.embedded.machine import (
 from semel.controller.store.embedded.member import Member
 from semel.controller.store.embedded.messages import check
 from semel.protos.v1.metadata_store_pb2 import (
-    CONTROLLER_STANDING_MUTED,
-    CONTROLLER_STANDING_UNFORMED,
-    CONTROLLER_STANDING_VOTER,
+    CONTROLLER_MEMBERSHIP_NON_COUNTING,
+    CONTROLLER_MEMBERSHIP_UNFORMED,
+    CONTROLLER_MEMBERSHIP_VOTER,
     GroupMessage,
-    StandingReply,
+    MembershipReply,
 )
 from tests.unit.controller.store.embedded.disk import Crash, SimDisk
 
@@ -62,8 +62,8 @@ class Violation(AssertionError):
 class Link:
     """A stream from one node to another."""
 
-    hello_muted: bool
-    welcome_muted: bool
+    hello_non_counting: bool
+    welcome_non_counting: bool
     boots: tuple[int, int]
 
 
@@ -92,7 +92,7 @@ class SimNode:
     calls: dict[object, Call] = field(default_factory=dict)
     counter: tuple[int | None, int] = (None, 0)
     """Version and value of /n, as applied here."""
-    replies: dict[int, StandingReply] = field(default_factory=dict)
+    replies: dict[int, MembershipReply] = field(default_factory=dict)
     aside: list[Callable[[], None]] = field(default_factory=list)
 
 
@@ -208,7 +208,7 @@ class World:
         return [
             number
             for number, node in self.nodes.items()
-            if node.member is not None and node.member.standing == CONTROLLER_STANDING_VOTER
+            if node.member is not None and node.member.membership == CONTROLLER_MEMBERSHIP_VOTER
         ]
 
     def _die(self, number: int) -> None:
@@ -263,9 +263,9 @@ class World:
                 if call.key == "/n":
                     self.increments["unknown"] += 1
         if node.member is not None and node.member.must_ask:
-            self._ask_standings(number)
+            self._ask_memberships(number)
 
-    def _ask_standings(self, number: int) -> None:
+    def _ask_memberships(self, number: int) -> None:
         node = self.nodes[number]
         for other in self.nodes.keys() - {number}:
             member = self.nodes[other].member
@@ -314,10 +314,10 @@ class World:
             if up:
                 assert source.member is not None
                 assert target.member is not None
-                if target.member.standing != CONTROLLER_STANDING_UNFORMED:
+                if target.member.membership != CONTROLLER_MEMBERSHIP_UNFORMED:
                     wanted = Link(
-                        source.member.standing == CONTROLLER_STANDING_MUTED,
-                        target.member.standing == CONTROLLER_STANDING_MUTED,
+                        source.member.membership == CONTROLLER_MEMBERSHIP_NON_COUNTING,
+                        target.member.membership == CONTROLLER_MEMBERSHIP_NON_COUNTING,
                         (source.boot, target.boot),
                     )
             if link == wanted:
@@ -325,11 +325,11 @@ class World:
             if link is not None:
                 del self.links[pair]
                 if link.boots[0] == source.boot:
-                    peer = (pair[1], link.welcome_muted)
+                    peer = (pair[1], link.welcome_non_counting)
                     self._guarded(pair[0], methodcaller("disconnected", peer))
             if wanted is not None and source.member is not None:
                 self.links[pair] = wanted
-                peer = (pair[1], wanted.welcome_muted)
+                peer = (pair[1], wanted.welcome_non_counting)
                 self._guarded(pair[0], methodcaller("connected", peer))
 
     def _send(self, sender: int, receiver: int, message: GroupMessage) -> None:
@@ -342,7 +342,7 @@ class World:
         if link is None or link.boots[0] != self.nodes[sender].boot:
             return
         raw = message.SerializeToString()
-        peer = (sender, link.hello_muted)
+        peer = (sender, link.hello_non_counting)
         copies = 1
         if self.lossy:
             copies = self.rng.choices((0, 1, 2), (2, 96, 2))[0]
@@ -369,7 +369,7 @@ class World:
     def write(self, number: int, *, counter: bool = False) -> None:
         """Begins a write on a node: of a key of its own, or one more in the common counter."""
         node = self.nodes[number]
-        if node.member is None or node.member.standing != CONTROLLER_STANDING_VOTER:
+        if node.member is None or node.member.membership != CONTROLLER_MEMBERSHIP_VOTER:
             return
         key = "/n" if counter else f"/w/{next(self._keys)}"
         version, value = node.counter if counter else (None, 0)
@@ -393,7 +393,7 @@ class World:
     def read(self, number: int) -> None:
         """Begins a read on a node."""
         node = self.nodes[number]
-        if node.member is None or node.member.standing != CONTROLLER_STANDING_VOTER:
+        if node.member is None or node.member.membership != CONTROLLER_MEMBERSHIP_VOTER:
             return
         nonce = b"%d-%d" % (number, next(self._keys))
         node.calls[nonce] = Call(self.now, self.returned)

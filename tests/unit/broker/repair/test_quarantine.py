@@ -1,4 +1,4 @@
-"""Data damaged beyond mending moves away, and no crash makes the node forget that."""
+"""Data damaged beyond repair moves away, and no crash makes the node forget that."""
 
 from __future__ import annotations
 
