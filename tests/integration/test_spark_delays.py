@@ -26,8 +26,8 @@ SCHEMA = (
     .add("message_id", StringType())
 )
 SOON_S = 8
-BEHIND_A_JOB_S = 16
-"""The job takes some of it, on a busy machine more."""
+"""The job takes some of it; on a busy machine rows may be due before they are stored."""
+FAR_S = 3_600
 LATE_S = 60.0
 
 
@@ -91,16 +91,17 @@ def soon(seconds: float = SOON_S) -> datetime:
 def test_a_batch_writes_both_columns(
     spark: SparkSession, shared_cluster: Cluster, client: Client
 ) -> None:
+    client.admin.create_topic("held", queues=3)
+    held = spark.createDataFrame(rows_from(0, 600, soon(FAR_S)), SCHEMA).repartition(2)
+    save(held, shared_cluster, "held")
+    stored = client.admin.describe_topic("held").queues
+    delayed = sum(queue.delayed_messages for queue in stored)
+    assert (sum(queue.messages for queue in stored), delayed) == (150, 450)
+
     client.admin.create_topic("batch", queues=3)
     watch = Watch(client, "batch")
-    due = soon(BEHIND_A_JOB_S)
-    rows = rows_from(0, 600, due)
-    frame = spark.createDataFrame(rows, SCHEMA).repartition(2)
-    save(frame, shared_cluster, "batch")
-    stored = client.admin.describe_topic("batch").queues
-    delayed = sum(queue.delayed_messages for queue in stored)
-    assert datetime.now(UTC) < due, "the job took too long for what follows to be seen"
-    assert (sum(queue.messages for queue in stored), delayed) == (150, 450)
+    rows = rows_from(0, 600, soon())
+    save(spark.createDataFrame(rows, SCHEMA).repartition(2), shared_cluster, "batch")
     watch.until(600, LATE_S)
     check(watch, rows)
     watch.close()
@@ -162,8 +163,9 @@ def test_microseconds_and_bytes_are_taken_too(
     save(frame, shared_cluster, "numbers")
     watch.until(2, LATE_S)
     assert {m.value: m.message_id for _, m in watch.seen} == {b"a": b"\xff", b"b": None}
-    assert watch.values[0] == b"b"
-    assert watch.seen[1][0] >= due_us / 1e6 - CLOCKS_S
+    came = {message.value: at for at, message in watch.seen}
+    assert came[b"a"] >= due_us / 1e6 - CLOCKS_S
+    assert watch.values[0] == b"b" or came[b"b"] >= due_us / 1e6, "only a slow job lets a be first"
     watch.close()
 
 
