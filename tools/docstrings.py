@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).parents[1]
+from tools.source_tree import ROOT, tracked
+
 WORDS: Final = ("Of", "Who", "Whoever", "Whose", "What is", "So many", "So much", "As many")
 _BEGINS: Final = re.compile(rf"\s*(?:{'|'.join(WORDS)})\b")
 
@@ -34,15 +33,12 @@ def findings(source: str) -> Iterator[tuple[int, str]]:
 
 def main() -> int:
     """Command line. Returns 1 if there is any."""
-    tracked = subprocess.run(
-        ["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
     found = 0
-    for name in tracked.stdout.splitlines():
-        if name.endswith(("_pb2.py", "_pb2_grpc.py")) or not (ROOT / name).exists():
+    for path in tracked("*.py"):
+        if path.name.endswith(("_pb2.py", "_pb2_grpc.py")):
             continue
-        for line, text in findings((ROOT / name).read_text(encoding="utf-8")):
-            print(f"{name}:{line}: {text}")
+        for line, text in findings(path.read_text(encoding="utf-8")):
+            print(f"{path.relative_to(ROOT)}:{line}: {text}")
             found += 1
     if found:
         print(f"{found} docstrings begin without a subject: say who does what, subject first")

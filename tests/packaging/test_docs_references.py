@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.tree import PORTIONS, ROOT, tracked
+from tools.source_tree import PORTIONS, ROOT, tracked
 
 TOUR = ROOT / "docs" / "tour.md"
 TOUR_LINES_MAX = 120

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.packaging.tree import ROOT, tracked
+from tools.source_tree import ROOT, tracked
 
 
 def imported(source: str) -> Iterator[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.tree import PORTIONS, ROOT, tracked
+from tools.source_tree import PORTIONS, ROOT, tracked
 
 FILE_LINES_MAX = 600
 

@@ -30,7 +30,7 @@ def run(arguments: Sequence[str], cwd: Path = ROOT) -> subprocess.CompletedProce
         pytest.param(["protos/generate.py", "--check"], id="stubs"),
         pytest.param(["-m", "tools.reference", "--check"], id="reference"),
         pytest.param(["tools/unasync.py", "--check"], id="sync API"),
-        pytest.param(["tools/docstrings.py"], id="docstrings"),
+        pytest.param(["-m", "tools.docstrings"], id="docstrings"),
     ],
 )
 def test_the_tree_is_clean(arguments: Sequence[str]) -> None:

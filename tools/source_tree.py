@@ -1,11 +1,11 @@
-"""The files of the source tree."""
+"""The files of the source tree, for checks of the whole of it."""
 
 from __future__ import annotations
 
 import subprocess
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 PORTIONS = ("protos", "client", "broker", "controller", "spark_connector")
 
 
