@@ -73,7 +73,7 @@ class Commits:
         cluster: Cluster,
         group: str,
         locks: Locks,
-        retrying: Retrying | None,
+        retrying: Retrying,
         stored: StoredOffsets | None,
     ) -> None:
         self._cluster = cluster
@@ -126,6 +126,7 @@ class Commits:
             queue = self._locks.find(key, token)
             if queue is not None:
                 queue.done = max(queue.done, offset)
+                self._retrying.on_stored(queue, offset)
                 self._behind[queue] = offset
         self._locks.on_progress()
         if self._behind and (self._telling is None or self._telling.done()):
@@ -168,8 +169,7 @@ class Commits:
             commit = request.commits.add(
                 queue=queue_ref(queue.key), token=queue.token, offset=offset
             )
-            if self._retrying is not None:
-                self._retrying.renew_record(commit, queue, offset)
+            self._retrying.renew_record(commit, queue, offset)
         try:
             reply = await self._cluster.call_master(group_id, "Commit", request)
         except SemelError as error:
@@ -205,28 +205,33 @@ class Commits:
                 problem = _lost(span)
             else:
                 due.append(_Due(span, queue, span.end))
-        if self._retrying is None:
-            return due, lost, problem
+        # Both before the await: a queue without notes may get some meanwhile.
+        plain = [self._reach_of(one) for one in due if not self._retrying.noted(one.queue)]
+        noted = [one for one in due if self._retrying.noted(one.queue)]
         results = await asyncio.gather(
-            *(self._retrying.publish(one.queue, one.to) for one in due), return_exceptions=True
+            *(self._retrying.publish(one.queue, one.to) for one in noted), return_exceptions=True
         )
         ready: list[_Due] = []
-        for one, result in zip(due, results, strict=True):
-            if result is None and self._locks.holds(one.queue):
-                ready.append(one._replace(to=self._retrying.covered(one.queue, one.to)))
+        for one, result in [*((one, one.to) for one in plain), *zip(noted, results, strict=True)]:
+            if isinstance(result, int) and self._locks.holds(one.queue):
+                ready.append(one._replace(to=result))
                 continue
-            if result is not None and not isinstance(result, SemelError):
+            if isinstance(result, (int, FencedError)):
+                problem = _lost(one.span)
+            elif isinstance(result, SemelError):
+                problem = result
+            else:
                 raise result
-            fenced = result is None or isinstance(result, FencedError)
-            problem = _lost(one.span) if fenced else result
             lost.append(one.span)
             self._locks.on_lost(one.queue.key, one.queue.token)
         return ready, lost, problem
 
+    def _reach_of(self, one: _Due) -> _Due:
+        return one._replace(to=self._retrying.covered(one.queue, one.to))
+
     def _on_durable(self, offsets: Mapping[FeedQueue, int]) -> None:
-        if self._retrying is not None:
-            for queue, to in offsets.items():
-                self._retrying.on_committed(queue, to)
+        for queue, to in offsets.items():
+            self._retrying.on_committed(queue, to)
 
 
 def _lost(span: Span) -> LockLost:

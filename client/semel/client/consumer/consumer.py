@@ -95,9 +95,7 @@ class ConsumerCore:
             on_assignment=self.locks.changed.set,
             on_fenced=self._on_fenced,
         )
-        self._retrying = (
-            Retrying(cluster, runtime, group, config.retry) if config.retry is not None else None
-        )
+        self._retrying = Retrying(cluster, runtime, group, config.retry)
         self._stored = (
             StoredOffsets(config.offset_store, group) if config.offset_store is not None else None
         )
@@ -111,9 +109,8 @@ class ConsumerCore:
         """Joins the group. Raises UnknownTopic, Unavailable."""
         for topic in self.topics:
             await self._cluster.topic(topic)
-        if self._retrying is not None:
-            await self._retrying.open()
-            self._subscribed[:] = dict.fromkeys([*self.topics, *self._retrying.topics])
+        await self._retrying.open()
+        self._subscribed[:] = dict.fromkeys([*self.topics, *self._retrying.topics])
         if self._stored is not None:
             self._stored.cluster_id = self._cluster.routes.cluster_id
         await self._membership.join()
@@ -149,8 +146,7 @@ class ConsumerCore:
                 await self.locks.release(self.locks.held.values())
         self.locks.held.clear()
         self.feed.close()
-        if self._retrying is not None:
-            self._retrying.close()
+        self._retrying.close()
         if self._fenced is None:
             await self._membership.leave()
 
@@ -174,8 +170,7 @@ class ConsumerCore:
         self._spawn(self._begin(queue, grant), "semel-consumer-begin")
 
     def _on_gone(self, queue: FeedQueue) -> None:
-        if self._retrying is not None:
-            self._retrying.drop(queue)
+        self._retrying.drop(queue)
 
     async def _begin(self, queue: FeedQueue, grant: broker_pb2.LockGrant) -> None:
         """Finds out where the queue begins, then fetches it."""
@@ -218,15 +213,14 @@ class ConsumerCore:
             # first commit would otherwise find a later end and skip the messages in between. And
             # the brokers may know less than the database until something new is committed.
             await self._store(queue, offset)
-        if self._retrying is not None:
-            queue.delay_ms = self._retrying.delay_ms_of(queue.topic)
-            covered = await self._retrying.take_over(queue, offset, grant.metadata)
-            if covered > offset:
-                if self._stored is not None:
-                    await self._stored.move(queue, offset, covered)
-                await self._store(queue, covered)
-                self._retrying.on_committed(queue, covered)
-                queue.begin_at(covered)
+        queue.delay_ms = self._retrying.delay_ms_of(queue.topic)
+        covered = await self._retrying.take_over(queue, offset, grant.metadata)
+        if covered > offset:
+            if self._stored is not None:
+                await self._stored.move(queue, offset, covered)
+            await self._store(queue, covered)
+            self._retrying.on_committed(queue, covered)
+            queue.begin_at(covered)
 
     async def _set_back(self, queue: FeedQueue, offset: int) -> None:
         """Handles brokers whose progress is ahead of the database: the group's offsets were reset.
@@ -327,8 +321,7 @@ class ConsumerCore:
 
     def _go_to(self, queue: FeedQueue, offset: int) -> None:
         queue.go_to(offset)
-        if self._retrying is not None:
-            self._retrying.on_seek(queue, offset)
+        self._retrying.on_seek(queue, offset)
 
     def _check(self) -> None:
         if self._fenced is not None:
@@ -356,8 +349,6 @@ class ConsumerCore:
         Raises InvalidRequest, LockLost.
         """
         self._check()
-        if self._retrying is None:
-            raise InvalidRequest("this consumer has no retry policy: consumer(…, retry=…)")
         if not isinstance(reason, str):
             raise InvalidRequest(f"reason must be text, not {reason!r}")
         self._retrying.note(message, reason, rejected=rejected)

@@ -30,6 +30,7 @@ Not here: when to claim (`consumer/consumer.py`), the user's side (`api/sql_tran
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import sqlite3
 import sys
@@ -195,8 +196,8 @@ class SqlOffsets:
     def advance(self, connection: Any, progress: Sequence[Progress]) -> None:
         """Stores progress in the open transaction, without a commit.
 
-        Raises LockLost when a queue has a newer owner, or its offset is not where this one left
-        it: the transaction must be rolled back then.
+        Raises LockLost when a queue has a newer owner, its offset is not where this one left it,
+        or its row is not there: the transaction must be rolled back then.
         """
         for place, token, before, offset in progress:
             self._execute(
@@ -206,10 +207,20 @@ class SqlOffsets:
                 place.parameters(token=token, before=before, next_offset=offset),
             )
             found = self._row(connection, place)
-            if found is None or found[1] != token:
-                raise _lost(place, token, 0 if found is None else found[1])
+            if found is None:
+                raise self._missing(place)
+            if found[1] != token:
+                raise _lost(place, token, found[1])
             if found[0] != offset:
                 raise _changed(place, token, before, found[0])
+
+    def _missing(self, place: Place) -> LockLost:
+        return LockLost(
+            f"the table {self._table} that the transaction's connection sees has no row for queue"
+            f" {place.queue_id} of topic {place.topic!r}, which this consumer of group"
+            f" {place.consumer_group!r} has claimed: check that the connection and offset_store are"
+            " of one database; if somebody deleted the row, the queue is claimed anew"
+        )
 
     def _row(self, connection: Any, place: Place) -> tuple[int, int] | None:
         cursor = self._execute(
@@ -276,17 +287,22 @@ def begin(connection: Any) -> None:
 
 @contextlib.contextmanager
 def _transaction(connection: Any) -> Iterator[None]:
+    commit, rollback = connection.commit, connection.rollback
     if isinstance(connection, sqlite3.Connection):
-        # Begins for all kinds of statements, and waits for the present writer.
-        connection.execute("BEGIN IMMEDIATE")
+        if getattr(connection, "autocommit", None) is True:  # Python 3.12: commit() does nothing
+            commit = functools.partial(connection.execute, "COMMIT")
+            rollback = functools.partial(connection.execute, "ROLLBACK")
+        if not connection.in_transaction:  # with autocommit=False one is always open
+            # Begins for all kinds of statements, and waits for the present writer.
+            connection.execute("BEGIN IMMEDIATE")
     else:
         begin(connection)
     try:
         yield
     except BaseException:
-        connection.rollback()
+        rollback()
         raise
-    connection.commit()
+    commit()
 
 
 def _lost(place: Place, token: int, newest: int) -> LockLost:

@@ -10,7 +10,8 @@ it waits (`reading/fetch.py`).
 Before the first copy leaves, the queue's owner stores a *record* of the copies beside the group's
 offset, under the token of the lock. Each later commit keeps the part of the record that is not
 resolved. A member that acquires the queue gets the record and finds the copies that an owner made
-and could not commit. Their originals are *skipped*: neither given out nor copied again.
+and could not commit. Their originals are *skipped*: neither given out nor copied again. That is so
+for a member without a retry policy, too: it makes no copies, but its group may have had a policy.
 
 Invariants
 1. A message that was given out is copied only by the commit that covers it, and once.
@@ -19,6 +20,8 @@ Invariants
 3. Notes between two commits of a queue are bounded by NOTES_MAX and NOTES_BYTES_MAX.
 4. A record is numbered, and names everything that is unresolved at that number. Of two records
    under way at a time the broker keeps the later one.
+5. A record names an offset as copied, and a commit reaches past a skipped one, only when its copy
+   is durable. A copy on its way is a part of the attempt.
 
 Not here: headers (`core/letters.py`), bringing dead letters back (`dead_letters/redrive.py`).
 """
@@ -73,6 +76,8 @@ class _Note:
     """It is being copied, or was; no other commit may copy it."""
     chunk: Chunk | None = None
     """The chunk of its copy, once that is on its way."""
+    copied: bool = False
+    """Its copy is known to be durable."""
 
 
 class _Held:
@@ -96,34 +101,43 @@ class _Held:
     def record(self, progress: int) -> bytes:
         """Returns the record of everything unresolved at a given progress."""
         attempt = self.relay.attempt(self.end) if self.end > progress else None
-        return record_bytes(self.queue.skip, attempt, progress)
+        under_way = {at for at, note in list(self.notes.items()) if not note.copied}
+        return record_bytes(self.queue.skip - under_way, attempt, progress)
 
 
 class Retrying:
     """The retries of one consumer. Lives on the I/O thread, except for `note`."""
 
-    def __init__(self, cluster: Cluster, runtime: Runtime, group: str, policy: RetryPolicy) -> None:
+    def __init__(
+        self, cluster: Cluster, runtime: Runtime, group: str, policy: RetryPolicy | None
+    ) -> None:
+        """Without a policy nothing is copied: `note` refuses, and there are no retry topics."""
         self.policy = policy
         self.topics: list[str] = []
         """Retry topics to read, by step."""
+        self._steps_ms = () if policy is None else policy.steps_ms
         self._cluster = cluster
         self._runtime = runtime
         self._group = group
-        self._dead_letters = policy.dead_letter or letters.dead_letter_topic(group)
+        named = None if policy is None else policy.dead_letter
+        self._dead_letters = named or letters.dead_letter_topic(group)
         self._queues: dict[QueueKey, _Held] = {}
 
     # --- topics ---------------------------------------------------------------------------------
 
     async def open(self) -> None:
         """Makes the topics that are missing. Raises SemelError."""
+        if self.policy is None:
+            return
         steps = len(self.policy.steps_ms)
-        self.topics = [letters.retry_topic(self._group, step) for step in range(1, steps + 1)]
-        for topic in self.topics:
-            await self._make(topic, RETRY_RETENTION_MS)
-        await self._make(self._dead_letters, UNLIMITED)
+        topics = [letters.retry_topic(self._group, step) for step in range(1, steps + 1)]
+        for topic in topics:
+            await self._make(topic, RETRY_RETENTION_MS, self.policy.queues)
+        await self._make(self._dead_letters, UNLIMITED, self.policy.queues)
         # A policy that had more steps may have left messages behind.
-        while await self._exists(letters.retry_topic(self._group, len(self.topics) + 1)):
-            self.topics.append(letters.retry_topic(self._group, len(self.topics) + 1))
+        while await self._exists(letters.retry_topic(self._group, len(topics) + 1)):
+            topics.append(letters.retry_topic(self._group, len(topics) + 1))
+        self.topics = topics  # at once: other tasks ask for the step of a topic meanwhile
 
     async def _exists(self, topic: str) -> bool:
         try:
@@ -132,14 +146,12 @@ class Retrying:
             return False
         return True
 
-    async def _make(self, topic: str, retention_ms: int) -> None:
+    async def _make(self, topic: str, retention_ms: int, queues: int) -> None:
         if await self._exists(topic):
             return
         settings: dict[str, int | None] = {"retention_ms": retention_ms}
         try:
-            await AdminCore(self._cluster).create_topic(
-                topic, self.policy.queues, settings, True, None
-            )
+            await AdminCore(self._cluster).create_topic(topic, queues, settings, True, None)
         except TopicExists:  # another member with another policy made it
             logger.info("topic exists with other settings topic=%s", topic)
         await self._cluster.topic(topic, refresh=True)
@@ -151,8 +163,7 @@ class Retrying:
 
     def delay_ms_of(self, topic: str) -> int:
         """Returns how long messages of a topic wait before they are given out, in milliseconds."""
-        step = self.step_of(topic)
-        steps = self.policy.steps_ms
+        step, steps = self.step_of(topic), self._steps_ms
         return steps[min(step, len(steps)) - 1] if step and steps else 0
 
     def _targets(self, topic: str) -> list[str]:
@@ -162,7 +173,7 @@ class Retrying:
     def _next_topic(self, topic: str) -> str:
         """Returns the topic for a message that failed once more."""
         step = self.step_of(topic)
-        return self.topics[step] if step < len(self.policy.steps_ms) else self._dead_letters
+        return self.topics[step] if step < len(self._steps_ms) else self._dead_letters
 
     # --- ownership ------------------------------------------------------------------------------
 
@@ -211,6 +222,8 @@ class Retrying:
 
     def note(self, message: Message, reason: str, *, rejected: bool) -> None:
         """Takes a note, from the caller's thread. Raises LockLost, InvalidRequest."""
+        if self.policy is None:
+            raise InvalidRequest("this consumer has no retry policy: consumer(…, retry=…)")
         rows = message.rows
         found = self._queues.get(rows.queue)
         if found is None or found.queue.token != rows.token:
@@ -237,20 +250,25 @@ class Retrying:
             offset += 1
         return offset
 
-    def notes_below(self, queue: FeedQueue, offset: int) -> bool:
-        """A commit of `offset` has messages to copy, or copies to wait for."""
+    def noted(self, queue: FeedQueue) -> bool:
+        """Whether there are notes, so that a commit may have copies to wait for."""
         found = self._queues.get(queue.key)
-        return found is not None and any(at < offset for at in list(found.notes))
+        return found is not None and found.queue is queue and bool(found.notes)
 
-    async def publish(self, queue: FeedQueue, offset: int) -> None:
-        """Copies the messages noted below `offset`; returns once the copies are durable.
+    async def publish(self, queue: FeedQueue, offset: int) -> int:
+        """Makes the copies that a commit of `offset` needs: of the messages noted below its reach.
+
+        Returns that reach, past the offsets skipped right after `offset`, once the copies are
+        durable. A skipped offset may be one whose copy is still on its way: a commit was cancelled
+        and its messages are given out again (`on_seek`).
 
         Raises SemelError. Then the queue must be released, since it is unknown which are stored.
         A cancelled call leaves the copies on their way; the next one waits for them.
         """
+        offset = self.covered(queue, offset)
         found = self._queues.get(queue.key)
         if found is None or found.queue is not queue:
-            return
+            return offset
         noted = sorted(at for at in list(found.notes) if at < offset)
         fresh = [found.notes[at] for at in noted if found.notes[at].sending is None]
         if fresh:
@@ -267,6 +285,9 @@ class Retrying:
             await asyncio.shield(task)
         chunks = dict.fromkeys(note.chunk for note in notes)
         await found.relay.wait([chunk for chunk in chunks if chunk is not None])
+        for note in notes:
+            note.copied = True
+        return offset
 
     async def _send(
         self, found: _Held, before: asyncio.Task[None] | None, notes: list[_Note]
@@ -310,13 +331,21 @@ class Retrying:
             commit.metadata = found.record(progress)
             commit.metadata_version = found.version
 
-    def on_committed(self, queue: FeedQueue, offset: int) -> None:
-        """Progress up to `offset` is durable."""
+    def on_stored(self, queue: FeedQueue, offset: int) -> None:
+        """Progress up to `offset` is durable, at the brokers or in the user's database: its notes
+        have served."""
         found = self._queues.get(queue.key)
         if found is None or found.queue is not queue:
             return
         for at in [at for at in list(found.notes) if at < offset]:
             found.bytes -= len(found.notes.pop(at).message.value)
+
+    def on_committed(self, queue: FeedQueue, offset: int) -> None:
+        """Progress up to `offset` is durable at the brokers."""
+        self.on_stored(queue, offset)
+        found = self._queues.get(queue.key)
+        if found is None or found.queue is not queue:
+            return
         # A commit reaches past skipped offsets, also where they are not fetched yet.
         passed = min(offset, queue.delivered)
         queue.skip -= {at for at in queue.skip if at < passed}

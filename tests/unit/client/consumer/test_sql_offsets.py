@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -86,6 +87,35 @@ def test_a_row_that_is_not_where_its_owner_left_it_stores_nothing(
         store.advance(connection, [Progress(PLACE, 1, before, 60)])
     connection.rollback()
     assert store.claim(PLACE, 1, 0, "a") == 40
+
+
+def test_a_row_that_is_not_there_is_named_as_missing(tmp_path: Path) -> None:
+    """Nobody else has the queue: the connection is another database's, or somebody deleted it."""
+    other = sqlite3.connect(tmp_path / "other.db")
+    SqlOffsets(lambda: sqlite3.connect(tmp_path / "other.db")).claim(
+        PLACE._replace(queue_id=1), 1, 0, "a"
+    )
+    store = SqlOffsets(lambda: sqlite3.connect(tmp_path / "offsets.db"))
+    store.claim(PLACE, 1, 0, "a")
+    with closing(other), pytest.raises(LockLost, match=r"has no row .* of one database"):
+        store.advance(other, [Progress(PLACE, 1, 0, 8)])
+
+
+MODES: list[dict[str, Any]] = [{}, {"isolation_level": None}]
+if sys.version_info >= (3, 12):
+    MODES += [{"autocommit": True}, {"autocommit": False}]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_claims_are_durable_in_every_mode_of_sqlite(tmp_path: Path, mode: dict[str, Any]) -> None:
+    path = tmp_path / "offsets.db"
+    store = SqlOffsets(lambda: sqlite3.connect(path, **mode))
+    assert store.claim(PLACE, 1, 40, "a") == 40
+    store.move(Progress(PLACE, 1, 40, 50))
+    assert SqlOffsets(lambda: sqlite3.connect(path)).claim(PLACE, 2, 0, "b") == 50
+    with pytest.raises(LockLost):
+        store.claim(PLACE, 1, 0, "a")
+    assert store.claim(PLACE, 3, 0, "a") == 50, "what failed is rolled back"
 
 
 class Owners(RuleBasedStateMachine):

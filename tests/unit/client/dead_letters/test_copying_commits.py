@@ -314,15 +314,16 @@ def committed_records(group: SimulatedGroup, monkeypatch: pytest.MonkeyPatch) ->
     return found
 
 
+@pytest.mark.parametrize("policy", [RetryPolicy(steps_ms=()), None])
 async def test_copies_that_an_earlier_owner_has_made_are_skipped_and_committed_over(
-    group: SimulatedGroup, monkeypatch: pytest.MonkeyPatch
+    group: SimulatedGroup, monkeypatch: pytest.MonkeyPatch, policy: RetryPolicy | None
 ) -> None:
     """Those at the group's place at once: nothing else might ever be committed in the queue. What
-    lies further on stays in the record."""
+    lies further on stays in the record. That is so without a policy: the group had one before."""
     attempt = CopyAttempt(producer_id=9, epoch=1, end=9)
     ended = left_behind(group, monkeypatch, copied={4, 7}, attempt=attempt, stored={5})
     commits = committed_records(group, monkeypatch)
-    program = Program(group, retry=RetryPolicy(steps_ms=()))
+    program = Program(group, retry=policy)
     await program.join(0)
     assert ended == [attempt], "nothing of it can land any more"
     ((offset, record),) = commits
@@ -347,11 +348,12 @@ async def test_an_attempt_that_is_over_is_not_ended_again(
     assert "Commit" not in group.calls
 
 
+@pytest.mark.parametrize("policy", [RetryPolicy(steps_ms=()), None])
 async def test_a_commit_takes_back_a_record_that_an_earlier_owner_has_left(
-    group: SimulatedGroup, monkeypatch: pytest.MonkeyPatch
+    group: SimulatedGroup, monkeypatch: pytest.MonkeyPatch, policy: RetryPolicy | None
 ) -> None:
     left_behind(group, monkeypatch, copied={5})
-    program = Program(group, retry=RetryPolicy(steps_ms=()))
+    program = Program(group, retry=policy)
     await program.join(0)
     assert program.queue().skip == {5}
     commits = committed_records(group, monkeypatch)

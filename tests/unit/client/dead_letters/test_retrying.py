@@ -102,7 +102,7 @@ class One:
             )
             self.held.notes[offset] = _Note(message, "", rejected=True)
 
-    def publish(self, offset: int) -> asyncio.Task[None]:
+    def publish(self, offset: int) -> asyncio.Task[int]:
         return asyncio.ensure_future(self.retrying.publish(self.queue, offset))
 
     @property
@@ -209,3 +209,40 @@ async def test_a_commit_leaves_of_the_record_what_is_not_over() -> None:
     one.note(30)
     await one.publish(31)
     assert one.relay.afresh == [True, True]
+
+
+async def test_a_commit_waits_for_a_skipped_message_whose_copy_is_on_its_way() -> None:
+    """A commit is cancelled and its messages are given out again, but for the one that is being
+    copied: no commit may reach past that before its copy is durable."""
+    one = One(5)
+    first = one.publish(6)
+    await settle()
+    first.cancel()
+    await settle()
+    one.retrying.on_seek(one.queue, 0)
+    assert one.queue.skip == {5}
+    second = one.publish(5)
+    await settle()
+    assert not second.done(), "offset 5 follows what is to be committed, and its copy may be lost"
+    one.relay.stored.set()
+    assert await second == 6
+
+
+async def test_a_record_names_no_copy_that_is_on_its_way() -> None:
+    """The next owner asks the attempt whether it is stored."""
+    one = One(5)
+    publishing = one.publish(6)
+    await settle()
+    publishing.cancel()
+    await settle()
+    one.retrying.on_seek(one.queue, 0)
+
+    def record() -> Any:
+        commit = broker_pb2.CommitRequest().commits.add()
+        one.retrying.renew_record(commit, one.queue, 2)
+        return read_record(commit.metadata)
+
+    assert (record().copied, record().attempt.end) == (frozenset(), 6)
+    one.relay.stored.set()
+    await one.publish(6)
+    assert (record().copied, record().attempt.end) == (frozenset({5}), 6)
