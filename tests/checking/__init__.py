@@ -1,1 +1,1 @@
-"""The pure checker of exactly-once: what clients saw against what the nodes' logs hold."""
+"""The pure checkers of what clients saw: against the nodes' logs, and for one real-time order."""

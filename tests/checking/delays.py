@@ -2,7 +2,8 @@
 
 How it works. Every batch with a delivery time waits from the entry that stored it, or published it,
 until a release takes it: by due time, then in the order in which they came to wait, which the whole
-broker group counts. A release names how many, and how many had come when it was judged.
+broker group counts. A release names how many it takes, and how many had come when it was
+admitted.
 
 Invariants checked here
 1. What is released waited, was due by the time that the release names, and that time had come.
@@ -24,7 +25,7 @@ from semel.protos.v1 import control_pb2
 
 @dataclass(frozen=True, slots=True)
 class DelayedBatch:
-    """One that waits for its time."""
+    """A batch that waits for its time."""
 
     header: BatchHeader
     body: bytes
@@ -36,24 +37,24 @@ class Delayed:
     """Delayed messages of one broker group."""
 
     waiting: dict[QueueKey, dict[tuple[int, int], DelayedBatch]] = field(default_factory=dict)
-    """By due time and number."""
+    """Waiting batches by due time and number."""
     came: int = 0
 
     def on_batch(self, batch: DelayedBatch) -> None:
-        """One comes to wait."""
+        """Adds a batch that waits."""
         held = self.waiting.setdefault(batch.header.queue_key, {})
         held[batch.header.deliver_at_us, self.came] = batch
         self.came += 1
 
     def on_deleted(self, queue: tuple[int, int]) -> None:
-        """The queue is gone, with all that waited."""
+        """Forgets a queue that is gone, with all that waited in it."""
         for key in [key for key in self.waiting if tuple(map(int, key)) == queue]:
             del self.waiting[key]
 
     def release(
         self, record: control_pb2.ReleaseDelayed, time_us: int
     ) -> Iterator[DelayedBatch | str]:
-        """The batches that get offsets, in order; a text for what is wrong."""
+        """The batches that get offsets, in order; or a text that says what is wrong."""
         key = queue_key_of(record.queue)
         held = self.waiting.get(key, {})
         known = sorted(place for place in held if place[1] < record.below_ordinal)

@@ -1,14 +1,14 @@
-"""The checker: a history of clients and the raw logs of all nodes agree, or it says how not.
+"""The first checker: compares a history of clients with the raw logs of all nodes.
 
-How it works. `check` overlays and folds the nodes' logs (`raw_log.py`), then looks at every note of
-the history. It knows nothing of how the run was made, so the simulator and real processes share it.
-All logs of a broker group together must reach from index 1 to its highest commit.
+How it works. `check` overlays and applies the nodes' logs (`raw_log.py`), then looks at every note
+of the history. It knows nothing of how the run was made, so the simulator and real processes share
+it. All logs of a broker group together must reach from index 1 to its highest commit.
 
 What is checked, beside what `raw_log.py` checks
-1. OK ⇒ exactly one row, at that offset, with that digest; FAIL ⇒ none; nobody ⇒ never two.
+1. OK ⇒ exactly one row, at that offset, with that digest; FAIL ⇒ none; UNKNOWN ⇒ none or one.
 2. Nothing invented: every row was sent by somebody.
-3. One queue holds a client's messages in the order in which it sent them, behind those that the
-   queues hold which were split to make it; delayed ones come when they are due.
+3. One queue holds a client's messages in the order in which it sent them, behind those in the
+   queues that were split to make it; delayed ones come when they are due.
 4. Real time: of two OK messages of a queue, the one that ended before the other began comes first;
    so, too, across splits; delayed ones aside.
 5. A confirmed end is never below what had been acknowledged before it was asked for.
@@ -19,7 +19,7 @@ What is checked, beside what `raw_log.py` checks
 9. "Committed" names the row's place; "not committed" comes neither after a better answer nor, told
    by a fence, before the message is stored; "too old" only where a row has ended.
 
-Not here: whether the run was worth anything: `require_evidence`.
+`require_evidence` says whether the run was worth anything.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class Violation(AssertionError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What was there to be checked."""
+    """Sums of what was checked."""
 
     fold: Fold
-    """What the logs say."""
+    """The content of the logs."""
 
     ok: int
     failed: int
@@ -79,14 +79,14 @@ class Report:
     commits_refused: int
     end_reads: int
     answers: int
-    """About single messages."""
+    """Checks of single messages."""
 
 
 def check(history: History, logs: Sequence[NodeLog], *, others: Collection[str] = ()) -> Report:
     """Raises Violation with everything that is wrong.
 
-    `others`: topics whose messages are not sent by those who write the history, but made by what is
-    under test, as copies for example. Only the logs of these are checked, and what is read.
+    `others` are topics whose messages are made by the code under test, as copies for example, and
+    not sent by the programs that write the history. Only their logs and reads are checked.
     """
     problems: list[str] = []
     folded = _fold(logs, problems)
@@ -130,7 +130,7 @@ def check(history: History, logs: Sequence[NodeLog], *, others: Collection[str] 
 
 
 def _fold(logs: Sequence[NodeLog], problems: list[str]) -> Fold:
-    """All groups' logs, each node's state compared with its own group's."""
+    """Applies all groups' logs, and compares each node's state with its own group's."""
     by_group: dict[int, list[NodeLog]] = {}
     for log in logs:
         by_group.setdefault(log.group, []).append(log)
@@ -270,7 +270,7 @@ def _check_answers(
 ) -> None:
     rows = {(row.queue, row.digest): row for row in folded.rows}
     known: dict[tuple[Queue, str], float] = {}
-    """When somebody was first told that it is stored."""
+    """The time at which somebody was first told that a message is stored."""
     told = [(send.ended_s, (send.queue, send.digest)) for send in sends if send.outcome == "ok"]
     told += [(one.ended_s, (one.queue, one.digest)) for one in answers if one.answer == "committed"]
     for at_s, place in told:
@@ -369,7 +369,7 @@ def _check_coverage(
     folded: Fold,
     problems: list[str],
 ) -> None:
-    """What lies below a group's progress was given to somebody of the group."""
+    """Checks that messages below a group's progress were given to somebody of the group."""
     given: dict[tuple[str, Queue], set[int]] = defaultdict(set)
     for one in deliveries:
         given[one.group, one.queue].add(one.offset)

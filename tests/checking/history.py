@@ -1,9 +1,10 @@
-"""What clients saw: every operation is noted before it is sent and again when it is answered.
+"""The history of a run: clients note every operation before it is sent and when it is answered.
 
 How it works. A client calls `begin_*` before an operation leaves and `end_*` when its answer is
-here; what was never ended counts as unknown. Times are one monotonic clock for the whole history
-(simulated seconds, or CLOCK_MONOTONIC of one machine), so that "a ended before b began" means
-something. A history of several processes is written as lines of JSON and read back merged.
+here; an operation that was never ended counts as unknown. Times are one monotonic clock for the
+whole history (simulated seconds, or CLOCK_MONOTONIC of one machine), so that "a ended before b
+began" means something. A history of several processes is written as lines of JSON and read back
+merged.
 
 Every message that is sent must be unique in its topic: its digest is its name.
 
@@ -11,7 +12,7 @@ Invariants
 1. Outcomes: OK is certain, FAIL is certainly absent, UNKNOWN is zero or one copies.
 2. A note, once ended, never changes.
 
-Shared by the simulator (`tests/sim`) and the runs with real processes (`tests/faults`).
+Shared by the simulated clusters (`tests/world`) and the runs with real processes (`tests/faults`).
 Not here: the check (`exactly_once.py`).
 """
 
@@ -73,9 +74,9 @@ class Send:
     error: str = ""
     """Kind of the error, for people."""
     transaction: str = ""
-    """All messages of one are stored, or none."""
+    """Transaction of the message: all messages of one are stored, or none."""
     due_us: int = 0
-    """Not to be delivered before, by the machines' clock; 0: at once."""
+    """Time before which it must not be delivered, by the machines' clock; 0: at once."""
 
     kind: ClassVar[str] = "send"
 
@@ -106,7 +107,7 @@ class Granted:
     token: int
     committed_offset: int
     at_s: float
-    """When the answer was here."""
+    """Time of the answer."""
 
     kind: ClassVar[str] = "granted"
 
@@ -151,7 +152,7 @@ class Asked:
     producer_id: int
     epoch: int
     session: int
-    """Incarnation that had sent the message."""
+    """`producer_id`, `epoch` and `session` are of the incarnation that sent the message."""
     sequence: int
     final: bool
     """Asked by a fence of a higher incarnation: "not committed" will be true for ever."""
@@ -241,11 +242,11 @@ class History:
 
     @property
     def faults(self) -> Counter[str]:
-        """How often each fault has bitten."""
+        """Number of bites of each fault."""
         return Counter(fault.name for fault in self.of(Fault))
 
     def lines(self) -> Iterator[str]:
-        """One JSON object a note."""
+        """One JSON object for each note."""
         for note in self.notes:
             yield json.dumps({"kind": note.kind, **asdict(note)}, sort_keys=True)
 
@@ -264,7 +265,8 @@ class History:
 
 
 def merge_ends(notes: Iterable[Send]) -> list[Send]:
-    """For recorders that write a line before and another after: the ended one of each counts."""
+    """The notes of recorders that write a line before and one after; the ended one of two
+    counts."""
     found: dict[tuple[str, int], Send] = {}
     for send in notes:
         known = found.get((send.client, send.number))

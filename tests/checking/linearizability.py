@@ -1,23 +1,23 @@
-"""The second checker: what single operations saw is explained by one order in real time.
+"""The second checker: looks for one real-time order that explains the answers of all operations.
 
-How it works. Two questions are put, neither of which knows a rule of the broker's code.
+How it works. It asks two questions, and neither knows a rule of the broker's code.
 
 *Offsets.* A queue's end only grows, and each message's offset is its place in the order of all
 appends. So the order is forced: append 0, reads that saw 1, append 1, ... A history is linearizable
-exactly if nobody had ended before somebody began who comes earlier in that order; one pass over the
-order decides it (`check_offsets`).
+exactly if no operation had ended before one began that comes earlier in that order; one pass over
+the order decides it (`check_offsets`).
 
 *Locks and commits.* Here the order is not known. `linearize` searches for one, after Wing and Gong
 with Lowe's and Porcupine's pruning: an operation may come next if none that is still to come ended
-before it began; what was tried with the same rest and the same state is not tried again; an answer
-that fits and changes nothing is taken at once; of unanswered operations that ask for the same, the
-oldest goes first, and a place is not tried again with fewer of them left. An operation without an
+before it began; the same rest with the same state is not tried again; an answer that fits and
+changes nothing is taken at once; of unanswered operations that ask for the same, the oldest goes
+first, and a place is not tried again with fewer of them left. An operation without an
 answer may happen at any time after its start, or never.
 
 The sessions of locks end by time, so the model lets a lock end whenever that explains an answer;
-`check_early` asks apart from it that none ended before its time.
+`check_early` checks separately that none ended before its time.
 
-Not here: what stands in the logs (`exactly_once.py`), who asked (`tests/faults/prober.py`).
+Not here: the content of the logs (`exactly_once.py`), the questions (`tests/faults/prober.py`).
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ class Model(Protocol[S]):
     initial: S
 
     def step(self, state: S, operation: Operation) -> Iterable[S]:
-        """States after it; none when its answer does not fit."""
+        """States after the operation; none when its answer does not fit."""
         ...
 
     def too_late(self, state: S, operation: Operation) -> bool:
-        """Its answer fits neither this state nor any that can follow."""
+        """Whether the operation's answer fits neither this state nor any that can follow."""
         ...
 
 
@@ -153,13 +153,13 @@ class _Place(Generic[S]):
     first: int
     """All answered operations before this one have happened, this one has not."""
     done: frozenset[int]
-    """Those behind it that have."""
+    """Answered operations behind `first` that have happened."""
     used: tuple[int, ...]
-    """How many unanswered ones of each kind have happened."""
+    """Number of unanswered operations of each kind that have happened."""
     state: S
 
     def after(self, at: int, state: S) -> _Place[S]:
-        """With the answered operation `at` as the next one."""
+        """The place after the answered operation `at`."""
         first, done = self.first, self.done | {at}
         while first in done:
             done -= {first}
@@ -229,10 +229,10 @@ class LockModel:
 
 
 def check_early(operations: Sequence[Operation], session_s: float) -> None:
-    """No lock went to another member before its session was over or it was given back.
+    """Checks that no lock went to another member before its session was over or it was given back.
 
-    Raises NotLinearizable. A session is counted from when a grant, commit or renewal was asked for,
-    which is earlier than anything the broker can count from.
+    Raises NotLinearizable. A session is counted from the request for a grant, commit or renewal,
+    which is earlier than any moment from which the broker can count.
     """
     grants = sorted(
         (one for one in operations if one.what == "acquire" and one.answered),
@@ -269,7 +269,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saw:
-    """Somebody was told that a queue ends at `end` (exact), or was given message end - 1."""
+    """An answer that a queue ends at `end` (exact), or a delivery of message `end` - 1."""
 
     end: int
     began_s: float
@@ -278,7 +278,7 @@ class Saw:
 
 
 def check_offsets(appends: Sequence[Append], saw: Sequence[Saw]) -> None:
-    """One queue's appends and what was seen of its end. Raises NotLinearizable.
+    """Checks one queue's appends and the reads of its end. Raises NotLinearizable.
 
     Offsets must be those of the log, 0 and up without a gap.
     """

@@ -1,15 +1,15 @@
-"""Moves of queues between broker groups, told from the groups' logs alone.
+"""Follows moves of queues between broker groups by the groups' logs alone.
 
 How it works. `Places` follows the steps in one group's log and says which of them have changed
-anything there, by rules of its own: of the broker it shares only the records. `Journeys` is what
-all groups of a run tell together. Who follows a log leaves there what a queue has when it is
-sealed, and takes it from there when the queue is activated.
+anything there, by rules of its own: of the broker it shares only the records. `Journeys` has
+what all groups of a run say together. The follower of a log leaves there what a queue has when it
+is sealed, and takes it from there when the queue is activated.
 
 Invariants checked here
-1. What is activated by a job was sealed by it, and never goes on at the source, nor is dropped at
-   the target.
-2. What is forwarded by a job was activated by it.
-3. A queue is sealed by one group a job.
+1. A queue that a job activates was sealed by that job, and never goes on at the source, nor is
+   dropped at the target.
+2. A queue that a job forwards was activated by that job.
+3. Only one group seals a queue for a job.
 
 Not here: batches, rows and locks (`raw_log.py`, `tests/world`).
 """
@@ -27,7 +27,7 @@ Job: TypeAlias = tuple[Queue, int]
 
 
 class At(StrEnum):
-    """What a group is to a queue, as far as moves tell."""
+    """A group's part in the move of a queue."""
 
     HERE = "here"
     AWAY = "away"
@@ -36,7 +36,7 @@ class At(StrEnum):
 
 
 class Did(StrEnum):
-    """What a step has changed."""
+    """The change that a step has made."""
 
     NOTHING = "nothing"
     BEGUN = "begun"
@@ -44,9 +44,9 @@ class Did(StrEnum):
     ACTIVATED = "activated"
     FORWARDED = "forwarded"
     GOES_ON = "goes on"
-    """The source, after a move that was given up."""
+    """The source goes on after a move that was given up."""
     DROPPED = "dropped"
-    """By the target, after a move that was given up."""
+    """The target dropped the copies after a move that was given up."""
 
 
 class Journeys:
@@ -64,8 +64,8 @@ class Journeys:
             self._sealed_at.setdefault(job, group)
 
     def problem(self) -> str:
-        """The first thing that is wrong; empty when nothing is. Ask only when the causes of all
-        that was read, in whichever group's log they are, were read too."""
+        """The first error; empty when there is none. Ask only when the causes of everything that
+        was read were read too, in whichever group's log they are."""
         done = self.done
         for job in sorted(done[Did.ACTIVATED] & (done[Did.GOES_ON] | done[Did.DROPPED])):
             return f"move {job} is activated, and given up"
@@ -77,7 +77,7 @@ class Journeys:
 
 
 class Places:
-    """What one group's log says of queues that move."""
+    """Queues that move, as one group's log says."""
 
     def __init__(self, group: int, journeys: Journeys) -> None:
         self.group = group
@@ -85,12 +85,12 @@ class Places:
         self.here: set[Queue] = set()
         """Queues that the group has, sealed ones too."""
         self.places: dict[Queue, tuple[At, int]] = {}
-        """With the newest job."""
+        """The group's part in each queue, with the newest job."""
         self.ends: dict[Queue, int] = {}
-        """Where the copies of incoming queues end."""
+        """End of the copies of each incoming queue."""
 
     def frozen(self, queue: Queue) -> bool:
-        """Nothing may change in it."""
+        """Whether nothing may change in the queue."""
         return queue in self.places and self.places[queue][0] is At.FROZEN
 
     def opens(self, step: control_pb2.MoveQueue) -> bool:
@@ -131,7 +131,7 @@ class Places:
         return self.places.get(_queue(step)) == (at, step.job)
 
     def _step(self, step: control_pb2.MoveQueue, queue: Queue) -> tuple[Did, At | None]:
-        """What it does, and what the group is to the queue then, when that changes."""
+        """The change that a step makes, and the group's new part in the queue, if that changes."""
         nothing = Did.NOTHING, None
         newest = self.places[queue][1] if queue in self.places else -1
         match step.step:

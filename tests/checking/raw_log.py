@@ -1,23 +1,23 @@
-"""What nodes' logs hold, folded from their raw frames alone.
+"""Derives the content of the nodes' logs from their raw frames alone.
 
-How it works. The frames that the nodes hold are laid over each other: below a node's commit index
-its frame of an index must be everybody's. The union is read from index 1 to the highest commit,
-batch by batch, into rows with their offsets, with plain dicts and none of the broker's rules: only
-the format's decoders are shared. A second fold, by the broker's own state machine, is compared with
-the state that each node says it is in.
+How it works. The frames of all nodes are laid over each other: up to a node's commit index its
+frame of an index must be the same as everybody's. The union is read from index 1 to the highest
+commit, batch by batch, into rows with their offsets, with plain dicts and none of the broker's
+rules: only the format's decoders are shared. Besides, the broker's own state machine applies the
+log, and its state is compared with the one that each node says it is in.
 
 Each broker group has a log of its own. `fold_groups` reads them side by side: where a queue that
 has moved is activated, a log waits until the other one has sealed it, and goes on with the rows and
-the end that the queue had there. `merged` makes one fold of all, in which a queue is what it was in
-each group, one behind the other.
+the end that the queue had there. `merged` joins the results of all groups: a queue
+has there what it had in each group, one behind the other.
 
 Invariants checked here
 1. Frames are byte-identical up to the commit; indexes are dense, terms never fall.
 2. Offsets of a queue are dense and rise, every CRC holds.
-3. Per (queue, producer): incarnations never go back, every batch is chained to the one before, and
-   only a fence makes a row, or a split, which copies the parent's; a queue that was split gets
+3. Per (queue, producer): incarnations never go back, and every batch is chained to the one before.
+   Only a fence makes a row, or a split, which copies the parent's. A queue that was split gets
    nothing more.
-4. A node's sequence table, and its whole state, is the fold of the log up to its applied index.
+4. A node's sequence table, and its whole state, follow from the log up to its applied index.
 5. A queue is of one group at a time, which alone stores batches, fences and expiries of it; copies
    are what the other group stored, byte for byte, and all of it; moves are decided once
    (`moves.py`).
@@ -93,7 +93,7 @@ class _Producer:
 
 @dataclass(frozen=True, slots=True)
 class _Luggage:
-    """What a sealed queue takes along."""
+    """The things that a sealed queue takes along."""
 
     end_offset: int
     append_us: int
@@ -111,7 +111,7 @@ class _Stored:
 
 @dataclass(slots=True)
 class Fold:
-    """What the committed log says."""
+    """The content of a committed log."""
 
     last_index: int = 0
     rows: list[Row] = field(default_factory=list)
@@ -130,15 +130,15 @@ class Fold:
     tables: dict[int, Table] = field(default_factory=dict)
     """The sequence table at the indexes asked for."""
     parents: dict[Queue, Queue] = field(default_factory=dict)
-    """The queue that was split, of each that a split made."""
+    """The parent of each queue that a split made."""
     problems: list[str] = field(default_factory=list)
     places: Places | None = None
     """Effects of moves on this group's queues, in a cluster with several broker groups."""
     batches: dict[tuple[Queue, int], _Stored] = field(default_factory=dict)
-    """Where queues move: what was stored, by queue and base offset."""
+    """Stored batches by queue and base offset; only where queues move."""
     copies: list[tuple[Queue, int, _Stored]] = field(default_factory=list)
     staged: Staged = field(default_factory=Staged)
-    """By transactions."""
+    """Batches that transactions have staged."""
     delayed: Delayed = field(default_factory=Delayed)
 
     def lineage(self, queue: Queue) -> list[Queue]:
@@ -167,7 +167,7 @@ def overlay(logs: Sequence[NodeLog], problems: list[str]) -> dict[int, bytes]:
 
 
 def fold(frames: Mapping[int, bytes], tables_at: Collection[int] = ()) -> Fold:
-    """Reads committed frames of one broker group, which must be all from index 1 on."""
+    """Applies the committed frames of one broker group, which must be all from index 1 on."""
     result = Fold()
     for _ in _fold(result, frames, tables_at):
         pass
@@ -177,7 +177,7 @@ def fold(frames: Mapping[int, bytes], tables_at: Collection[int] = ()) -> Fold:
 def fold_groups(
     logs: Mapping[int, tuple[Mapping[int, bytes], Collection[int]]],
 ) -> dict[int, Fold]:
-    """Reads the committed frames of several groups; each with the indexes to keep tables of."""
+    """Applies the committed frames of several groups, each with the indexes to keep tables of."""
     journeys = Journeys()
     folds = {group: Fold(places=Places(group, journeys)) for group in logs}
     running = {group: _fold(folds[group], *log) for group, log in logs.items()}
@@ -204,7 +204,8 @@ def fold_groups(
 
 
 def merged(folds: Mapping[int, Fold]) -> Fold:
-    """One fold of several groups: offsets of a queue go on where they were before it moved."""
+    """Joins the results of several groups: a queue's offsets go on where they were before it
+    moved."""
     result = Fold()
     for group, one in folds.items():
         result.last_index += one.last_index
@@ -233,7 +234,7 @@ def merged(folds: Mapping[int, Fold]) -> Fold:
 
 
 def _fold(result: Fold, frames: Mapping[int, bytes], tables_at: Collection[int]) -> Iterator[None]:
-    """Gives way as long as the next entry needs what another group's log says."""
+    """Yields as long as the next entry needs what another group's log says."""
     term = 0
     for index in range(1, max(frames, default=0) + 1):
         frame = frames.get(index)
@@ -366,8 +367,8 @@ def _fold_released(result: Fold, record: control_pb2.ReleaseDelayed, time_us: in
 
 
 def _append_us(result: Fold, queue: Queue, time_us: int) -> int:
-    """The append time of what gets its offsets in an entry of this time: never before the newest
-    message, which a group with a clock that was ahead may have dated before the queue moved."""
+    """The append time of messages that get their offsets in an entry of this time: never before the
+    newest message, which may have been dated, before a move, by a group whose clock was ahead."""
     return max(time_us, result.append_us.get(queue, 0))
 
 
@@ -410,7 +411,7 @@ def _store(
 
 
 def _fold_control(result: Fold, control: control_pb2.ControlRecord, time_us: int) -> None:
-    """Refusals are made at propose, so every fence and expiry in the log counts."""
+    """Every fence and expiry in the log counts: admission refuses before it proposes."""
     match control.WhichOneof("record"):
         case "fence":
             fence = control.fence
@@ -564,7 +565,7 @@ def _fold_split(result: Fold, split: control_pb2.SplitQueue) -> None:
 
 
 def check_states(frames: Mapping[int, bytes], logs: Sequence[NodeLog], folded: Fold) -> list[str]:
-    """Each node's state against the fold of the log, by the broker's own machine and by ours."""
+    """Compares each node's state with the log as the broker's machine and this module apply it."""
     problems: list[str] = []
     state = State()
     for log in sorted(logs, key=lambda log: log.applied_index):

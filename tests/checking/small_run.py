@@ -20,7 +20,7 @@ START_US = 1_700_000_000_000_000
 
 
 class Run:
-    """A small run without faults, to be spoilt: frames of one queue, and what its clients saw."""
+    """A small run without faults, to be spoilt: frames of one queue, and its clients' history."""
 
     def __init__(self, *, queues: bool = True) -> None:
         self.frames: list[bytes] = []

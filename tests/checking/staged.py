@@ -1,12 +1,12 @@
-"""What transactions stage, pin and publish, folded from the log's records alone.
+"""Derives what transactions stage, pin and publish from the log's records alone.
 
-How it works. Staged batches are chained from -1 on by stager and queue; one that does not follow is
-one that the broker has refused, or was sent twice. A pin names the stagers whose batches win, in
-their order. What is published of a pin is everything that they have staged, queue by queue, behind
-the queue's end.
+How it works. Staged batches are chained from -1 on by stager and queue; a batch that does not
+follow was refused by the broker, or sent twice. A pin names the stagers whose batches win, in their
+order. A publication publishes everything that they have staged, queue by queue, behind the queue's
+end.
 
 Invariants checked here
-1. What is published was pinned, by exactly that attempt, and is all that was staged for it.
+1. Published batches were pinned by exactly that attempt, and are all that was staged for it.
 2. An epoch of a transaction is published once.
 
 Not here: offsets (`raw_log.py`), whether a transaction is whole (`exactly_once.py`).
@@ -26,7 +26,7 @@ from semel.protos.v1 import transaction_records_pb2
 
 @dataclass(frozen=True, slots=True)
 class StagedBatch:
-    """One that waits for its offsets."""
+    """A batch that waits for its offsets."""
 
     header: BatchHeader
     body: bytes
@@ -55,7 +55,7 @@ class Staged:
             chain.append(batch)
 
     def on_step(self, step: transaction_records_pb2.TransactionRecord) -> None:
-        """Any step but a publication."""
+        """Takes any step but a publication."""
         match step.WhichOneof("step"):
             case "open_stager":
                 for ref in step.open_stager.queues:
@@ -68,8 +68,8 @@ class Staged:
                 self.pins.setdefault((pin.transaction_id, pin.attempt), (pin.epoch, winners))
 
     def on_gone(self, queue: tuple[int, int]) -> None:
-        """The queue is deleted, or has moved to another group: what was staged for it and is not
-        pinned is to be staged again, wherever it is."""
+        """Forgets a queue that is deleted or has moved to another group: batches that were staged
+        for it and are not pinned must be staged again, wherever it is."""
         for place in [place for place in self.sessions if tuple(map(int, place[1])) == queue]:
             del self.sessions[place]
             self.batches.pop(place, None)
@@ -77,7 +77,7 @@ class Staged:
     def publish(
         self, record: transaction_records_pb2.PublishTransaction
     ) -> Iterator[tuple[QueueKey, int, list[StagedBatch]] | str]:
-        """Queue, base offset and batches of each part; a text for what is wrong."""
+        """Queue, base offset and batches of each part; or a text that says what is wrong."""
         name, epoch = record.transaction_id, record.epoch
         pinned_epoch, winners = self.pins.get((name, record.attempt), (-1, ()))
         if pinned_epoch != epoch:

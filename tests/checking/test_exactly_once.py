@@ -1,4 +1,4 @@
-"""Every problem that the checker speaks of is planted once, and found; a good run passes."""
+"""Every problem that the checker knows is planted once, and found; a good run passes."""
 
 from __future__ import annotations
 

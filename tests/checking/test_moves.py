@@ -1,4 +1,4 @@
-"""A queue that moves between two groups' logs: a good move passes, and what spoils it is found."""
+"""A queue moves between two groups' logs: a good move passes, and every spoilt one is found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the checker says of transactions: a good one passes, each way to spoil one is found."""
+"""The checker's word on transactions: a good one passes, each way to spoil one is found."""
 
 from __future__ import annotations
 

@@ -2,13 +2,12 @@
 
 How it works. A *loader* sends the messages of a source under a durable name with source positions;
 when it dies, the next one begins at the source's start again and relies on the exact resume. A
-*sender* is anonymous; every life of it makes new messages. A *postponer* is a sender of delayed
-ones. A *member* consumes in a group, commits,
-and sometimes sleeps beyond its lock. A *follower* reads without a group. A *watcher* asks for the
-ends of queues. All of them note what they do in the history; of the SDK nothing is exchanged but
-its I/O thread.
+*sender* is anonymous; every life of it makes new messages. A *postponer* is a sender of
+delayed messages. A *member* consumes in a group, commits, and sometimes sleeps beyond its lock. A
+*follower* reads without a group. A *watcher* asks for the ends of queues. All of them note in the
+history what they do. The SDK is the real one; only its I/O thread is replaced.
 
-A loader whose rows have expired is told so. Then it does what the documentation asks of it: it
+A loader whose rows have expired gets an error. Then it does what the documentation asks of it: it
 fences with `after_expiry`, reads what is stored, and sends the rest.
 
 Not here: clients that speak the protocol themselves (`protocol_clients.py`), when they die
@@ -60,7 +59,7 @@ WRITES, READS, AUDITS = range(3)
 
 
 class SimRuntime:
-    """The SDK's I/O thread: here it is the loop that the caller is on."""
+    """Takes the place of the SDK's I/O thread: the loop that the caller is on."""
 
     def __init__(self, loop: SimLoop) -> None:
         self.loop = loop
@@ -76,9 +75,9 @@ class ClientHost:
     """A machine with one program, which is started again when it dies."""
 
     stage: ClassVar[int] = WRITES
-    """When the run ends, programs of a stage may count on those of all earlier ones to be done."""
+    """When the run ends, programs of a later stage wait for all programs of earlier stages."""
     topics: ClassVar[tuple[str, ...]] = ()
-    """Topics that it makes, beside the one of all; what is in them is its own to judge."""
+    """Topics that it makes for itself; it checks their content itself."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
@@ -86,11 +85,11 @@ class ClientHost:
         self.random = Random(world.random.getrandbits(64))
         self.starts = 0
         self.stopping = False
-        """The run draws to its end: begin nothing new."""
+        """True when the run draws to its end: the program begins nothing new."""
         self.done = False
         self.restart_s = 0.3
         self.level_max = world.level_max
-        """The highest level of the program that its next process runs."""
+        """Highest feature level of the program that its next process runs."""
         self.value_bytes = 0
         self.bootstrap = CONTROLLER
         """The controllers' addresses."""
@@ -151,7 +150,7 @@ class ClientHost:
         return f"{self.name}/{number}/".encode().ljust(self.value_bytes, b".")
 
     def soon_us(self) -> int:
-        """A delivery time. Clocks are far apart in these worlds; the client's is set by the log."""
+        """A delivery time. The client's clock is set to log time: clocks are far apart here."""
         now_us = self.log_time_us()
         PROCESS.get().wall_offset += (now_us - wall_us()) / 1e6
         self.world.count("message delayed")
@@ -170,7 +169,7 @@ class Loader(ClientHost):
         self.mean_s = mean_s
         self.notes: dict[int, Send] = {}
         self.forgotten = False
-        """Its rows have expired in one of its lives."""
+        """True once its rows have expired in one of its lives."""
 
     async def work(self, client: Any) -> None:
         world = self.world
@@ -208,7 +207,7 @@ class Loader(ClientHost):
         self.done = True
 
     async def _open(self, client: Any) -> tuple[Any, frozenset[int]]:
-        """The producer, and the positions that it must leave out."""
+        """Returns the producer, and the positions that it must leave out."""
         options = {"source_positions": True, "linger_ms": 1, "delivery_timeout_ms": 20_000}
         if not self.forgotten:
             producer = client.producer(self.name, **options)
@@ -332,7 +331,7 @@ def _sender(run: Run, host: str) -> Sender:
 
 
 class Postponer(Sender):
-    """Most of its messages are delayed, for seconds at most."""
+    """A sender most of whose messages are delayed, for seconds at most."""
 
     share_at_once = 0.3
 
@@ -358,7 +357,7 @@ class Member(ClientHost):
         self.lock_ms = lock_ms
         self.caught_up: Callable[[], bool] = lambda: False
         self.told: Callable[[Granted | Delivered], None] = lambda _: None
-        """Sees what it is granted and given, at once."""
+        """A consumer that notes at once what it is granted and given."""
 
     async def work(self, client: Any) -> None:
         world = self.world
@@ -477,7 +476,7 @@ def _follower(run: Run, host: str) -> Follower:
 
 
 class Watcher(ClientHost):
-    """Asks for the ends of the queues: the master, or anybody who takes himself for it."""
+    """Asks the master, or any node that takes itself for it, for the ends of the queues."""
 
     stage = READS
 

@@ -1,4 +1,4 @@
-"""Consumer groups, as the log and the members' notes tell of them: who may process what.
+"""Checks consumer groups by the log, and by what members are granted and given.
 
 How it works. A model of locks and progress follows the committed entries, one record after the
 other, and each node's state is compared with it wherever the node has applied something. What
@@ -6,8 +6,9 @@ members are granted and given is looked at when it reaches them.
 
 Invariants
 1. A token has one owner over all broker groups, and a member is granted only what a log granted it.
-2. Under a token messages come in order, without a gap, from the progress on that stood when it was
-   granted: nothing is skipped, and nothing that a former owner has committed is processed again.
+2. Under a token messages come in order and without a gap, beginning at the progress at which the
+   token was granted: nothing is skipped, and what a former owner has committed is not processed
+   again.
 3. A commit counts under the current token of a held lock only, whatever the broker thought of it.
 
 Not here: the sequence table (`invariants.py`), the same at the end of a run (`tests/checking`).
@@ -37,17 +38,17 @@ class Told:
 
     def __init__(self) -> None:
         self.starts: dict[QueueKey, int] = {}
-        """What lies below was trimmed."""
+        """First offset of each queue that is not trimmed."""
         self.sealed: dict[tuple[QueueKey, int], _Sealed] = {}
-        """By queue and job: what a queue that moves had when it was sealed."""
+        """What a queue that moves had when it was sealed, by queue and job."""
         self._granted: dict[tuple[Place, int], tuple[str, int]] = {}
-        """Owner by the log and the progress it was given, by token."""
+        """The owner that the log names, and the progress that it was given, by token."""
         self._owners: dict[tuple[Place, int], str] = {}
         """The client that was told that the token is its own, by token."""
         self._following: dict[tuple[Place, int], int] = {}
 
     def on_token(self, place: Place, token: int, owner: str, committed: int) -> None:
-        """A log grants it. Raises ConsumptionError when one has granted it before."""
+        """Notes a token that a log grants. Raises ConsumptionError if it was granted before."""
         if (place, token) in self._granted:
             raise ConsumptionError(f"token {token} of {place} is granted a second time")
         self._granted[place, token] = owner, committed
@@ -105,10 +106,10 @@ class Consumption:
         self._locks: dict[Place, _Lock] = {}
         self._ends: dict[QueueKey, int] = {}
         self._floors: dict[QueueKey, int] = {}
-        """Highest token that a deleted group had: whoever begins anew is above it."""
+        """Highest token that a deleted group had: a group that begins anew gets higher ones."""
         self._frozen: set[QueueKey] = set()
         self._parents: dict[QueueKey, QueueKey] = {}
-        """The queue that was split, of each that a split made."""
+        """The parent of each queue that a split made."""
 
     # --- what is committed, in the order of the log
 
@@ -218,7 +219,7 @@ class Consumption:
         return dict.fromkeys(places)
 
     def _lock(self, place: Place) -> _Lock:
-        """As it is, or as it begins."""
+        """The group's lock on the queue, or a new one."""
         return self._locks.get(place) or _Lock(token=self._floors.get(place[1], 0))
 
     def _acquire(self, record: control_pb2.AcquireLock) -> dict[Place, Seen]:

@@ -1,4 +1,4 @@
-"""What processes of a simulated cluster do, counted: lines, allocations, disks, sends.
+"""Counts what processes of a simulated cluster do: lines, allocations, disk operations, sends.
 
 How it works. A trace function sees each call, line and return. A line of the product counts for the
 role of the process that executes it, and so does what is allocated until the next event, or until
@@ -11,7 +11,7 @@ in it. The simulator's disks and connections are counted where they are entered.
 
 The frames that a trace function is shown are allocated too, and are most of the small pieces: they
 are the same from run to run, so the sum has a budget all the same, and comparing two runs that
-execute the same lines leaves what is the product's own.
+execute the same lines leaves only the product's own allocations.
 
 Invariants
 1. At most one line is under way: simulated threads take turns, and a line ends where another one
@@ -52,7 +52,7 @@ SMALL = "bytes in small pieces by"
 _LARGE = 0.9
 """An allocation of at least this share of a body counts as a copy of one."""
 _BELOW = ("/broker/log/files.py", "/broker/log/kernel_sync.py")
-"""What calls the kernel, and takes the place of the simulator."""
+"""Modules of the product that call the kernel; they count as parts of the simulator."""
 _PRODUCT = ("/semel/broker/", "/semel/client/", "/semel/protos/")
 
 
@@ -62,22 +62,22 @@ class _Code(Enum):
     PRODUCT = "product"
     SIMULATOR = "simulator"
     LIBRARY = "library"
-    """Belongs to the line that called it."""
+    """Counts for the line that called it."""
 
 
 class Count:
-    """What happens in processes that have a role, while it is `counting`."""
+    """Counts what happens in processes that have a role, while it is `counting`."""
 
     def __init__(self, body_bytes: int) -> None:
-        """`body_bytes`: of a batch's body."""
+        """`body_bytes` is the size of a batch's body."""
         self.roles: dict[str, str] = {}
-        """By host."""
+        """Role by host."""
         self.brokers: set[str] = set()
         """Hosts."""
         self.counted: Counter[str] = Counter()
         """"What of whom": number."""
         self.copied_at: Counter[str] = Counter()
-        """Bodies copied, by role and line."""
+        """Number of copied bodies, by role and line."""
         self._body_bytes = body_bytes
         self._active = False
         self._codes: dict[str, _Code] = {}
@@ -89,11 +89,11 @@ class Count:
         """The role of the process whose line it is; None while there is none."""
         self._place = "", 0
         self._heap_bytes = self._arrow_bytes = 0
-        """When it began."""
+        """Allocated bytes when the line began."""
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """From zero on."""
+        """Counts from zero on while the block runs."""
         self.counted, self.copied_at = Counter(), Counter()
         traced = tracemalloc.is_tracing()
         tracemalloc.start()
@@ -106,7 +106,7 @@ class Count:
                 tracemalloc.stop()
 
     def count(self, what: str, number: int = 1) -> None:
-        """For the role of the process that is running, if it has one."""
+        """Counts for the role of the running process, if it has one."""
         if (role := self._present()) is not None:
             self.counted[f"{what} {role}"] += number
 
@@ -117,7 +117,7 @@ class Count:
     # --- lines
 
     def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
-        """For `sys.settrace`: asked at each call what to tell of it."""
+        """The function for `sys.settrace`, called at each call of a function."""
         code = self._code(frame)
         if code is _Code.PRODUCT:
             if self._active:
@@ -160,7 +160,7 @@ class Count:
         return code
 
     def _go_on_below(self, frame: FrameType) -> None:
-        """A call returns: the line that made it goes on, if it is one of the product."""
+        """A call returns: the product's line that made it goes on."""
         below = frame.f_back
         while below is not None and (code := self._code(below)) is not _Code.SIMULATOR:
             if code is _Code.PRODUCT:
@@ -171,7 +171,7 @@ class Count:
     # --- allocations
 
     def _begin(self, frame: FrameType, lines: int = 0) -> None:
-        """A line is under way: a new one, or the rest of one."""
+        """A new line begins, or the rest of one."""
         self._role = role = self._present()
         if role is not None:
             self.counted[f"lines of {role}"] += lines
@@ -205,8 +205,8 @@ class Count:
 
     @contextmanager
     def installed(self, patch: pytest.MonkeyPatch) -> Iterator[None]:
-        """On this thread and on those of the simulator that are made meanwhile; connections take
-        everything, in one piece."""
+        """Traces this thread and the simulator's threads that are made meanwhile. Connections take
+        everything in one piece."""
         run_carrier, before = _Carrier._run, NodeFiles.before
         sync_by_kernel = _NodeFile.sync_by_kernel
         read, write = _NodeFile.read, SimTransport.write

@@ -1,14 +1,14 @@
-"""A node's disk: forgets what was not synced, tears, stalls, fails, fills up, rots, misdirects, and
-dies at any operation.
+"""A node's disk: it forgets what was not synced, tears, stalls, fails, fills up, rots, misdirects
+writes, and lets its process die at any operation.
 
 How it works. The bytes lie in the log's own simulated file system (`tests/kit/disk.py`),
 which keeps a durable image of every file and name beside the present one. A process sees it through
 a `NodeFiles`, which makes each operation take its time: a thread sleeps, the event loop stands
 still, a sync of the kernel ends later, unless the process is dead by then. Between the product and
 an open file stand the product's own file layer and the system calls of `kernel.py`. A crash is
-planned as "at the so-manieth operation of this kind": the process dies in it, and the operation is
-done, or not, or (a write) in part. A misdirected write is planned likewise: it succeeds, and its
-bytes lie elsewhere in the file or in another file of the node.
+planned for the n-th operation of a kind: the process dies in it, and the operation is done, or not,
+or (a write) in part. A misdirected write is planned likewise: it succeeds, and its bytes lie
+elsewhere in the file or in another file of the node.
 
 Not here: which faults happen when (`nemesis.py`).
 """
@@ -56,7 +56,7 @@ class Disk:
         self.system: SimOs | None = None
         """The system calls by which files are reached; without them only the layer is simulated."""
         self.system_calls_vary = False
-        """They do a part of what was asked for, and the loop hears late of syncs."""
+        """System calls do a part of what was asked for, and the loop hears late of syncs."""
         self.kernel_syncs = True
         """The kernel syncs for the event loop; else threads do."""
         self.crash_in: int | None = None
@@ -75,7 +75,7 @@ class Disk:
         self.vote_struck = False
         """A block of `hard_state` was damaged or not written: the format survives one."""
         self.first_vote_lost = False
-        """The first write of `hard_state`, all copies at once, is not in it: until the next one the
+        """The first write of `hard_state` was lost with all its copies: until the next write the
         node stands by a vote that it would not find if it started again."""
         self._lose_first_vote = False
         self.seen: Counter[str] = Counter()
@@ -85,26 +85,26 @@ class Disk:
         return NodeFiles(self, process)
 
     def after_kill(self) -> None:
-        """The process is gone; what it had written is there, in the page cache or on the disk."""
+        """The process was killed; what it had written is in the page cache or on the disk."""
         self._put_in(self.files.copy())
 
     def after_power_cut(self) -> None:
-        """The machine was off: any subset of what was not synced is there."""
+        """The power failed: any subset of what was not synced is there."""
         survives = self.random.choice([0.0, 0.3, 0.7, 1.0])
         self._put_in(self.files.restart(self.random, survives))
 
     def _put_in(self, files: SimFiles) -> None:
-        """What the next process finds. A full disk stays full."""
+        """Exchanges the files for those that the next process finds. A full disk stays full."""
         files.room, files.full = self.files.room, self.files.full
         self.files = files
         self._calm()
 
     def lose_first_vote(self) -> None:
-        """The first write of `hard_state` on this empty disk will succeed and be nowhere."""
+        """The first write of `hard_state` on this empty disk will succeed and be lost."""
         self._lose_first_vote = True
 
     def loses(self, file: File) -> bool:
-        """Whether this write is such a one."""
+        """Whether this write is the one that is to be lost."""
         if not self._lose_first_vote:
             return False
         inode = next(
@@ -119,7 +119,7 @@ class Disk:
         return True
 
     def has_room(self) -> None:
-        """It is not full any more."""
+        """Ends the lack of room."""
         self.files.room = self.files.full = None
 
     def _calm(self) -> None:

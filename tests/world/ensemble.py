@@ -61,16 +61,16 @@ class Ensemble:
         self.world = world
         self.table = Table()
         self.epoch = 0
-        """The newest one."""
+        """The newest controller epoch."""
         self._holder: Process | None = None
         """The process that has taken the epoch."""
         self._demand = demand
         self._sessions: dict[object, tuple[ControllerAddress, float]] = {}
-        """With the time when each ends, the oldest first."""
+        """The controller of each session and the time when it ends, the oldest session first."""
         self._known: set[ControllerAddress] = set()
 
     def beat(self, session: object, me: ControllerAddress) -> Mastership:
-        """`me` is alive."""
+        """Notes that `me` is alive."""
         now = self.world.now
         self._known.add(me)
         self._sessions[session] = me, now + SESSION_S
@@ -133,8 +133,10 @@ class GroupStore:
         self._beating: asyncio.Task[None] | None = None
 
     async def _ask(self, work: Callable[[], Any]) -> Any:
-        """What `work` returns at the store. Raises what it raises, and Unavailable when no answer
-        comes: then it may have been done, or may still be."""
+        """Returns or raises what `work` does at the store.
+
+        Raises Unavailable when no answer comes: the work may be done then, or still to come.
+        """
         if self._closed:
             raise Closed("the metadata store is closed")
         loop = asyncio.get_running_loop()
@@ -206,7 +208,7 @@ class GroupStore:
             raise
 
     def _renounce(self) -> None:
-        """Somebody else is to be master; this one stands at the end of the line."""
+        """Leaves the mastership to another controller; its new session is behind all others."""
         self._world.count("mastership laid down")
         session, self._session = self._session, object()
         self._say(Mastership(master=None, mine=False))
@@ -276,7 +278,7 @@ class GroupControllerHost(ControllerHost):
         self.number = number
         self.ensemble = ensemble
         self.lease_s = lease_s
-        """How long it takes the store's last word for true when no other comes."""
+        """How long it believes the store's last answer when no other comes."""
 
     @property
     def address(self) -> str:

@@ -24,7 +24,7 @@ class BrokerGroup:
         self.group_id = group_id
         self.founders = founders
         self.hosts: dict[NodeId, BrokerHost] = {}
-        """All that ever belonged to it, or wait to."""
+        """All nodes that ever belonged to it, or wait to be added."""
         self.invariants: Invariants
 
     def begin(self, told: Told, journeys: Journeys) -> None:
@@ -36,7 +36,7 @@ class BrokerGroup:
         return [self.hosts[number] for number in sorted(self.invariants.voters)]
 
     def master(self) -> BrokerHost | None:
-        """One that takes itself for the master and has not left."""
+        """A node that takes itself for the master and has not left the group."""
         for host in self.hosts.values():
             replica = host.replica
             if not host.retired and replica is not None and replica.core.role is Role.MASTER:
@@ -46,7 +46,8 @@ class BrokerGroup:
     def judge(self) -> Replica | None:
         """The master's replica, which has applied all that is committed; None while there is none.
 
-        One that was stopped or cut off may take itself for the master still: it knows the past.
+        A master that was stopped or cut off may still take itself for the master: it knows only the
+        past.
         """
         for host in self.hosts.values():
             replica = host.replica

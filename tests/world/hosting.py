@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 EPOCH_S = 1_700_000_000.0
 _ROOM = SimpleNamespace(f_bavail=1 << 20, f_frsize=4096, f_blocks=1 << 21)
-"""What a node reports of its disk: the real one's would not repeat."""
+"""What a node reports of its disk: the real disk's figures would not repeat."""
 _ESCAPES = (
     time.monotonic,
     time.monotonic_ns,
@@ -155,7 +155,7 @@ def _check(modules: list[ModuleType]) -> None:
 
 @contextmanager
 def hosted(world: World) -> Iterator[None]:
-    """The product runs in `world` meanwhile."""
+    """The product runs in `world` while the block runs."""
     modules = _modules()
     _check(modules)
     clock, chance = _Clock(world), _Chance(Random(world.random.getrandbits(64)))

@@ -11,20 +11,20 @@ Invariants
 4. State-machine safety: one frame per applied index; a committed one is never truncated.
 5. One durable vote per (node, term); nothing is said in a term that is not durable, and terms never
    fall.
-6. What an acknowledgement names is durable, and what is applied is durable on a quorum; so is what
-   the writer of a log takes for durable.
+6. What an acknowledgement names is durable on its sender, and what is applied is durable on a
+   quorum; what the writer of a log takes for durable is durable.
 7. A broker obeys no controller epoch that is older than one it has obeyed, and its routes never
    fall back.
-8. A node's sequence table, with its windows, is the fold of the log up to where it has applied; so
-   are its locks and its groups' progress (`consumption.py`).
-9. A queue that moves is of one broker group at a time, which alone stores anything in it; what is
-   activated has the end, the rows and the locks that were sealed, and moves are decided once
-   (`tests/checking/moves.py`).
+8. A node's sequence table, with its windows, is what the log says up to the entry that it has
+   applied; so are its locks and its groups' progress (`consumption.py`).
+9. A queue that moves belongs to one broker group at a time, and only that group stores anything in
+   it. A queue that is activated has the end, the rows and the locks that were sealed, and a move is
+   decided once (`tests/checking/moves.py`).
 10. A log loses its beginning only when a checkpoint that covers it is durable.
-11. Only the master of its term judges, whatever the disk does.
+11. Only the master of its term decides about requests, whatever the disk does.
 
-This is one file because all checks hang on the same few moments of a node: it sends a message, its
-role changes, it applies an entry.
+This is one file because all checks take place at the same few moments of a node: it sends a
+message, its role changes, it applies an entry.
 
 Not here: what clients see (`tests/checking`).
 """
@@ -85,7 +85,7 @@ _NO_ROW: _Row = (0, 0, -1, ())
 
 
 def _inherited(row: _Row) -> _Row:
-    """What a child knows: that all was stored, and not where."""
+    """The row that a child inherits: everything was stored, and the offsets are unknown."""
     epoch, session, last, _ = row
     return epoch, session, last, ((0, last, -1),) if last >= 0 else ()
 
@@ -126,13 +126,13 @@ class Invariants:
         self._committed_in: dict[int, int] = {}
         self._entries: dict[tuple[int, int], tuple[int, int]] = {}
         self.voters: frozenset[NodeId] = frozenset(hosts)
-        """By the newest committed membership."""
+        """The voters of the newest committed membership."""
         self._masters: dict[int, NodeId] = {}
         self._votes: dict[tuple[NodeId, int], int] = {}
         self._terms: dict[NodeId, int] = {}
         self._durable_to: dict[NodeId, int] = {}
         self._was_durable_to: dict[NodeId, int] = {}
-        """On a disk that is lost: what was counted on it may be called committed all the same."""
+        """Entries on disks that are lost since: they may have been counted and be committed."""
         self._applied: dict[NodeId, int] = {}
         self._first: dict[NodeId, int] = {}
         self._table: dict[_RowKey, _Row] = {}
@@ -146,7 +146,7 @@ class Invariants:
         """Hears what a step of a "move" has changed in this group, and of each step of a
         "transaction", by its record's name."""
         self._controller_epoch = 0
-        """The newest one of the controllers that a node has obeyed."""
+        """The newest controller epoch that a node has obeyed."""
         self._touched: dict[int, dict[_RowKey, _Row | None]] = {}
         self.consumption = Consumption(told)
         self._touched_locks: dict[int, dict[Place, Seen]] = {}
@@ -155,12 +155,12 @@ class Invariants:
             self.watch(host)
 
     def demand(self, truth: bool, message: str) -> None:
-        """For what others check: ends the run when it does not hold."""
+        """Ends the run when the result of a check is false; for checks in other modules."""
         if not truth:
             self._fail(InvariantError(message))
 
     def watch(self, host: BrokerHost) -> None:
-        """A node that was never there before."""
+        """Begins to check a new node."""
         for index in (self._durable_to, self._was_durable_to, self._applied, self._first):
             index[host.number] = 0
         host.on_send = self._guarded_send(host)
@@ -182,7 +182,7 @@ class Invariants:
         return on_send
 
     def on_started(self, host: BrokerHost) -> None:
-        """A node has opened its data: from here on it is watched."""
+        """A node has opened its data: it is checked from here on."""
         assert host.node is not None
         assert host.process is not None
         replica = host.node.replica
@@ -253,7 +253,7 @@ class Invariants:
         role, term, first, applied = Role.FOLLOWER, -1, -1, -1
 
         def after_event() -> None:
-            """Most events change nothing of what is looked at."""
+            """Called after each event of the host; most events change nothing that is checked."""
             nonlocal role, term, first, applied
             core, state = replica.core, replica.state
             if (
@@ -274,7 +274,7 @@ class Invariants:
         host.process.after_event = after_event
 
     def _watch_routes(self, host: BrokerHost) -> None:
-        """What a process of a broker has from controllers never falls back to an older one's."""
+        """Checks that what a broker has from controllers never falls back to an older state."""
         assert host.node is not None
         copy = host.node._routes
         check_epoch, on_routes = copy.check_epoch, copy.on_routes
@@ -302,7 +302,7 @@ class Invariants:
         copy.on_routes = watched_routes  # type: ignore[method-assign]
 
     def forget(self, host: BrokerHost) -> None:
-        """The node's disk is empty: what it may have said stands, what it had is gone."""
+        """The node's disk is lost: its promises stand, and its entries are gone."""
         self._lose(host)
         self._terms.pop(host.number, None)
 
@@ -336,7 +336,7 @@ class Invariants:
     def on_send(self, host: BrokerHost, message: Message, replica: Replica) -> None:
         kind, term = message.kind, message.term
         if host.damaged:
-            # Its disk lies: what it took for synced may be counted, and not be there later.
+            # Its disk lies: an entry that it took for synced may be counted, and be gone later.
             believed = max(self._was_durable_to[host.number], replica.log.synced_index)
             self._was_durable_to[host.number] = believed
         if kind in _PROMISES_NOTHING:
@@ -347,7 +347,7 @@ class Invariants:
         ):
             found = self._see_hard_state(host)
             if found is None and host.disk.first_vote_lost:
-                # It cannot know that its disk has nothing, so its word counts all the same.
+                # The node cannot know that its disk has nothing, so its word counts all the same.
                 found = (term, message.target if kind is MessageKind.VOTE_REPLY else host.number)
             require(
                 found is not None and term <= found[0],
@@ -378,8 +378,8 @@ class Invariants:
             self._durable_to[host.number] = one
 
     def _check_writer(self, host: BrokerHost, replica: Replica) -> None:
-        """What the log's writer calls durable is: its next IDs will say so, and a restart believes
-        them."""
+        """Checks that what the log's writer calls durable is durable: its next IDs will say so,
+        and a restart believes them."""
         store = replica.log._store
         active = store.writer.active
         index = active.durable_index
@@ -473,7 +473,7 @@ class Invariants:
             self._on_applied(host, replica, applied)
 
     def _check_checkpoint(self, host: BrokerHost, replica: Replica, first: int) -> None:
-        """Entries that are gone from the log stand in a checkpoint on the disk itself."""
+        """Checks that a durable checkpoint covers the entries that are gone from the log."""
         if host.damaged:
             return
         directory = replica.log._store.directory
@@ -550,7 +550,7 @@ class Invariants:
                 there = known >= index
             if there:
                 durable.add(other.number)
-        # Whoever counted went by the newest membership in its log, committed or not.
+        # A master counts by the newest membership in its log, committed or not.
         counted_by = {self.voters, replica.core.membership.voters} | {
             other.replica.core.membership.voters
             for other in self.hosts.values()
@@ -573,7 +573,7 @@ class Invariants:
             raise InvariantError(str(error)) from None
 
     def _fold_places(self, frame: bytes) -> dict[QueueKey, tuple[At, int] | None]:
-        """What the group is to the queues that the entry moves."""
+        """The group's part in the queues that the entry moves."""
         found: dict[QueueKey, tuple[At, int] | None] = {}
         for _, kind, payload in iter_records(frame):
             if kind is RecordKind.CONTROL:
@@ -765,7 +765,7 @@ class Invariants:
     def check_table(
         self, host: BrokerHost, replica: Replica, *, since: int = 0, full: bool = False
     ) -> None:
-        """The node's rows that were touched since, against the fold."""
+        """Compares the node's rows that were touched since with those that follow from the log."""
         applied = replica.state.applied_index
         expected: dict[_RowKey, _Row | None] = {}
         for index in range(since + 1, min(applied, self.newest) + 1):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SHORT = 0.1
 """How often a write or a read does a part only."""
 LATE_S = (0.0, 0.0, 0.0, 0.001, 0.02)
-"""After the kernel is done with a sync, until the loop is woken for it."""
+"""Seconds from the end of a sync in the kernel until the loop is woken for it."""
 WOKEN_FOR_NOTHING = 0.05
 
 

@@ -45,7 +45,7 @@ class Process:
     def __init__(self, name: str, host: str) -> None:
         self.name = name
         self.host = host
-        """Where it runs: links of the network are between hosts."""
+        """Host on which it runs; links of the network are between hosts."""
         self.alive = True
         self.stopped_until = 0.0
         """Its loop does not turn before this time."""
@@ -58,7 +58,7 @@ class Process:
         """Offset of the monotonic clock, s."""
         self.wall_offset = 0.0
         self.after_event: Callable[[], None] | None = None
-        """Called after each of its events."""
+        """Called after each event of the process."""
 
     def __repr__(self) -> str:
         return self.name
@@ -108,15 +108,15 @@ class SimLoop(asyncio.BaseEventLoop):
         """Replaced by the world's."""
         self.steps = 0
         self.errors: list[str] = []
-        """What tasks and callbacks raised and nobody caught; the run stops at the first one."""
+        """Uncaught errors of tasks and callbacks; the run stops at the first one."""
         self.broken = False
-        """Something does not hold any more: the run stops."""
+        """True when a check has failed: the run stops."""
         self.spawn_thread: Callable[..., SimThread] | None = None
         self.listen: Callable[..., Any]
         self.connect: Callable[..., Any]
-        """Both are the network's (`sockets.py`)."""
+        """`listen` and `connect` are set by the network (`sockets.py`)."""
         self.readers: dict[object, Callable[[], None]] = {}
-        """Callbacks for news of the kernel, by the object whose news it is."""
+        """Callbacks for events of the kernel, by the object that has the event."""
         self.over = False
         self._dying: list[Process] = []
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
@@ -157,7 +157,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def add_reader(  # type: ignore[override]
         self, fd: Any, callback: Any, *args: Any
     ) -> None:
-        """`fd` is no descriptor here: whoever has news calls what is in `readers`."""
+        """`fd` is an object here, no descriptor; it calls its entry of `readers`."""
         self.readers[fd] = partial(callback, *args)
 
     def remove_reader(self, fd: Any) -> bool:
@@ -169,7 +169,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Any, *args: Any
     ) -> Any:
-        """In a simulated thread of the calling process."""
+        """Runs `func` in a simulated thread of the calling process."""
         future: asyncio.Future[Any] = self.create_future()
 
         def finish(result: Any, error: BaseException | None) -> None:
@@ -209,22 +209,23 @@ class SimLoop(asyncio.BaseEventLoop):
         self.errors.append(f"{context['message']}: {error!r}")
 
     def kill(self, process: Process) -> None:
-        """From here on nothing of the process runs; its threads are unwound at the next step."""
+        """Nothing of the process runs from here on; its threads are unwound at the next step."""
         if process.alive:
             process.alive = False
             process.parked.clear()
             self._dying.append(process)
 
     def stop_process(self, process: Process, until: float) -> None:
-        """Its loop stands still until then."""
+        """The process' loop stands still until then."""
         if until > process.stopped_until:
             process.stopped_until = until
             context = Context()
             self.call_at(until, self._go_on, process, context=context)
 
     def _go_on(self, process: Process) -> None:
-        """Connections that have become readable meanwhile are found in any order, so what came last
-        may be handled first; what one connection brought stays in order."""
+        """Lets a stopped process run again. It finds the connections that have become readable
+        meanwhile in any order, so what came last may be handled first; the bytes of one connection
+        stay in order."""
         if process.alive and process.stopped_until <= self.now:
             sources: dict[object, deque[asyncio.Handle]] = {}
             for handle in process.parked:
@@ -289,7 +290,7 @@ class SimLoop(asyncio.BaseEventLoop):
                 action()
 
     def end(self, processes: list[Process]) -> None:
-        """The run is over: unwinds everything, in peace."""
+        """Ends the run: unwinds everything."""
         self.over = True
         for process in processes:
             process.alive = False

@@ -1,9 +1,8 @@
-"""The runs that are counted: a client stores batches in a quiet cluster and reads them.
+"""Runs whose cost is counted: a client stores batches in a quiet cluster and reads them.
 
 How it works. Batches of one size go one after the other to three brokers, in two ways, and come
 back, in four. Every way is a *phase*, counted in a window of its own. What goes on anyway is
-counted in an idle window behind it, of the same length, and taken off. Each run is the same as the
-last.
+counted in an idle window of the same length behind it, and subtracted. Every run is the same.
 
 Batches have values alone, no codec, and one queue: keys and several queues cost the client more.
 
@@ -30,7 +29,7 @@ from tests.world.run import Run
 from tests.world.world import World
 
 BATCHES = 15
-"""All that are stored fit one segment."""
+"""All batches that are stored fit into one segment."""
 WARM_UP = 5
 WINDOW_S = 1.0
 """Heartbeats and the like happen about as often in each stretch of so long."""
@@ -77,7 +76,7 @@ def quiet_plan() -> Plan:
 
 
 class Bulk(ClientHost):
-    """Does what it is told: stores so many batches, or reads everything."""
+    """Stores as many batches as it is told, or reads everything."""
 
     def __init__(self, world: World, count: int) -> None:
         super().__init__(world, "x1")
@@ -86,9 +85,9 @@ class Bulk(ClientHost):
         self.array = pa.array(self.values, pa.binary())
         self.phase = LIST
         self.left = 0
-        """Times that are left."""
+        """How many times the work is still to be done."""
         self.stored = 0
-        """Batches."""
+        """Number of stored batches."""
 
     async def work(self, client: Any) -> None:
         producer = client.producer(linger_ms=0, compression="none")
@@ -121,9 +120,9 @@ class Cost:
     """The cost of a batch, on the average of one phase, without what goes on anyway."""
 
     counts: dict[str, float]
-    """By what and whom."""
+    """Number by what was counted and whose it is."""
     copies: tuple[str, ...]
-    """Where bodies were copied: how many, by whom, in which line."""
+    """Where bodies were copied: number, process and line."""
 
 
 class Measured(Run):

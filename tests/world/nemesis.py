@@ -49,7 +49,7 @@ FULL_KINDS = (
     "CATCHING_UP",
     "",
 )
-"""Files of one kind find no room; all of them."""
+"""Kinds of files that may find no room; the empty one stands for all files."""
 IO_KINDS = ("write", "sync", "syncdir", "create", "rename", "remove", "allocate")
 
 
@@ -73,7 +73,7 @@ class Nemesis:
 
     @property
     def hosts(self) -> list[BrokerHost]:
-        """All nodes that belong to a group, or wait to."""
+        """All nodes that belong to a group, or wait to be added."""
         return [host for host in self.run.hosts.values() if not host.retired]
 
     def strike(self, step: Step) -> None:
@@ -100,7 +100,7 @@ class Nemesis:
 
     @property
     def topics(self) -> list[str]:
-        """The one of all programs, and those that some of them make."""
+        """The topic of all programs, and those that some programs make."""
         return [TOPIC, *self.run.made_topics]
 
     def master(self) -> BrokerHost | None:
@@ -108,7 +108,7 @@ class Nemesis:
         return self.group().master()
 
     def die(self, host: BrokerHost, name: str) -> None:
-        """The node's process is killed, if it runs; `name` is the fault's."""
+        """Kills the node's process, if it runs; `name` is the name of the fault."""
         if host.process is not None and host.process.alive:
             self.world.fault(name)
             self.world.crash(host.name, name)
@@ -160,14 +160,14 @@ class Nemesis:
             self._stop_host(host, "stop of the master")
 
     def _long_stop_of_the_master(self) -> None:
-        """Long enough that another is elected and has written: it wakes as a master of old."""
+        """Stops the master until another one is elected and has written."""
         host = self.master()
         if host is not None and host.process is not None:
             self.world.fault("long stop of the master")
             self.world.loop.stop_process(host.process, self.world.now + 1.8)
 
     def _expiry(self) -> None:
-        """What maintenance does every minute."""
+        """Expires producers at once, as the background work does every minute."""
         host = self.master()
         replica = host.replica if host is not None else None
         if host is not None and replica is not None and host.context is not None:
@@ -175,7 +175,7 @@ class Nemesis:
                 self.world.loop.call_soon(replica.expire_producers, key, context=host.context)
 
     def _zombie(self) -> None:
-        """A second program begins under a durable name while the first still runs."""
+        """Starts a second program under a durable name while the first one still runs."""
         loaders = [one for one in self.run.clients if isinstance(one, Loader) and not one.done]
         if loaders and self.world.hosts.pop(loaders[0].name, None) is not None:
             self.world.fault("zombie")
@@ -186,7 +186,7 @@ class Nemesis:
         self.run.operator.ask("fenced all", fence_all)
 
     def arm(self, step: Did | str, actions: Sequence[Callable[[BrokerGroup], None]]) -> None:
-        """One of the actions strikes at the next such step: its group, or another one."""
+        """Has one of the actions strike at the next such step, in its group or in another one."""
         group = self.random.choice((None, *self.run.groups))
         action = self.random.choice(actions)
         self._armed.append((step, lambda where: action(where if group is None else group)))
@@ -200,7 +200,7 @@ class Nemesis:
             self.world.later(0.0, lambda: armed[1](group))
 
     def kill_clients(self, kind: type) -> Callable[[BrokerGroup], None]:
-        """For `arm`: the programs of all clients of that class die."""
+        """An action for `arm`: the programs of all clients of that class die."""
 
         def kill(_: BrokerGroup) -> None:
             for client in self.run.clients:
@@ -216,29 +216,29 @@ class Nemesis:
         return [hosts[name] for name in named if name in hosts]
 
     def stop_a_while(self, process: Process, name: str) -> None:
-        """A process stands still, then goes on with what it was about to do; `name` is the
-        fault's."""
+        """Stops a process, which then goes on with what it was about to do; `name` is the name of
+        the fault."""
         self.world.fault(name)
         self.world.loop.stop_process(process, self.world.now + self.random.uniform(0.5, 1.5))
 
     def kill_controller(self, _: BrokerGroup) -> None:
-        """For `arm`."""
+        """An action for `arm`: the controller dies."""
         self._controller_crash()
 
     def kill_master_of(self, group: BrokerGroup) -> None:
-        """For `arm`."""
+        """An action for `arm`: the master of the group dies."""
         host = group.master()
         if host is not None:
             self.die(host, "kill of the master in a step")
 
     def cut_off_from_controllers(self, group: BrokerGroup) -> None:
-        """Clients, and the other group, know more than this one then."""
+        """An action for `arm`: clients and the other group learn more than this group meanwhile."""
         names = [controller.name for controller in self.run.controllers]
         self.cut({(name, host.name) for name in names for host in group.hosts.values()})
         self.world.later(0.9, self._heal)
 
     def cut_off_from_each_other(self, _: BrokerGroup) -> None:
-        """For `arm`."""
+        """An action for `arm`: the two broker groups do not reach each other for a while."""
         if len(self.run.groups) < 2:
             return
         first, second = ([host.name for host in group.hosts.values()] for group in self.run.groups)
@@ -326,11 +326,11 @@ class Nemesis:
         return held[0] if held and self.random.random() < 0.8 else self.random.choice(controllers)
 
     def cut(self, links: set[tuple[str, str]]) -> None:
-        """Links from one host to another one carry nothing any more."""
+        """Cuts links, each from one host to another one."""
         self.world.network.set_cuts(self.world.network.cut | links)
 
     def _controller_crash_in_a_write(self) -> None:
-        """It dies just before or just after one of its next writes to the store."""
+        """The controller dies just before or just after one of its next writes to the store."""
         controller = self.controller()
         controller.crash_in = self.random.randrange(0, 4)
         controller.crash_after = self.random.random() < 0.5
@@ -339,7 +339,7 @@ class Nemesis:
         self.make_brief_topic()
 
     def make_brief_topic(self) -> None:
-        """Made, and deleted at once."""
+        """Has the operator make a topic and delete it at once."""
         name = f"brief-{self.random.randrange(10**6)}"
         self.run.operator.ask("made and deleted a topic", brief_topic(name))
 
@@ -367,7 +367,7 @@ class Nemesis:
                 return
 
     def _member_unheard(self) -> None:
-        """What consumers send waits on its way, and arrives when their locks are others'."""
+        """Requests of a consumer wait on their way, and arrive when others hold its locks."""
         names = [client.name for client in self.run.clients if isinstance(client, Member)]
         unheard = self.random.choice(names or [""])
         self.world.count("member unheard")
@@ -392,7 +392,7 @@ class Nemesis:
         self._cut_off({self.one().name}, "partition")
 
     def _two_masters(self) -> None:
-        """The master reaches no other node, but all clients, which may take it for what it was."""
+        """The master reaches all clients, which may still believe it, and no other node."""
         host = self.master()
         if host is not None:
             others = [name for name in self.names() if name != host.name]
@@ -432,14 +432,14 @@ class Nemesis:
         disk.fail_in = self.random.randrange(0, 4)
 
     def _failing_syncs(self) -> None:
-        """On every node one of the next: what was not synced is in the page cache for good."""
+        """On every node one of the next syncs fails: its bytes stay in the page cache alone."""
         for host in self.hosts:
             host.disk.fail_kind = "sync"
             host.disk.fail_in = self.random.randrange(0, 6)
 
     def _strike_in_a_vote(self) -> None:
-        """The master of now dies when it saves the next term, or hears that its sync failed; and
-        the power stays."""
+        """The present master dies when it saves the next term, or its sync fails then; the power
+        stays on."""
         host = self.master()
         if host is None:
             return
@@ -451,8 +451,8 @@ class Nemesis:
             disk.fail_kind, disk.fail_in = "sync", 0
 
     def _disk_full(self) -> None:
-        """All of it, or (as where nothing is written in place) for what is written to one kind of
-        file."""
+        """A disk is full for all files or (as on file systems that write nothing in place) for one
+        kind of file."""
         host = self.master() if self.random.random() < 0.7 else self.one()
         if host is None:
             return
@@ -468,7 +468,7 @@ class Nemesis:
         host.disk.files.full = kind, self.random.choice(("write", "write", "sync"))
 
     def _no_room_for_votes(self) -> None:
-        """Where the master of now is to learn that it is none any more."""
+        """The present master has no room for the term in which it is deposed."""
         host = self.master()
         if host is not None:
             self._no_room(host, "hard_state")
@@ -508,7 +508,7 @@ class Nemesis:
             source = random.randrange(0, used) // 512 * 512
             new = bytes(data[source : source + 512])[: len(data) - at]
         if kind == "hard_state" and host.disk.vote_struck:
-            return  # one block a run: the format promises no more
+            return  # one block in each run: the format promises no more
         if bytes(data[at : at + len(new)]) == new:
             return
         host.disk.vote_struck |= kind == "hard_state"
@@ -517,7 +517,7 @@ class Nemesis:
         self.world.fault(f"rot in {kind}")
 
     def _misdirected_write(self) -> None:
-        """One of the next writes of the node that may rot succeeds, and lies elsewhere."""
+        """One of the next writes of the node whose disk may rot succeeds, and lands elsewhere."""
         host = self.run.hosts[NodeId(self.run.plan.victim)]
         host.disk.on_misdirected = lambda: setattr(host, "damaged", True)
         # Not the very next one, which may be the ID of a frame that was misdirected before.
@@ -539,8 +539,8 @@ class Nemesis:
             self._lose_first_vote(host, self.random.randrange(0, 40))
 
     def _lose_first_vote(self, host: BrokerHost, crash_in: int) -> None:
-        """The disk loses more than its data: it takes the next vote and does not keep it. Soon
-        after that the process dies, and does not find what it has said."""
+        """The disk loses more than its data: it accepts the next vote and does not keep it. Soon
+        after that the process dies, and the next one does not find the vote."""
 
         def bitten() -> None:
             host.damaged = True
@@ -558,7 +558,7 @@ class Nemesis:
             host.process.wall_offset += self.random.choice((-3600.0, 3600.0))
 
     def _checkpoint(self) -> None:
-        """Everybody writes one now, so that logs can be cleaned."""
+        """All nodes write a checkpoint now, so that logs can be cleaned."""
         for host in self.hosts:
             if host.replica is not None and host.context is not None and host.node is not None:
                 checkpoints = host.node.checkpoints

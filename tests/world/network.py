@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Weather:
-    """Probabilities a message, times in seconds."""
+    """Probabilities are for each message, times in seconds."""
 
     loss: float = 0.0
     repeat: float = 0.0
@@ -70,7 +70,7 @@ class Network:
         return delay
 
     def datagram(self, source: str, target: str, deliver: Callable[[], None]) -> None:
-        """Calls `deliver` never, once or twice, later, outside of any process."""
+        """Calls `deliver` later, never, once or twice, outside of any process."""
         weather, random = self.weather, self.random
         if random.random() < weather.loss:
             self.lost += 1
@@ -100,7 +100,7 @@ class Network:
             pipe.flush()
 
     def on_death(self, host: str, processes_of: Callable[[Any], bool]) -> None:
-        """Servers of a dead process are gone, and the other ends of its calls hear so."""
+        """Ends the servers of a dead process, and tells the other ends of its calls."""
         for address in [a for a, server in self.servers.items() if processes_of(server.process)]:
             del self.servers[address]
         for place in [p for p, one in self.listeners.items() if processes_of(one.process)]:

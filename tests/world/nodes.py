@@ -2,9 +2,8 @@
 
 How it works. A `BrokerHost` owns a disk and runs `BrokerNode` on it, one process after the other; a
 supervisor starts it again some time after it died, as `semel up` does. Only two entry points of the
-node are its own here: the end of the process is the end of a simulated one, and in half of the
-worlds Raft's messages leave by datagrams (`SimLink`), which suffer more than the streams of the
-others.
+node are replaced: the end of the process is the end of a simulated process, and in half of the
+worlds Raft's messages leave as datagrams (`SimLink`), which suffer more than streams do.
 
 Not here: several controllers (`ensemble.py`), faults (`nemesis.py`), what must hold
 (`invariants.py`).
@@ -161,23 +160,23 @@ class BrokerHost:
         self.context: Context | None = None
         """The context of the running process, once it serves."""
         self.level_max = world.level_max
-        """The highest level of the program that its next process runs."""
+        """Highest feature level of the program that its next process runs."""
         self.starts = 0
         self.power_lost = False
         self.restart_s: Callable[[], float] = lambda: 0.3
         self.refused = ""
         """Why the last process could not start, if it could not."""
         self.streams = False
-        """Peers are reached by streams of bytes, else by datagrams."""
+        """True when peers are reached by streams of bytes, false for datagrams."""
         self.damaged = False
-        """Bytes of its disk were changed behind its back."""
+        """True once bytes of its disk were changed behind its back."""
         self.wiped = False
         self.retired = False
-        """It has left its group, and is not started again."""
+        """True once it has left its group; it is not started again."""
         self.away_s = 0.0
         """How long it stays away after the next death, if above 0."""
         self._instead: tuple[BrokerConfig, SimFiles] | None = None
-        """What another machine at this address is, and the disk of this one meanwhile."""
+        """Configuration of another machine at this address, and this machine's disk meanwhile."""
         self.on_send: Callable[[Message, Replica], None] = lambda *_: None
         self.on_started: Callable[[BrokerHost], None] = lambda _: None
         world.crashes[self.name] = self._on_crash
@@ -191,25 +190,25 @@ class BrokerHost:
 
     @property
     def alive(self) -> bool:
-        """A process runs, served or not."""
+        """True while a process runs, whether it serves or not."""
         return self.process is not None and self.process.alive
 
     def start(self) -> None:
-        """What a supervisor does. Nothing while it runs, or once it has left."""
+        """Starts it, as a supervisor does, unless it runs or has left its group."""
         if self.retired or (self.process is not None and self.process.alive) or self._instead:
             return
         self._after_death()
         self._begin()
 
     def begin_as(self, config: BrokerConfig, files: SimFiles) -> None:
-        """Another machine has this one's address; only while it is down."""
+        """Starts another machine at this one's address; only while this one is down."""
         self._after_death()
         self._instead = config, self.disk.files
         self.disk.files = files
         self._begin()
 
     def end_as_itself(self) -> None:
-        """The other machine is gone, and this one starts."""
+        """Ends the other machine and starts this one."""
         if self._instead is None:
             return
         self.world.crash(self.name, "the stranger has left")
@@ -218,7 +217,7 @@ class BrokerHost:
         self.start()
 
     def _after_death(self) -> None:
-        """What the end of the last process has left on the disk."""
+        """Leaves on the disk what the end of the last process has left there."""
         if self.starts:
             if self.power_lost:
                 self.disk.after_power_cut()
@@ -262,18 +261,18 @@ class BrokerHost:
         self.on_started(self)
 
     def wipe(self) -> None:
-        """The data directory is gone; only while it is down."""
+        """Loses the data directory; only while the node is down."""
         self.disk.misdirect_in = None
         self.disk.files = SimFiles()
         self.wiped = True
 
     def retire(self) -> None:
-        """What the operator does with a node that was removed."""
+        """Stops a node that was removed from its group, as an operator does."""
         self.retired = True
         self.world.crash(self.name, "removed from the group")
 
     def receive(self, caller: PeerCaller, data: bytes) -> None:
-        """A datagram is here."""
+        """Takes a datagram that has arrived."""
         node = self.node
         if self.replica is not None and node is not None and self.context is not None:
             self.world.loop.call_soon(self._deliver, node, caller, data, context=self.context)
@@ -340,12 +339,12 @@ class ControllerHost:
         self.name = name
         self.table = Table()
         self.level_max = world.level_max
-        """The highest level of the program that its next process runs."""
+        """Highest feature level of the program that its next process runs."""
         self.starts = 0
         self.crash_in: int | None = None
         """Writes to the store until the process dies in one."""
         self.crash_after = False
-        """It dies when the write is durable, and nobody knows; else before."""
+        """True: it dies behind the write, before anybody hears of it; false: before the write."""
         world.crashes[self.name] = self._on_crash
 
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""The operator of a simulated cluster: calls that somebody makes by hand, one after the other.
+"""The operator of a simulated cluster, who makes administrative calls one after the other.
 
 How it works. The nemesis gives it work; it is a client like the others, so it dies and sleeps too,
 and a call that failed is made again, as the operator's guide says. When the run ends it finishes
@@ -60,7 +60,7 @@ class Operator(ClientHost):
 
 
 async def fence_all(client: Any) -> None:
-    """Every producer's rows, with a session above its own: what they send now is refused."""
+    """Fences every producer with a session above its own: what it sends from now on is refused."""
     cluster = client._session.cluster
     try:
         await _fence_queues(cluster)
@@ -91,8 +91,8 @@ async def _fence_queues(cluster: Any) -> None:
 
 
 async def open_queue(client: Any, topics: Sequence[str], choice: float) -> tuple[str, Any]:
-    """Any queue of the topics that is open when the operator comes to it, with its topic. The first
-    one exists; half of the choices are for it."""
+    """Returns a topic and one of its open queues. The first of `topics` exists; half of the choices
+    are for it."""
     cluster = client._session.cluster
     lots = [topics[0]] * max(1, len(topics) - 1) + [*topics[1:]]
     topic = lots[int(choice * 7_919) % len(lots)]
@@ -105,7 +105,7 @@ async def open_queue(client: Any, topics: Sequence[str], choice: float) -> tuple
 
 
 def brief_topic(name: str) -> Job:
-    """A topic that is made and deleted: records of several steps, each of which may be the last one
+    """A job that makes a topic and deletes it, in several steps, each of which may be the last one
     of a controller's life."""
 
     async def job(client: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a seed decides: who takes part, the weather, and which faults strike when.
+"""The plan that a seed makes: machines, programs, the weather, and which faults strike when.
 
 How it works. A plan is drawn before the run: which faults this seed exaggerates, and a list of
 steps, each with its time and its own random number. A shorter list is a valid plan too, so a
@@ -9,8 +9,8 @@ an entry that is never committed must be answered, *and* asked for twice, *and* 
 *theme* is such a row, on top of a few of the seed's own steps. Each came from a planted bug that
 the worlds did not find (`planted.py`).
 
-What a plan gets on top when it is asked for (queues that move, transactions, ...) is its *parts*,
-each in a module of its own (`parts/`).
+A plan gets *parts* on top when they are asked for (queues that move, transactions, ...), each in a
+module of its own (`parts/`).
 
 Not here: what a step does (`nemesis.py`), making a plan smaller (`shrink.py`).
 """
@@ -109,7 +109,7 @@ class Plan:
     cache_bytes: int
     lock_ms: int
     value_bytes: int
-    """Messages are padded to so much."""
+    """Size to which messages are padded."""
     checkpoint_keep: int
     skew: float
     """Skew of the nodes' clock rates."""
@@ -120,14 +120,14 @@ class Plan:
     """Groups of writes up to this size are synced by the kernel, for the event loop; larger ones by
     the log's thread. 0: all of them, no kernel does."""
     system_calls_vary: bool = True
-    """Writes and reads do a part only, and the loop hears late of the kernel's syncs."""
+    """True when writes and reads do a part only, and the loop hears late of the kernel's syncs."""
     controllers: int = 1
     lease_s: float = 0.0
-    """How long each of several controllers believes what the store said last."""
+    """Seconds for which each of several controllers believes the store's last answer."""
     more_groups: tuple[int, ...] = ()
     """Founding nodes of each broker group behind the first."""
     parts: tuple[str, ...] = ()
-    """What it has on top (`registry.py`)."""
+    """Names of its parts (`registry.py`)."""
 
     @property
     def groups(self) -> tuple[int, ...]:
@@ -156,13 +156,13 @@ _USUAL: Mapping[str, object] = {
     "producers_max": 100,
     "producer_idle_ms": _WEEK_MS,
 }
-"""Clients of a theme that is about the nodes, and nobody is forgotten."""
+"""Settings of a theme that is about the nodes: usual clients, and no producer expires."""
 
 
 def _deposed(plan: Plan, random: Random) -> Plan:
     """A master is cut off from its group and goes on taking what clients send, some of it twice,
-    until the others have elected another one: nothing of that may have been promised. Few clients,
-    because it takes two entries of them at most."""
+    until the others have elected another one: it must not have promised anything of that. There are
+    few clients, because a master without a group takes two entries at most."""
     at = random.uniform(0.1, 0.4)
     return _themed(
         plan,
@@ -178,7 +178,7 @@ def _deposed(plan: Plan, random: Random) -> Plan:
 
 def _deposed_without_room(plan: Plan, random: Random) -> Plan:
     """A master is cut off while another one is elected, and has no room for the new term when it
-    hears of it: what it took meanwhile is stored nowhere, and other entries come in its place."""
+    hears of it: its entries of the meantime are stored nowhere, and others take their place."""
     at = random.uniform(0.1, 0.4)
     heard = at + random.uniform(0.6, 0.95)
     steps = [(at, "two masters"), (at + 0.01, "no room for votes"), (heard, "heal")]
@@ -195,8 +195,8 @@ def _deposed_without_room(plan: Plan, random: Random) -> Plan:
 
 
 def _asleep(plan: Plan, random: Random) -> Plan:
-    """A master sleeps while another one is elected and writes, and wakes with questions before it,
-    but without a word of its peers: what it knew is not what is."""
+    """A master sleeps while another one is elected and writes. When it wakes, clients' questions
+    wait, and no word of its peers has come: what it knows is out of date."""
     at = random.uniform(0.1, 0.3)
     return _themed(
         plan,
@@ -213,7 +213,7 @@ def _asleep(plan: Plan, random: Random) -> Plan:
 
 
 def _late_commits(plan: Plan, random: Random) -> Plan:
-    """Consumers' commits wait on the way until others hold their locks."""
+    """Commits of consumers wait on the way until other consumers hold their locks."""
     at = random.uniform(0.2, 0.4)
     return _themed(
         plan,
@@ -226,7 +226,7 @@ def _late_commits(plan: Plan, random: Random) -> Plan:
 
 
 def _checkpoints(plan: Plan, random: Random) -> Plan:
-    """Checkpoints in quick succession, logs cut behind them, and no power anywhere."""
+    """Nodes write checkpoints in quick succession and cut their logs; then all lose power."""
     steps = [(random.uniform(0.1, 1.0), "checkpoint") for _ in range(6)]
     steps += [(0.5 + random.uniform(0, 0.6), "all lose power") for _ in range(2)]
     return _themed(
@@ -243,8 +243,8 @@ def _checkpoints(plan: Plan, random: Random) -> Plan:
 
 def _page_cache(plan: Plan, random: Random) -> Plan:
     """A master that was cut off learns of a later term, and dies while it saves that. Syncs fail
-    everywhere. All start again on what the page cache has, and then the power fails: whatever they
-    have believed must be on the disk by then, terms, votes and entries."""
+    everywhere. All start again on what the page cache has, and then the power fails: all terms,
+    votes and entries that they have believed must be on the disk by then."""
     at = random.uniform(0.1, 0.3)
     steps = [(at, "two masters"), (at + 0.01, "strike in a vote"), (at + 1.2, "heal")]
     at += random.uniform(1.3, 1.6)
@@ -268,7 +268,7 @@ def _page_cache(plan: Plan, random: Random) -> Plan:
 
 def _lost_disk(plan: Plan, random: Random) -> Plan:
     """One node is away while entries are committed; then another one loses its disk, and the master
-    its links: who is left must not decide without what the lost disk had promised."""
+    its links: the nodes that are left must not decide without what the lost disk had promised."""
     at = random.uniform(0.1, 0.3)
     return _themed(
         plan,
@@ -287,7 +287,7 @@ def _lost_disk(plan: Plan, random: Random) -> Plan:
 
 
 def _late_rot(plan: Plan, random: Random) -> Plan:
-    """A disk rots when nobody reads it any more: only a scrub can find that."""
+    """A disk rots when nobody reads it any more: only a scrub can find the damage."""
     at = random.uniform(0.8, 1.2)
     return _themed(
         plan,
@@ -303,8 +303,8 @@ def _late_rot(plan: Plan, random: Random) -> Plan:
 
 
 def _rotten_tail(plan: Plan, random: Random) -> Plan:
-    """A write of a slave lies elsewhere, and its master loses its own copy with its power: what
-    follows it, if it is the slave, has a damaged entry that nobody can give."""
+    """A write of a slave lands elsewhere, and the master loses its own copy with its power: if that
+    slave is the next master, it has a damaged entry that nobody can give."""
     at = random.uniform(0.1, 0.3)
     steps: list[tuple[float, str]] = []
     for number in range(3):
@@ -329,8 +329,8 @@ NEEDS_PEERS = frozenset({"rot", "misdirected write", "lost directory"})
 
 
 def _left_behind(plan: Plan, random: Random) -> Plan:
-    """A disk rots while its node is away and the others clean their logs: what it is yet to apply
-    nobody can give."""
+    """A disk rots while its node is away and the others clean their logs: nobody can give the
+    entries that the node has yet to apply."""
     at = random.uniform(0.1, 0.5)
     steps = [(at + 0.01 * number, "rot") for number in range(4)]
     steps += [(at + 0.05, "long absence"), (at + 1.3, "rot"), (at + 1.35, "power cut")]
@@ -363,8 +363,8 @@ THEMES: dict[str, Theme] = {
     "rotten tail": _rotten_tail,
 }
 _DRAWN = ("asleep", "checkpoints", "deposed", "late commits", "lost disk")
-"""What seeds draw from: a longer list would make them other runs than those that were judged. The
-others are for tests that ask for them by name."""
+"""The themes from which seeds draw. A longer list would change the runs of all seeds, so the other
+themes are for tests that name them."""
 
 
 def make_plan(seed: int, theme: str | None = None) -> Plan:
@@ -385,7 +385,7 @@ def _draw(seed: int) -> Plan:
     weights = {kind: weight * random.choice((0, 0, 1, 1, 2, 5)) for kind, weight in FAULTS.items()}
     weights["heal"] = max(weights["heal"], 10)
     size = random.choices((1, 3, 5), (8, 84, 8))[0]
-    if size == 1:  # what it loses nobody else has
+    if size == 1:  # nobody else has what it loses
         weights |= dict.fromkeys(("rot", "misdirected write", "lost directory"), 0)
         weights["grow"] = max(weights["grow"], 20)
     expiring = random.random() < 0.3
@@ -445,12 +445,12 @@ def _draw(seed: int) -> Plan:
 
 
 def with_steps(plan: Plan, steps: Iterable[Step]) -> Plan:
-    """The plan with these steps, too, each at its time."""
+    """The plan with these steps added, each at its time."""
     return replace(plan, steps=tuple(sorted((*plan.steps, *steps), key=lambda step: step.at_s)))
 
 
 def with_clients(plan: Plan, clients: Iterable[str]) -> Plan:
-    """The plan with these clients, too, each once."""
+    """The plan with these clients added, each once."""
     return replace(plan, clients=tuple(dict.fromkeys((*plan.clients, *clients))))
 
 
@@ -474,7 +474,7 @@ def over_groups(
     steps: Iterable[Step],
     clients: Sequence[str],
 ) -> Plan:
-    """The plan over these broker groups with these steps and clients, too, and without the client
+    """The plan over these broker groups with these steps and clients added, and without the client
     that knows the first group only."""
     old = [step for step in plan.steps if max(groups) > 1 or step.kind not in NEEDS_PEERS]
     first = 1 if groups[0] > 1 else 1 + groups[0]

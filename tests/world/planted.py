@@ -303,7 +303,7 @@ def serves_what_it_does_not_check() -> Any:
 
 
 def repairs_in_memory_only() -> Any:
-    """What a peer gave is never written over what was damaged."""
+    """Bytes that a peer gave are never written over the damaged ones."""
     return patch.object(LogReader, "repair", lambda *_: None)
 
 
@@ -337,7 +337,7 @@ def reads_without_a_quorum() -> Any:
 
 
 def answers_duplicates_early() -> Any:
-    """A retry of what is not committed yet is told that it is stored."""
+    """A retry of a batch that is not committed yet is answered as stored."""
     original = Proposer._admit_batch
 
     def _admit_batch(self: Any, item: Any, *arguments: Any) -> Any:
@@ -405,7 +405,7 @@ def founders_of_one_begin_again() -> Iterator[None]:
 
 
 def removes_its_mark_before_it_has_caught_up() -> Any:
-    """A crash while it is fed makes a node forget that it has forgotten."""
+    """A node that crashes while it is fed forgets that it lost its disk."""
     original = MembershipStatus._catch_up
 
     async def _catch_up(self: Any) -> None:
@@ -446,7 +446,7 @@ def moves_without_windows() -> Any:
 
 
 def activates_without_tokens() -> Any:
-    """Locks are counted from one again in the new broker group."""
+    """Tokens are counted from one again in the new broker group."""
     original = ConsumerGroups.adopt
 
     def adopt(self: Any, key: Any, other: Any) -> None:
@@ -481,7 +481,7 @@ def decides_any_attempt() -> Any:
 
 
 def releases_early() -> Any:
-    """A message that is due within a second is taken for due."""
+    """A message that is due within a second counts as due."""
     original = DelayedQueue.first
 
     def first(self: Any, until_us: int, below_ordinal: int, batches_max: int) -> Any:
@@ -538,7 +538,7 @@ def names_a_slot_twice() -> Any:
 
 
 def asks_once_to_delete_a_group() -> Any:
-    """Each broker group in its turn, whatever moves meanwhile."""
+    """Each broker group is asked once, whatever moves meanwhile."""
 
     async def forget_progress(cluster: Any, group: str) -> bool:
         request = broker_pb2.DeleteGroupRequest(group=group)

@@ -49,7 +49,7 @@ def commits_first() -> AbstractContextManager[object]:
 
 
 def ends_nobody() -> AbstractContextManager[object]:
-    """An earlier owner's producer goes on: what it has under way may land at any time."""
+    """An earlier owner's producer is not ended: copies that are under way may land at any time."""
 
     async def nothing(cluster: Any, target: Any, attempt: Any) -> Any:
         return await cluster.topic(target.topic, refresh=True)
@@ -58,7 +58,7 @@ def ends_nobody() -> AbstractContextManager[object]:
 
 
 def intends_late() -> AbstractContextManager[object]:
-    """The first copy leaves before it is durable that it may."""
+    """The first copy leaves before the record of the intent is durable."""
     store = Retrying._store_record
 
     async def late(retrying: Retrying, found: Any) -> None:
@@ -88,7 +88,7 @@ def looks_where_it_would_copy() -> AbstractContextManager[object]:
 
 
 def forgets_the_older_copies() -> AbstractContextManager[object]:
-    """A record tells of the newest owner's copies, and not of those that it was told of."""
+    """A record names the newest owner's copies, and not those of earlier owners."""
     make = record_bytes
 
     def bad(copied: Any, attempt: Any, progress: int) -> bytes:
@@ -98,7 +98,7 @@ def forgets_the_older_copies() -> AbstractContextManager[object]:
 
 
 def trusts_rows() -> AbstractContextManager[object]:
-    """What an earlier owner has stored is asked of its rows, which may have expired."""
+    """The rows are asked what an earlier owner has stored; they may have expired."""
 
     async def asked(cluster: Any, runtime: Any, route: Any, target: Any, producer_id: int) -> Any:
         rows = []
@@ -133,7 +133,7 @@ def reads_the_ledger_first() -> AbstractContextManager[object]:
 
 
 def redrives_without_a_record() -> AbstractContextManager[object]:
-    """Nobody knows what a run has copied that did not come to write it down."""
+    """Nobody knows the copies of a run that died before it wrote them down."""
 
     async def nothing(*_: object) -> None:
         pass

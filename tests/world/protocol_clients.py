@@ -4,8 +4,8 @@ How it works. A *hasty* one does without the SDK's window: batches come before t
 and twice. A *doubter* has a durable name, sends one message at a time and does not wait long. Then
 it asks (`GetProduceOutcome`), sends the same batch again, or fences with a higher session; the
 answer of a fence is final, so what it does not contain goes to another queue, in which the checker
-must not find it a second time. What was open when it died, its next life settles by its first
-fence. Every answer is noted and judged (`tests/checking`).
+must not find it a second time. Its next life settles by its first fence what was open when it
+died. Every answer is noted and judged (`tests/checking`).
 
 Not here: programs over the SDK (`clients.py`), when they die (`nemesis.py`).
 """
@@ -103,9 +103,9 @@ class Hasty(ClientHost):
     async def _store(
         self, cluster: Any, group_id: Any, batches: dict[int, tuple[bytes, Send]]
     ) -> None:
-        """Sends the window to whoever is master until all of it is answered.
+        """Sends the window to the present master until all of it is answered.
 
-        Raises ProducerFenced, DedupStateExpired: then what is open stays unknown.
+        Raises ProducerFenced and DedupStateExpired: the fate of what is open stays unknown then.
         """
         while batches and not self.stopping:
             master = await cluster.master(group_id)
@@ -168,7 +168,7 @@ class Doubter(ClientHost):
     """A named producer of one message at a time, with its own journal of what is open."""
 
     trusts_mere_reads = False
-    """Planted: takes a confirmed read's "not committed" for the end of the matter."""
+    """A planted bug: takes "not committed" of a confirmed read for final."""
 
     def __init__(self, world: World, name: str, mean_s: float) -> None:
         super().__init__(world, name)

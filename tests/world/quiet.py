@@ -24,7 +24,7 @@ class _TraceHandler(logging.Handler):
 
 
 class Quiet(AbstractContextManager[None]):
-    """Nothing of the product's log reaches the outside; a traced run keeps it."""
+    """Keeps the product's log from the outside; a traced run has it in its trace."""
 
     def __init__(self, world: World) -> None:
         self._logger = logging.getLogger("semel")

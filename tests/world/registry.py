@@ -1,20 +1,20 @@
-"""What worlds can have, each in a module of its own: programs, faults, and parts of a plan.
+"""The registry of what worlds can have: programs, faults, and parts of a plan.
 
 How it works. A *program* is a kind of client, named in `Plan.clients` ("loader 1"); a *fault* is
-what a step of a plan does ("move queue"). A *part* is what every plan gets on top when it is asked
-for (`./run soak sim --moves`): steps, programs and settings. Parts go in any combination, whatever
+what a step of a plan does ("move queue"). A *part* is added to every plan when it is asked for
+(`./run soak sim --moves`): steps, programs and settings. Parts go in any combination, whatever
 the order in which they are named. Each first *adds* what it brings; when all have added theirs,
-each *leaves out* what it cannot bear.
+each *leaves out* what cannot be beside it.
 
-The modules of `tests/world/parts/` are imported when the first of their things is looked up. So who
-adds one writes a module there, and nothing else has to be told of it.
+The modules of `tests/world/parts/` are imported when the first of their things is looked up. So a
+new one is a module there, and nothing else has to name it.
 
 Invariants
 1. A part draws from a random source of its own (`random_of`), so that a new one changes no world
    without it.
 2. Programs of different kinds have different hosts.
 
-Not here: a plan (`plan.py`), who carries it out (`run.py`, `nemesis.py`).
+Not here: a plan (`plan.py`), carrying it out (`run.py`, `nemesis.py`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tests.world.run import Run
 
 MakeProgram: TypeAlias = "Callable[[Run, str], ClientHost]"
-"""A program of the run on a host of this name; what all have in common the run sets."""
+"""Makes a program of the run on a host of this name; the run sets what all programs share."""
 Strike: TypeAlias = "Callable[[Nemesis], None]"
 
 
@@ -48,16 +48,16 @@ def _nothing(_: Run) -> AbstractContextManager[object]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Something that plans get on top."""
+    """Something that is added to plans on request."""
 
     name: str
-    """The name of the part, and of its option too, with dashes there."""
+    """Name of the part, and of its option, where underscores are dashes."""
     help: str
     """One line for `--help`."""
     add: Callable[[Plan], Plan]
-    """Steps, programs and settings."""
+    """Adds steps, programs and settings to a plan."""
     leave_out: Callable[[Plan], Plan] = _as_it_is
-    """What other parts, or the seed itself, have brought, and what cannot be beside this one."""
+    """Leaves out of a plan what cannot be beside this part."""
     exchange: Callable[[Run], AbstractContextManager[object]] = _nothing
     """Replaces things while such a world runs: constants of the product, observed methods."""
 
@@ -91,7 +91,7 @@ def fault(kind: str) -> Callable[[Strike], Strike]:
 
 
 def random_of(plan: Plan, part: str) -> Random:
-    """From which a part draws what it adds to the plan."""
+    """The random source from which a part draws what it adds to the plan."""
     return Random(f"{plan.seed} {part}")
 
 
@@ -110,7 +110,7 @@ def load() -> None:
 
 
 def make_program(run: Run, name: str) -> ClientHost:
-    """The program that a plan names: a kind, and a number of it."""
+    """Makes the program that a plan names by its kind and a number."""
     load()
     kind, _, number = name.partition(" ")
     host, make = _programs[kind]
@@ -118,13 +118,13 @@ def make_program(run: Run, name: str) -> ClientHost:
 
 
 def find_fault(kind: str) -> Strike | None:
-    """What a part's fault does; None for one that is the nemesis' own."""
+    """The function of a part's fault; None for a fault of the nemesis itself."""
     load()
     return _faults.get(kind)
 
 
 def all_parts() -> dict[str, Part]:
-    """By name, in the order in which they come to a plan."""
+    """All parts by name, in the order in which they are added to a plan."""
     load()
     return dict(sorted(_parts.items()))
 

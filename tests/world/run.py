@@ -3,8 +3,8 @@
 How it works. One, three or five brokers, controllers and some clients start; once the topic exists
 the plan's steps strike. Then all is healed and the clients finish what they have begun: the cluster
 must come to rest in time (`PATIENCE_S`), and the checker of `tests/checking` judges the history
-against the raw logs of the group's members. Whatever is wrong ends the run with a `Failed` that
-names it.
+against the raw logs of the group's members. Anything that is wrong ends the run with a `Failed`
+that names it.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Run:
         self.operator: Operator
         self._shared: dict[type[object], object] = {}
         self._scrubs: dict[Process, bool] = {}
-        """Whether the last scrub is through, of each node with a damaged disk."""
+        """For each process on a damaged disk, whether its last scrub is through."""
 
     def execute(self) -> Result:
         """Raises Failed."""
@@ -104,7 +104,7 @@ class Run:
             return self._execute()
 
     def shared(self, kind: type[T]) -> T:
-        """The run's only instance of a class without arguments: what programs know together."""
+        """The run's only instance of a class without arguments, which programs share."""
         found = self._shared.setdefault(kind, kind())
         assert isinstance(found, kind)
         return found
@@ -300,14 +300,14 @@ class Run:
 
     @staticmethod
     def _moving(host: BrokerHost) -> bool:
-        """A queue is on its way."""
+        """Whether a queue is on its way to another group."""
         assert host.replica is not None
         moves = host.replica.state.moves
         return moves.frozen_count > 0 or bool(moves.incoming)
 
     @staticmethod
     def _undecided(host: BrokerHost) -> bool:
-        """A transaction is pinned, or not published everywhere."""
+        """Whether a transaction is pinned, or not published everywhere."""
         assert host.replica is not None
         transactions = host.replica.state.transactions
         return bool(transactions.staging.pins or transactions.coordination.unpublished)
@@ -322,12 +322,12 @@ class Run:
 
     @staticmethod
     def _delaying(host: BrokerHost) -> bool:
-        """Something is not due yet."""
+        """Whether a message is not due yet."""
         assert host.replica is not None
         return bool(host.replica.state.delays.queues)
 
     def _up(self, group: BrokerGroup) -> list[BrokerHost]:
-        """Members that serve, whole, and have applied all they hold."""
+        """Members that serve, are whole, and have applied all that they hold."""
         return [
             host
             for host in group.members()
@@ -341,7 +341,7 @@ class Run:
         ]
 
     def _is_whole(self, host: BrokerHost, replica: Replica) -> bool:
-        """Nothing is left to repair, and nothing that nobody has looked for."""
+        """Whether nothing is left to repair, and the whole disk was looked at."""
         if not host.damaged:
             return not replica.log.damaged
         log = replica.log
@@ -354,7 +354,7 @@ class Run:
         )
 
     def _replace_refused(self) -> None:
-        """A node that halts because of rot is replaced by an empty one, as its message asks."""
+        """Replaces a node that halts because of rot by an empty one, as its message asks."""
         for host in self.hosts.values():
             down = host.process is not None and not host.process.alive
             if down and host.refused and host.damaged and not host.wiped:
@@ -363,7 +363,7 @@ class Run:
                 self.group_of(host).invariants.forget(host)
 
     def _scrub(self) -> None:
-        """A damaged node's own scrub runs once: whatever is rotten is found at the latest now."""
+        """Runs each damaged node's own scrub once, which finds what is still undiscovered."""
         for host in self.hosts.values():
             process, node = host.process, host.node
             if not host.damaged or host.context is None or process is None or node is None:
@@ -384,16 +384,16 @@ class Run:
 
     @property
     def made_topics(self) -> list[str]:
-        """Those that programs make, as soon as they begin."""
+        """Topics that programs make as soon as they begin."""
         return sorted({topic for client in self.clients for topic in client.topics})
 
     def _is_quiet(self, stage: int) -> bool:
-        """All programs of earlier stages are done."""
+        """Whether all programs of earlier stages are done."""
         return all(client.done for client in self.clients if client.stage < stage)
 
     def is_read(self, consumer_group: str, topics: Collection[str] = (TOPIC,)) -> bool:
-        """Nobody writes to these topics any more, and the group has committed all that is stored in
-        them."""
+        """Whether nobody writes to these topics any more, and the group has committed all that is
+        stored in them."""
         if not self._is_quiet(READS):
             return False
         masters = [group.judge() for group in self.groups]
@@ -471,7 +471,7 @@ class Run:
 
     @staticmethod
     def _stored(host: BrokerHost, replica: Replica) -> dict[int, bytes]:
-        """The node's frames as they lie on its disk, whatever it remembers of them."""
+        """The node's frames, read from its disk and not from its memory."""
         store = replica.log._store
         frames = {}
         for index in range(store.index.first_index, store.index.last_index + 1):
@@ -486,7 +486,7 @@ class Run:
 
     @staticmethod
     def _check_records(host: BrokerHost, committed: dict[int, bytes]) -> None:
-        """Every record that is live must be readable, wherever the cleaner has put it."""
+        """Checks that every live record can be read, wherever the cleaner has put it."""
         assert host.replica is not None
         log, state = host.replica.log, host.replica.state
         for index, position, length in state.live_records(0, state.applied_index + 1):

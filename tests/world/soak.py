@@ -35,7 +35,8 @@ _TRACE_LINES = 80
 def run_seeds(
     seeds: Iterable[int], *, theme: str | None = None, more: tuple[str, ...] = ()
 ) -> tuple[Counter[str], list[tuple[int, str]], dict[int, str]]:
-    """What was seen, the seeds that failed and why, and the fingerprints of the others."""
+    """Runs seeds. Returns what was seen, the failed seeds with their errors, and the fingerprints
+    of the others."""
     seen: Counter[str] = Counter()
     failures: list[tuple[int, str]] = []
     fingerprints: dict[int, str] = {}
@@ -58,7 +59,8 @@ def run_seeds(
 def run_chunks(
     first: int, end: int, jobs: int, *, theme: str | None = None, more: tuple[str, ...] = ()
 ) -> Iterator[tuple[int, Counter[str], list[tuple[int, str]], dict[int, str]]]:
-    """Seeds [first, end) in `jobs` processes: how many are done, and their `run_seeds`."""
+    """Runs seeds [first, end) in `jobs` processes; yields how many are done, and the results of
+    `run_seeds` for the newest ones."""
     chunks = [range(start, min(start + _STRIDE, end)) for start in range(first, end, _STRIDE)]
     context = get_context("spawn")
     with context.Pool(jobs, _pin, (context.Value("i", 0),)) as pool:
@@ -68,8 +70,8 @@ def run_chunks(
 
 
 def _pin(started: Any) -> None:
-    """Each process to a core of its own: simulated threads hand over to each other all the time,
-    and a core that another one has to wake makes that half as dear again."""
+    """Pins each process to a core of its own: simulated threads hand over to each other all the
+    time, and waking another core for it makes that half as dear again."""
     if not hasattr(os, "sched_setaffinity"):
         return
     cores = sorted(os.sched_getaffinity(0))
@@ -80,7 +82,7 @@ def _pin(started: Any) -> None:
 
 
 def _plan(seed: int, *, theme: str | None = None, more: tuple[str, ...]) -> Plan:
-    """`ANY` among the parts: the seed draws others. `ALONE`: only they have programs."""
+    """`ANY` among `more`: the seed draws further parts. `ALONE`: only the parts have programs."""
     plan, names = make_plan(seed, theme), set(more) - {ANY, ALONE}
     if ANY in more:
         names |= {one for one in all_parts() if Random(f"{seed} has {one}").random() < 0.4}
@@ -90,7 +92,8 @@ def _plan(seed: int, *, theme: str | None = None, more: tuple[str, ...]) -> Plan
 def first_failure(
     seeds: Iterable[int], plant: Plant, *, theme: str | None = None, more: tuple[str, ...] = ()
 ) -> str:
-    """What the first seed says that fails with the planted bug; an AssertionError if none does."""
+    """The error of the first seed that fails with the planted bug. Raises AssertionError if none
+    fails."""
     tried = 0
     for seed in seeds:
         tried += 1
@@ -102,7 +105,7 @@ def first_failure(
 
 
 def explain(seed: int, *, theme: str | None = None, more: tuple[str, ...] = ()) -> str:
-    """A failing seed, shrunk, with its trace."""
+    """The shrunk plan of a failing seed, with its trace."""
     plan = _plan(seed, theme=theme, more=more)
     _, first, _ = run_plan(plan)
     small = shrink(plan, lambda plan: _kind(run_plan(plan)[1]) == _kind(first))
@@ -111,12 +114,12 @@ def explain(seed: int, *, theme: str | None = None, more: tuple[str, ...] = ()) 
 
 
 def _kind(error: str) -> str:
-    """The kind of a failure: a smaller plan that fails in another way tells another story."""
+    """The kind of a failure: a smaller plan must fail in the same way."""
     return error[:12]
 
 
 def main(arguments: list[str] | None = None, *, name: str = "sim") -> int:
-    """`name`: of the soak, under which others begin it with options of their own."""
+    """Command line. `name` is the name of the soak: others call this with options of their own."""
     parser = argparse.ArgumentParser(prog=f"./run soak {name}", description=__doc__)
     parser.add_argument("--seeds", default="0:2000", metavar="A:B", help="half-open range")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes")

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from tests.world.network import Network
 
 BUFFER_BYTES = 16 << 10
-"""At most so much waits in a transport before its owner is told to pause."""
+"""Bytes that wait in a transport before its owner is told to pause."""
 _SPLIT = 0.2
 
 
 class SimTransport:
-    """One end of a connection; `asyncio.Transport` as far as it is used."""
+    """One end of a connection: `asyncio.Transport` as far as it is used."""
 
     is_connection = True
 
@@ -43,7 +43,7 @@ class SimTransport:
         self._on_its_way = 0
         self._paused = False
         self._unread: list[bytes] | None = None
-        """What has come while the owner does not read."""
+        """Pieces that came while the owner does not read; None while it reads."""
         self._closed = False
         self._lost = False
 
@@ -89,7 +89,7 @@ class SimTransport:
         self.write(b"".join(parts))
 
     def close(self) -> None:
-        """What was written before still arrives."""
+        """Closes the connection; what was written before still arrives."""
         self._end(None)
 
     abort = close
@@ -100,7 +100,7 @@ class SimTransport:
         self._network.loop.call_soon(action, *arguments, context=self._context)
 
     def _arrives(self, piece: bytes) -> None:
-        """Outside of any process."""
+        """Called outside of any process."""
         self._on_owner(self._sent, len(piece))
         if self.other is not None:
             self.other._on_owner(self.other._receive, piece)
@@ -138,7 +138,7 @@ class SimTransport:
         self.tell_other()
 
     def tell_other(self) -> None:
-        """The far end hears, behind all that is on its way, that nothing comes any more."""
+        """Tells the far end, behind all that is on its way, that nothing comes any more."""
         other = self.other
         if other is not None:
             reset = ConnectionResetError("connection reset by peer")
@@ -150,7 +150,7 @@ class SimTransport:
             self._protocol.connection_lost(error)
 
     def connect(self) -> None:
-        """In its owner's process: the protocol has a transport from here on."""
+        """Gives the protocol its transport; called in the owner's process."""
         self._network.transports[self] = None
         self._protocol.connection_made(self)
 
@@ -176,7 +176,7 @@ class SimListener:
         pass
 
     def accept(self, caller: SimTransport, answer: Callable[[], None]) -> None:
-        """A connection has come; `answer` is called once this end of it is there."""
+        """Takes a connection; `answer` is called once this end of it is there."""
 
         def enter() -> None:
             network = self._network

@@ -9,8 +9,8 @@ Pythons differ by two lines of a hundred (3.12 and newer execute fewer of a comp
 one byte of ten (objects are of other sizes): the bounds of these two are wide enough for each, and
 all else is the same on all of them.
 
-A budget that is exceeded is a mistake, or is raised with a reason. One that is far from used up is
-lowered: the test says so too.
+A budget that is exceeded is a mistake, or is raised with a reason. A budget that is far from used
+up must be lowered; the test fails then, too.
 
 Not here: how it is counted (`counting.py`, `measuring.py`), seconds (`benchmarks/`).
 """
@@ -94,7 +94,8 @@ FETCHED: Budget = {
     "bytes by gRPC of the master": (-10, 10),
     "bytes by gRPC of the slaves": (-10, 10),
 }
-"""Several batches come in one answer. Below zero: what would have happened anyway, and did not."""
+"""Several batches come in one answer. A figure below zero means that less happened than in an idle
+window."""
 PLACED: Budget = {
     **FETCHED,
     "lines of the master": (70, 145),
@@ -153,22 +154,22 @@ BYTES_A_MESSAGE: Mapping[str, Budget] = {
     POLL_MEMORY: {**FETCHED_A_MESSAGE, CLIENT: (1_500, 1_800)},
     POLL_ARROW_MEMORY: FETCHED_A_MESSAGE,
 }
-"""In pieces smaller than a body: a number in a column takes eight, an object from 24 on. A window
-that has a pass of maintenance more than another one makes five of a slave."""
+"""Bytes of each further message, in pieces smaller than a body: a number in a column takes eight,
+an object 24 or more. One more pass of maintenance in a window makes five for a slave."""
 
 Costs = Mapping[str, Cost]
-"""By phase."""
+"""Costs by phase."""
 
 
 @pytest.fixture(scope="module")
 def measured() -> dict[int, Costs]:
-    """By messages of a batch."""
+    """Costs by the number of messages in a batch."""
     with pytest.MonkeyPatch.context() as patch:
         return {count: measure(count, patch) for count in (FEW, MANY)}
 
 
 def outside(budget: Budget, found: Mapping[str, float]) -> dict[str, float]:
-    """What lies outside of its bounds, or has none."""
+    """Figures that lie outside of their bounds, or have none."""
     values = {name: found.get(name, 0) for name in (*budget, *found)}
     return {
         name: value
@@ -190,7 +191,7 @@ def rising(few: Costs, many: Costs) -> list[str]:
 
 
 def bytes_a_message(few: Cost, many: Cost) -> dict[str, float]:
-    """What each message more takes in small pieces, by role."""
+    """Bytes in small pieces that each further message takes, by role."""
     return {
         role: round((many.counts[what] - few.counts[what]) / (MANY - FEW))
         for role in (MASTER, SLAVES, CLIENT)

@@ -70,7 +70,7 @@ class SimThread:
         self._ticket = 0
         self._begun = False
         self.locks = 0
-        """Which it holds."""
+        """Number of locks that it holds."""
         self.process.threads[self] = None
 
     def start(self) -> None:
@@ -88,7 +88,7 @@ class SimThread:
         self.process.threads.pop(self, None)
 
     def _resume(self, ticket: int) -> None:
-        """On the loop: gives the baton, and waits for it."""
+        """Called on the loop: gives the baton to the thread, and waits until it comes back."""
         if ticket != self._ticket or self.ended:
             return
         threads = self._threads
@@ -102,7 +102,7 @@ class SimThread:
         threads.current = before
 
     def unwind(self) -> None:
-        """On the loop, after the process died."""
+        """Ends the thread; called on the loop, after the process died."""
         while not self.ended:
             if self._carrier is None:
                 self.ended = True
@@ -112,11 +112,11 @@ class SimThread:
 
     @property
     def ticket(self) -> int:
-        """The ticket of the wait that comes; what wakes the thread must give it to `wake`."""
+        """The ticket of the next wait, which must be passed to `wake`."""
         return self._ticket
 
     def park(self) -> None:
-        """In the thread: gives the baton back until woken. Raises Killed."""
+        """Called in the thread: gives the baton back until it is woken. Raises Killed."""
         if self.process.alive:
             assert self._carrier is not None
             self._threads.main_gate.release()
@@ -125,7 +125,7 @@ class SimThread:
             raise Killed
 
     def wake(self, ticket: int) -> None:
-        """From anywhere: the thread goes on at the next turn of the loop."""
+        """Lets the thread go on at the next turn of the loop; called from anywhere."""
         self._threads.loop.call_soon(self._resume, ticket, context=self.context)
 
     def sleep(self, delay: float) -> None:
@@ -136,7 +136,7 @@ class SimThread:
 
 
 class Threads:
-    """The scheduler of one run, and what its modules see in place of `threading` and `queue`."""
+    """The scheduler of one run, and what modules find in place of `threading` and `queue`."""
 
     def __init__(self, loop: SimLoop, random: Random) -> None:
         self.loop = loop
@@ -153,7 +153,7 @@ class Threads:
         return thread
 
     def maybe_switch(self) -> None:
-        """A lock was let go of: here an operating system may switch to another thread, too."""
+        """Called when a lock was released: an operating system may switch threads here, too."""
         thread = self.current
         if thread is None or thread.locks or not thread.process.alive:
             return
@@ -220,7 +220,7 @@ class _Unstarted:
 
 
 class _Waiters:
-    """Threads that wait for one thing, first come first served."""
+    """Threads that wait for one thing; the first that came is served first."""
 
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
@@ -288,7 +288,7 @@ class SimLock:
         self._threads.maybe_switch()
 
     def suspend(self) -> int:
-        """Lets go of it altogether, for a wait."""
+        """Releases the lock altogether, for a wait."""
         depth, self._depth = self._depth, 1
         self.release()
         return depth

@@ -49,7 +49,7 @@ class World:
         self.hosts: dict[str, Process] = {}
         """The living process of each host."""
         self.crashes: dict[str, Callable[[str], None]] = {}
-        """By host: what happens when its process has died, given why."""
+        """Functions to call with the reason when a host's process has died, by host."""
         self.level_max = LEVEL_MAX
         """Highest feature level of the programs that machines get when they are set up."""
         self.trace: list[str] | None = [] if traced else None
@@ -60,12 +60,12 @@ class World:
         return self.loop.now
 
     def count(self, event: str) -> None:
-        """Something rare has happened."""
+        """Counts an event."""
         self.seen[event] += 1
         self.tell(event)
 
     def fault(self, name: str) -> None:
-        """A fault has bitten."""
+        """Notes a fault that has bitten."""
         self.history.add(Fault(name=name, at_s=self.now))
         self.count(name)
 
@@ -106,7 +106,7 @@ class World:
         return process
 
     def _on_main_done(self, main: asyncio.Task[None]) -> None:
-        """A program that ends with what it should have caught is wrong itself."""
+        """A program that ends with an uncaught error is wrong itself."""
         error = None if main.cancelled() else main.exception()
         if error is not None and not isinstance(error, Killed):
             where = "".join(traceback.format_exception(error)[-4:])
@@ -125,7 +125,7 @@ class World:
             after(why)
 
     def later(self, delay: float, action: Callable[[], None]) -> None:
-        """Outside of any process."""
+        """Calls `action` after `delay` seconds, outside of any process."""
         self.loop.call_at(self.loop.now + delay, action, context=Context())
 
     def end(self) -> None:

@@ -1,1 +1,1 @@
-"""What worlds get on top when it is asked for, a module each; `../registry.py` says how."""
+"""The parts that worlds may have, a module each; `../registry.py` says how they are added."""

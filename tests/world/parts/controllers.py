@@ -1,4 +1,4 @@
-"""Three controllers, of which the active one suffers, while topics are made and deleted all the
+"""Three controllers, of which the active one suffers faults. Topics are made and deleted all the
 time, so that it has something to do."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def with_controllers(plan: Plan) -> Plan:
 
 @fault("controller stop")
 def stop(nemesis: Nemesis) -> None:
-    """Longer than a session: another one is active when it wakes."""
+    """The controller stops for longer than a session: another one is active when it wakes."""
     world = nemesis.world
     process = world.hosts.get(nemesis.controller().name)
     if process is not None:
@@ -53,7 +53,7 @@ def stop(nemesis: Nemesis) -> None:
 
 @fault("controller cut off")
 def cut_off(nemesis: Nemesis) -> None:
-    """It reaches brokers and clients, and not the store, or is not reached by its answers."""
+    """The controller reaches brokers and clients, but not the store, or gets no answers from it."""
     name = nemesis.controller().name
     nemesis.world.count("controller cut off from the store")
     there, back = (name, STORE), (STORE, name)
@@ -62,8 +62,8 @@ def cut_off(nemesis: Nemesis) -> None:
 
 @fault("controller unheard")
 def unheard(nemesis: Nemesis) -> None:
-    """Its calls to brokers wait on their way, while it is asked for a topic; then it loses the
-    store, too, and another one is active when everything arrives."""
+    """The controller's calls to brokers wait on their way while it is asked for a topic; then it
+    loses the store, too, and another one is active when the calls arrive."""
     name = nemesis.controller().name
     nemesis.world.count("controller unheard")
     nemesis.cut({(name, other) for other in nemesis.names()})

@@ -27,7 +27,7 @@ from tests.world.run import Run
 
 TIMEOUT_MS = 800
 LATE_S = 0.7
-"""How much later than that an outcome may be: the client looks several times a second."""
+"""Seconds by which an outcome may be later than that: the client looks several times a second."""
 TOPICS = tuple(f"passing-{number}" for number in range(3))
 
 
@@ -95,8 +95,8 @@ add_part(
 
 @contextmanager
 def leaves_messages_behind_forgotten_intakes() -> Iterator[None]:
-    """A caller that waited while the topic was forgotten enters where nobody looks, not even for
-    what is late."""
+    """A caller that waited while the topic was forgotten puts its messages where nobody looks, not
+    even for late ones."""
     forget = Intake.forget
 
     def bad(door: Intake, topic: str) -> None:

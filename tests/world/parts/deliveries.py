@@ -53,7 +53,7 @@ REJECTED, PROCESSED, RETRIED = "rejected", "processed", "to be tried again"
 STEPS_MAX = 2
 DEAD_LETTERS = letters.dead_letter_topic(GROUP)
 GRAVEYARD = "graveyard"
-"""Where some policies bring dead letters."""
+"""The topic to which some policies bring dead letters."""
 STRIKES_MAX = 6
 """Limit of the times that sorters die or freeze while they copy: a run has to end."""
 STEPS = ((0,), (150,), (150, 400), (500, 0))
@@ -62,7 +62,7 @@ RETRIES = tuple(letters.retry_topic(GROUP, step) for step in range(1, STEPS_MAX 
 Place: TypeAlias = tuple[int, int]
 """Queue and offset of a message, where it was first."""
 Decided: TypeAlias = dict[Place, dict[int, set[str]]]
-"""By message and attempt, from 1."""
+"""Decisions by message and attempt, counted from 1."""
 
 
 def _nothing() -> Decided:
@@ -76,14 +76,14 @@ class Decisions:
         self.made = _nothing()
         self.acknowledged = _nothing()
         self.copies: dict[tuple[Place, int], set[tuple[str, int, int]]] = defaultdict(set)
-        """Where each attempt was read: topic, queue, offset."""
+        """The places where each attempt was read: topic, queue, offset."""
         self.attempts_max = 1
         self.dead: list[Place] | None = None
         """Origins of the dead letters, once they are read."""
         self.letters: list[str] = []
-        """Where those are that can be brought back."""
+        """Places of the dead letters that can be brought back."""
         self.back: Counter[str] = Counter()
-        """Which were brought back, as the copies say."""
+        """The dead letters that were brought back, as the copies say."""
 
 
 class Sorter(Member):
@@ -97,7 +97,7 @@ class Sorter(Member):
         self.decisions = decisions
         self.steps_ms: tuple[int, ...] = ()
         self.changes_policy = False
-        """Each of its lives has another one."""
+        """True when each of its lives has another retry policy."""
 
     async def work(self, client: Any) -> None:
         dead_letter = ""
@@ -170,7 +170,7 @@ class Redriver(ClientHost):
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)
         self.left = 8
-        """How often it is to begin at least."""
+        """How often it has to begin yet, at least."""
 
     async def work(self, client: Any) -> None:
         while self.left > 0 or not self.stopping:
@@ -186,7 +186,7 @@ class Redriver(ClientHost):
         self.done = True
 
     async def wind_up(self) -> None:
-        """It goes on for as often as it is to."""
+        """It goes on until it has begun often enough."""
 
 
 class Auditor(ClientHost):
@@ -198,7 +198,7 @@ class Auditor(ClientHost):
         super().__init__(world, name)
         self.decisions = decisions
         self.redrives = False
-        """Brings the last letters back itself."""
+        """True when it brings the last letters back itself."""
 
     async def work(self, client: Any) -> None:
         while not (self.stopping and self.quiet()):
@@ -245,7 +245,7 @@ class Auditor(ClientHost):
 
 
 def judge(decisions: Decisions, stored: set[Place]) -> str:
-    """The first thing that is wrong; empty when nothing is."""
+    """The first error among all messages; empty when there is none."""
     assert decisions.dead is not None, "nobody read the dead letters"
     dead = Counter(decisions.dead)
     for (place, attempt), copies in sorted(decisions.copies.items()):
@@ -268,7 +268,7 @@ def _name(place: Place) -> str:
 
 
 def _judge(decisions: Decisions, place: Place, dead: int) -> str:
-    """The first thing that is wrong with one message."""
+    """The first error about one message; empty when there is none."""
     made = decisions.made.get(place, {})
     if 1 not in made:
         return "was skipped"
@@ -474,7 +474,7 @@ def plan_of(seed: int, *more: str) -> Plan:
 def run_delivery(
     seed: int, *more: str, plant: AbstractContextManager[object] | None = None
 ) -> tuple[Counter[str], str]:
-    """What was seen, and what failed; empty for nothing."""
+    """Runs a seed. Returns what was seen, and the error, which is empty when nothing failed."""
     result, failure, _ = run_plan(plan_of(seed, *more), plant=plant or nullcontext())
     return result.seen if result else Counter(), failure
 

@@ -2,9 +2,9 @@
 
 How it works. *Stagers*, each a program on a machine of its own, stage the messages of an epoch
 under one transaction id and put their receipts on a desk, which survives them. Two *drivers* share
-the id and the query: whoever finds all receipts commits the epoch, so that commits of one epoch
-compete, are repeated with the same receipts and with those of another round, and meet each other
-half done. A commit that is aborted has everything staged again, in a new round. An *impostor*
+the id and the query: each commits the epoch when it finds all receipts, so that commits of one
+epoch compete, are repeated with the same receipts and with those of another round, and meet each
+other half done. A commit that is aborted has everything staged again, in a new round. An *impostor*
 stages messages of its own under the same id and commits them in the name of another query.
 
 What must hold
@@ -44,23 +44,23 @@ _WRITER_MESSAGES_MAX = 1_000
 
 
 class Desk:
-    """What writers and drivers of a run hand to each other. It survives all of them."""
+    """Where writers and drivers of a run leave things for each other. It outlives them."""
 
     world: World
 
     def __init__(self) -> None:
         self.epoch = 0
-        """The one that is to be committed next."""
+        """The epoch that is to be committed next."""
         self.round = 0
         self.receipts: dict[int, StageReceipt] = {}
-        """By writer: of this epoch and round."""
+        """Receipts of this epoch and round, by writer."""
         self.sizes: dict[tuple[int, int], int] = {}
         """Messages of an epoch by (epoch, writer): each round stages the same."""
         self.notes: dict[tuple[int, int], Send] = {}
-        """By writer and number, of the present epoch."""
+        """Notes of the present epoch, by writer and number."""
 
     def note(self, client: str, writer: int, number: int, value: bytes, key: bytes) -> None:
-        """A message is about to be staged, maybe not for the first time."""
+        """Notes a message that is about to be staged, unless it was noted before."""
         if (writer, number) in self.notes:
             return
         note = self.notes[writer, number] = Send(
@@ -78,7 +78,7 @@ class Desk:
             self.receipts[writer] = receipt
 
     def on_aborted(self, epoch: int, round_: int) -> None:
-        """All of the epoch is to be staged again."""
+        """Has all of the epoch staged again."""
         if (epoch, round_) == (self.epoch, self.round):
             self.world.count("epoch staged again")
             self.round += 1
@@ -257,11 +257,11 @@ def with_drivers(plan: Plan) -> Plan:
 
 @fault("strike at a commit")
 def strike(nemesis: Nemesis) -> None:
-    """Somebody of the query dies or stands still just when a commit has got so far."""
+    """A program of the query dies or stands still at a certain step of a commit."""
     step = nemesis.random.choice(("open_stager", "begin", "pin", "decide", "publish"))
 
     def stop_a_driver(_: BrokerGroup) -> None:
-        """Until the other one has overtaken it; then it goes on with what it was about to do."""
+        """A driver stands still until the other one has overtaken it, then goes on."""
         running = nemesis.running_clients(Driver)
         if running:
             nemesis.stop_a_while(nemesis.random.choice(running), "driver stop")

@@ -3,12 +3,12 @@ of groups that have grown, strangers at a member's address, lost records, and op
 
 How it works. A plan gets one of these stories, by its seed, and a few of its own steps. *Two empty
 nodes*: a node of three dies as soon as it counts, so it has nothing; the other two serve. Then one
-of them loses its disk and the other, which has all that was acknowledged, is away: who is left is
-empty, and must wait. *Stranger*: one of three is away for a moment, then another one, with a node
-of another cluster at its address, while the third loses its disk. *Dies while it is fed*: one is
-away, another one loses its disk and dies again before it has caught up. *Lost founder*: a group of
-one grows to three, and its founder loses its disk. *Majority lost*: two of three disks are lost,
-not the one that has everything, and an operator has the group restored.
+of them loses its disk and the other, which has all that was acknowledged, is away: both nodes that
+are left are empty, and must wait. *Stranger*: one of three is away for a moment, then another one,
+with a node of another cluster at its address, while the third loses its disk. *Dies while it is
+fed*: one is away, another one loses its disk and dies again before it has caught up. *Lost
+founder*: a group of one grows to three, and its founder loses its disk. *Majority lost*: two of
+three disks are lost, not the one that has everything, and an operator has the group restored.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _late(run: Run) -> BrokerHost | None:
 
 @contextmanager
 def late_founder(run: Run) -> Iterator[None]:
-    """One of the founders dies in the moment in which it counts, and stays away."""
+    """One of the founders dies as soon as it counts, and stays away."""
     original = MembershipStatus._count
     held: set[str] = set()
 
@@ -107,14 +107,14 @@ def late_founder(run: Run) -> Iterator[None]:
 
 
 def lose(nemesis: Nemesis, host: BrokerHost, name: str) -> None:
-    """The directory of a node, which starts again soon."""
+    """A node loses its directory and starts again soon."""
     nemesis.die(host, name)
     host.wipe()
     nemesis.run.group_of(host).invariants.forget(host)
 
 
 def lose_the_record(nemesis: Nemesis) -> None:
-    """The controller dies and has forgotten what the groups were founded as."""
+    """The controller dies and has forgotten the groups' foundings."""
     (controller,) = nemesis.run.controllers
     nemesis.world.fault("founding record lost")
     nemesis.world.crash(controller.name, "kill")
@@ -231,7 +231,8 @@ def lost_founder(nemesis: Nemesis) -> None:
 
 @fault(MAJORITY)
 def majority_lost(nemesis: Nemesis) -> None:
-    """Two disks, but not the one that has all that is committed; an operator does the rest."""
+    """Two disks are lost, but not the one that has all that is committed; an operator restores the
+    group."""
     group = nemesis.run.groups[0]
     kept = next(
         (

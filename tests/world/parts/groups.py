@@ -19,7 +19,7 @@ from tests.world.run import Run
 
 
 class Curator(ClientHost):
-    """One group after the other."""
+    """Makes and deletes one group after the other."""
 
     def __init__(self, run: Run, name: str) -> None:
         super().__init__(run.world, name)
@@ -28,7 +28,7 @@ class Curator(ClientHost):
         self.present = ""
         """The group that is to be deleted next."""
         self.gone: set[str] = set()
-        """Those of which it was told that they are."""
+        """Names of the groups whose deletion was confirmed."""
 
     async def work(self, client: Any) -> None:
         while self.present or not self.stopping:

@@ -39,7 +39,7 @@ _SMALL = (
     (serving_moves, "PART_BYTES", 300),
     (controller_moves, "SEALED_S", 0.8),
 )
-"""So that queues of these worlds move in several pieces, and moves are given up in time."""
+"""Settings with which queues move in several pieces, and moves are given up in time."""
 
 
 def with_moves(plan: Plan) -> Plan:
@@ -92,7 +92,7 @@ def cancel(nemesis: Nemesis) -> None:
 
 @fault("strike in a move")
 def strike(nemesis: Nemesis) -> None:
-    """Somebody dies, or is not heard, just when a move has got so far."""
+    """A process dies, or is not reached, at a certain step of a move."""
     did = nemesis.random.choice((Did.BEGUN, Did.SEALED, Did.SEALED, Did.ACTIVATED))
     nemesis.arm(
         did,

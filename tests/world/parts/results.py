@@ -3,8 +3,9 @@
 How it works. *Accountants* consume in a group, with an offset store, and write one row for each
 message in the transaction that stores the offsets. They take messages in all the ways that there
 are, sleep beyond their locks, freeze with messages in hand, change their minds, die. The database
-is a real one (SQLite, in memory), behind a server that forgets the transactions of who dies, has no
-patience with who waits, and at times loses a connection in a commit, before or after. Claims are
+is a real one (SQLite, in memory), behind a server that forgets the transactions of programs that
+die, refuses to wait for another transaction, and at times loses a connection in a commit, before or
+after. Claims are
 slow at times, so that locks come and go meanwhile. An operator resets the group's offsets at the
 brokers, which must have no effect.
 
@@ -51,11 +52,11 @@ GROUP = "accounting"
 _INSERT = "INSERT INTO results VALUES (?, ?, ?, ?)"
 PLACES = ("earliest", "latest")
 _LOST = 0.02
-"""Share of commits whose connection breaks before, and of those where it does after."""
+"""Share of commits whose connection breaks before them, and of those where it breaks after them."""
 _NUMBERS = count()
 
 Result = tuple[int, int, str, str]
-"""Queue, offset, digest of the message, who."""
+"""Queue, offset, digest of the message, name of the consumer."""
 
 
 class ResultsError(AssertionError):
@@ -63,11 +64,11 @@ class ResultsError(AssertionError):
 
 
 class _MindChangedError(Exception):
-    """A program gives its transaction up."""
+    """Raised by a program to give its transaction up."""
 
 
 class Connection(sqlite3.Connection):
-    """A program's, or that of a claim."""
+    """A connection of a program, or of a claim."""
 
     books: Books
 
@@ -87,10 +88,10 @@ class Books:
 
     def __init__(self) -> None:
         self.random = Random(0)
-        """Replaced by the run's."""
+        """The run replaces it."""
         self.topic_id = TopicId(0)
         self.starts: dict[QueueKey, int] = {}
-        """What lies below was trimmed."""
+        """First offset of each queue that is not trimmed."""
         self.digests: dict[tuple[int, int], str] = {}
         """Digests of the results that are stored, by queue and offset."""
         self._uri = f"file:books-{next(_NUMBERS)}?mode=memory&cache=shared"
@@ -101,7 +102,7 @@ class Books:
         self._due: dict[int, int] = {}
 
     def connect(self) -> Connection:
-        """For the process that runs, with which its transaction ends."""
+        """A connection of the running process; its transaction ends with the process."""
         made = sqlite3.connect(
             self._uri, uri=True, factory=Connection, timeout=0, check_same_thread=False
         )
@@ -117,7 +118,7 @@ class Books:
         return self.starts.get(QueueKey(self.topic_id, QueueId(queue)), 0)
 
     def due(self, queue: int) -> int:
-        """Behind the last result of a queue."""
+        """One past the last result of a queue."""
         return self._due.get(queue, 0)
 
     def claimed(self) -> list[int]:
@@ -129,7 +130,7 @@ class Books:
         return [queue for (queue,) in rows]
 
     def look(self) -> None:
-        """Looks at what was committed. Raises ResultsError."""
+        """Checks what was committed. Raises ResultsError."""
         rows = self._own.execute(
             "SELECT rowid, * FROM results WHERE rowid > ? ORDER BY rowid", (self._seen,)
         ).fetchall()
@@ -243,7 +244,7 @@ class Accountant(Member):
         self.world.count("transaction with results")
 
     async def _dawdle(self) -> None:
-        """With messages in hand."""
+        """Freezes with messages in hand."""
         world = self.world
         chance = self.random.random()
         if self.stopping:
@@ -272,7 +273,7 @@ class Accountant(Member):
 
 
 def verdict(books: Books, stored: dict[tuple[int, int], str]) -> str:
-    """The first thing that is wrong with the results of stored messages; empty when nothing is."""
+    """The first error in the results of stored messages; empty when there is none."""
     for (queue, offset), digest in sorted(stored.items()):
         found = books.digests.get((queue, offset))
         if found is None and offset >= books.start(queue):
@@ -295,7 +296,7 @@ def accountant(run: Run, host: str) -> Accountant:
 
 
 def _is_accounted(run: Run, books: Books) -> bool:
-    """What the brokers know of a group is not enough: somebody may have reset it."""
+    """Whether all is accounted for. The brokers' word is not enough: somebody may have reset it."""
     replicas = [group.judge() for group in run.groups]
     return all(
         books.due(key.queue_id) >= queue.log_end_offset
@@ -320,7 +321,7 @@ def with_results(plan: Plan) -> Plan:
 
 @contextmanager
 def slow_claims(run: Run) -> Iterator[None]:
-    """Claims take their time at times, before or after the row is theirs."""
+    """Makes some claims slow, before or after the row is theirs."""
     claim = StoredOffsets.claim
     random = run.shared(Books).random = Random(f"{run.plan.seed} books")
 
@@ -339,7 +340,7 @@ def slow_claims(run: Run) -> Iterator[None]:
 
 @fault("reset offsets")
 def reset(nemesis: Nemesis) -> None:
-    """At the brokers: of queues that have rows, which it must not concern."""
+    """Resets offsets at the brokers, which must not concern queues that have rows."""
     to = nemesis.random.choice(PLACES)
     books = nemesis.run.shared(Books)
     nemesis.run.operator.ask("reset offsets of results", reset_offsets(books, to), once=True)
@@ -378,7 +379,7 @@ def overlooks_lost_locks() -> AbstractContextManager[object]:
 
 
 def stores_under_any_token() -> AbstractContextManager[object]:
-    """The row is changed whoever has claimed it."""
+    """A row is changed without a look at its claim."""
 
     def advance(store: Store, connection: Any, progress: Any) -> None:
         for place, _, _, offset in progress:

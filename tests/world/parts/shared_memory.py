@@ -1,5 +1,5 @@
-"""Programs on the brokers' machines: what they fetch comes through memory of theirs, however little
-it is."""
+"""Programs on the brokers' machines: everything that they fetch comes through their own memory,
+however little it is."""
 
 from __future__ import annotations
 

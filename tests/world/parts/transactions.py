@@ -31,12 +31,12 @@ class Teller(ClientHost):
         self.mean_s = mean_s
         self.number = 0
         self.last_epoch = -1
-        """The newest that is known to be committed."""
+        """The newest epoch that is known to be committed."""
         self.doubt: list[Send] = []
         """The newest transaction, as long as its fate is not known."""
         self.doubt_epoch = -1
         self.postpones = False
-        """Some of its messages are delayed beyond their commit."""
+        """True when some of its messages are delayed beyond their commit."""
 
     async def work(self, client: Any) -> None:
         producer = client.producer(linger_ms=1, delivery_timeout_ms=2_000)
@@ -95,7 +95,7 @@ class Teller(ClientHost):
                 return
 
     def _learn(self, last_epoch: int) -> None:
-        """What the brokers say of the past, when the next transaction has begun."""
+        """Takes in what the brokers say of the past when the next transaction has begun."""
         if self.doubt and last_epoch >= self.doubt_epoch:
             self._end_doubt(Outcome.OK, "committed, as it turned out")
         elif self.doubt:
@@ -141,7 +141,7 @@ def with_transactions(plan: Plan) -> Plan:
 
 @fault("strike in a transaction")
 def strike(nemesis: Nemesis) -> None:
-    """Somebody dies, or is not heard, just when a transaction has got so far."""
+    """A process dies, or is not reached, at a certain step of a transaction."""
     step = nemesis.random.choice(("open_stager", "begin", "pin", "decide", "publish"))
 
     kill_tellers = nemesis.kill_clients(Teller)
@@ -156,7 +156,7 @@ def strike(nemesis: Nemesis) -> None:
                 nemesis.die(host, "kill of the master in a step")
 
     def stop_tellers(_: BrokerGroup) -> None:
-        """Until what is pinned is given up; then they go on with what they were about to do."""
+        """Programs stand still until what is pinned is given up, then go on."""
         for process in nemesis.running_clients(Teller):
             nemesis.stop_a_while(process, "teller stop")
 

@@ -1,8 +1,8 @@
-"""Machines that run an older program at first, are upgraded one by one under load, and a cluster
-that is told at last to make use of it.
+"""Machines run an older program at first and are upgraded one by one under load; at last an
+operator raises the cluster's level.
 
-How it works. The plan draws the feature level that all programs of the beginning speak: brokers,
-controllers and clients refuse, by its number, what it did not know. The upgrader restarts machines
+How it works. The plan draws the feature level that all programs speak at first: brokers,
+controllers and clients refuse what that level lacks. The upgrader restarts machines
 with the newest program, in any order, and asks for the newest level again and again: it must be
 refused as long as one machine is older, and nothing may rise before it is granted.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.world.run import Run
 
 OLDER = tuple(range(SPLIT_LEVEL - 1, LEVEL_MAX))
-"""The levels of the beginning."""
+"""The levels that programs may have at first."""
 
 
 class Upgrader(ClientHost):
@@ -38,7 +38,7 @@ class Upgrader(ClientHost):
         self._run = run
         self._began = run.world.level_max
         self._told = False
-        """The level was asked for when every machine could, and may have risen."""
+        """True once the level was asked for when all machines knew it: it may have risen."""
 
     async def work(self, client: Any) -> None:
         world = self.world
@@ -59,7 +59,7 @@ class Upgrader(ClientHost):
         self.done = True
 
     async def _hesitate(self) -> None:
-        """All could rise now, and nobody says that they shall."""
+        """Lets some time pass in which all could rise and nobody orders it."""
         for _ in range(10):
             await asyncio.sleep(0.06)
             self._check()
@@ -92,7 +92,7 @@ class Upgrader(ClientHost):
         return [*brokers, *self._run.controllers]
 
     def _check(self) -> None:
-        """Nothing rises by itself, not even when somebody uses what needs it."""
+        """Checks that nothing rises by itself, not even at the use of a feature that needs it."""
         for host in self._run.hosts.values():
             replica = host.replica
             if replica is not None and not self._told:
