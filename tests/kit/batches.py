@@ -1,4 +1,4 @@
-"""Batches as tests make, check and read them, where the product does without.
+"""Makes, checks and reads batches for tests, where the product has no such function.
 
 Not here: the format (`semel.protos.batch`, `semel.protos.columns`).
 """
@@ -60,7 +60,7 @@ def encode_position_mark(
 
 
 def check_content(batch: bytes | bytearray | memoryview) -> BatchHeader:
-    """The header, after its `content_crc` was computed again from the body.
+    """The header of a batch whose `content_crc` was checked against its body.
 
     Raises CorruptBatch when anything is damaged or the content is not what the header says.
     """

@@ -51,7 +51,7 @@ QUICK_CLEANING: Final[Mapping[str, Any]] = {
     "retained_log_bytes": 32 << 10,
     "retention_check_ms": 50,
 }
-"""Settings of a group whose logs are cleaned as soon as something is dead."""
+"""Settings of a group whose logs are cleaned as soon as a record is dead."""
 
 
 class BrokerGroup:
@@ -72,7 +72,7 @@ class BrokerGroup:
         self.files: dict[int, FileLayer] = {}
         """File systems other than the real one, by node."""
         self._begun: set[int] = set()
-        """Founders that were started before: there are no controllers that would know."""
+        """Founders that were started before; no controllers are there to know it."""
         self.levels: dict[int, int] = {}
         """Highest feature levels of nodes that run an older program."""
 
@@ -105,7 +105,8 @@ class BrokerGroup:
             await self.stop(node)
 
     async def start(self, node: int) -> BrokerNode:
-        """Starts a node on what its directory holds; a founder, the first time, by order."""
+        """Starts a node on its directory; the first start of a founder founds the group by
+        order."""
         config = self.config(node)
         if node in self.founding and node not in self._begun:
             self._begun.add(node)
@@ -121,7 +122,7 @@ class BrokerGroup:
         return await self.start(node)
 
     async def change(self, node: int, membership: Any) -> Any:
-        """One step of membership, asked of the master."""
+        """Asks the master for one step of membership."""
         request = broker_pb2.ChangeMemberRequest(
             cluster_id=CLUSTER,
             group_id=1,
@@ -210,7 +211,7 @@ class RawClient:
     async def fence(
         self, epoch: int, session: int = 1, producer: int = 5, key: QueueKey = QUEUE
     ) -> Any:
-        """The row that the fence gives back."""
+        """Fences, and returns the row of the reply."""
         request = broker_pb2.FenceProducerRequest(
             queues=[queue_ref(key)], producer_id=producer, epoch=epoch, session=session, name="p"
         )
@@ -222,7 +223,7 @@ class RawClient:
         )()
 
     async def produce(self, *batches: bytes) -> list[Any]:
-        """One acknowledgement a batch, in the order of arrival."""
+        """Sends batches; returns one acknowledgement for each, in the order of arrival."""
         stream = self.produce_stream()
         await stream.write(encode_produce(batches))
         acks: list[Any] = []
@@ -275,7 +276,7 @@ class RawClient:
                 found += rows.column("value").to_pylist()
 
     async def verify(self, index: int = 0, keys: Sequence[QueueKey] = ()) -> Mapping[QueueKey, Any]:
-        """VerifiedQueue by queue."""
+        """Verifies queues; returns a VerifiedQueue for each."""
         request = broker_pb2.VerifyQueuesRequest(queues=map(queue_ref, keys), index=index)
         found: dict[QueueKey, Any] = {}
         async for reply in self.stub.VerifyQueues(request):
@@ -285,7 +286,7 @@ class RawClient:
 
 
 async def acquire(client: RawClient, member: str, **fields: int) -> Any:
-    """A grant of the test's queue to a member of the group g."""
+    """Acquires the test's queue for a member of the group g."""
     request = broker_pb2.AcquireLocksRequest(
         group="g",
         member_id=member,

@@ -70,12 +70,12 @@ class Node:
 
     @property
     def log_file(self) -> Path:
-        """What it wrote to stderr, over all its lives."""
+        """The file of its stderr, over all its lives."""
         return self.data.with_suffix(".log")
 
     @property
     def output_file(self) -> Path:
-        """What its present life wrote to stdout."""
+        """The file of its present life's stdout."""
         return self.data.with_suffix(".out")
 
     def resident_bytes(self) -> int:
@@ -99,7 +99,7 @@ class Cluster:
         metadata: str | None = None,
         broker_flags: Sequence[str] = (),
     ) -> None:
-        """`metadata` is a store elsewhere (`zookeeper://…`); without, the controllers have their
+        """`metadata` is a store elsewhere (`zookeeper://…`); without it the controllers have their
         own. `broker_flags` go to every broker node as they are."""
         self.data = data
         data.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ class Cluster:
         addresses = [f"{HOST}:{ports.pop(0)}" for _ in range(controllers)]
         self.controller_address = addresses[0]
         self.bootstrap = ",".join(addresses)
-        """Where clients find the controllers."""
+        """Addresses at which clients find the controllers."""
         flags = self._controller_flags()
         if metadata is not None:
             flags += ["--metadata", metadata]
@@ -129,11 +129,12 @@ class Cluster:
                 self.brokers.append(self._node("broker", number, group, address, flags))
 
     def _controller_flags(self) -> list[str]:
-        """What only this kind of cluster tells its controller."""
+        """Flags that only this kind of cluster gives to its controllers."""
         return []
 
     def _broker_flags(self, number: int, members: dict[int, str]) -> list[str]:
-        """How a broker node finds the others; `members` says where each of its group listens."""
+        """Flags by which a broker node finds the others; `members` has the addresses of its
+        group."""
         flags = ["--controllers", ",".join(node.address for node in self.controllers)]
         for member, address in members.items():
             flags += ["--member", f"{member}={address}"]
@@ -167,9 +168,9 @@ class Cluster:
         self.stop()
 
     def start(self, timeout: float = 30.0) -> None:
-        """Start what is not running and wait until every group has a master that answers, and all
-        of its nodes count: one that came late to a group's first election is not counted before it
-        has caught up, and until then the group outlives the loss of none."""
+        """Start all nodes that do not run, and wait until every group has a master that answers and
+        all of its nodes count. A node that comes late to a group's first election does not count
+        before it has caught up, and until then the group survives no loss."""
         for node in self.nodes:
             if not node.running:
                 self._spawn(node)
@@ -228,7 +229,7 @@ class Cluster:
     def status(
         self, node: Node, *, confirmed: bool = False, timeout: float = 2.0
     ) -> broker_pb2.NodeStatusReply:
-        """What a broker says of itself. Raises grpc.RpcError when it does not answer."""
+        """A broker's status. Raises grpc.RpcError when it does not answer."""
         with grpc.insecure_channel(node.address) as channel:
             request = broker_pb2.NodeStatusRequest(confirmed=confirmed)
             stub = broker_pb2_grpc.BrokerStub(channel)
@@ -236,7 +237,7 @@ class Cluster:
             return reply
 
     def master(self, group: int = 1, timeout: float = 10.0) -> Node:
-        """The group's master, by its own word after asking a quorum."""
+        """The group's master, which has confirmed with a quorum that it is one."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             for node in self.brokers:
@@ -280,7 +281,7 @@ class Cluster:
     def controller_status(
         self, node: Node, *, standby: bool = False, timeout: float = 1.0
     ) -> controller_pb2.ClusterStatusReply | None:
-        """What a controller says; None when it does not answer, or is not active."""
+        """The answer of a controller; None when it does not answer, or is not active."""
         with grpc.insecure_channel(node.address) as channel:
             stub = controller_pb2_grpc.ControllerStub(channel)
             request = controller_pb2.ClusterStatusRequest(standby=standby)

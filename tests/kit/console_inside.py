@@ -13,7 +13,7 @@ from semel.console.main import run
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a call left behind."""
+    """The result of a call."""
 
     status: int
     out: str

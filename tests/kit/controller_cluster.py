@@ -35,7 +35,7 @@ class FakeBroker(BrokerServicer):
         self.before: Callable[[], Awaitable[None]] | None = None
         """Awaited before a call is applied; may raise."""
         self.after: Callable[[], Awaitable[None]] | None = None
-        """Awaited after a call was applied; may raise: the answer is lost."""
+        """Awaited after a call was applied; may raise, so that the answer is lost."""
         self.master: FakeBroker = self
         self._server = grpc.aio.server(interceptors=[ServerInterceptor()])
 
@@ -86,7 +86,7 @@ class FakeBroker(BrokerServicer):
                 raise AssertionError(other)
 
     def report(self, **changes: Any) -> pb.ReportNodeRequest:
-        """What this node tells the controller."""
+        """The report that this node sends to the controller."""
         fields: dict[str, Any] = {
             "group_id": self.group_id,
             "node": NodeAddress(node_id=self.node_id, address=self.address),

@@ -2,11 +2,11 @@
 
     python -m tests.kit.crashing_consumer BOOTSTRAP TOPIC GROUP STEP
 
-Every third message is rejected, the others count as processed. STEP is `copies` (before anything is
-done for them), `record` (it is durable that they may be stored, and none is), `commit` (they are
-durable, the progress is not), or `never`: then it reads to the end, prints what it processed, and
-returns.
-`forgetful` does the same with a planted bug: it does not look for what an earlier owner has copied.
+Every third message is rejected, the others count as processed. STEP is `copies` (nothing is done
+for the copies yet), `record` (the record that announces them is durable, and no copy is), `commit`
+(the copies are durable, the progress is not), or `never`: then it reads to the end, prints what it
+processed, and returns. `forgetful` is like `never`, with a planted bug: the consumer does not look
+for what an earlier owner has copied.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def die() -> NoReturn:
 
 
 def sort_out(bootstrap: str, topic: str, group: str, step: str) -> list[int]:
-    """Runs until nothing comes any more, or to the step; returns what it processed."""
+    """Runs to the step, or until nothing comes any more; returns what it processed."""
     armed = [False]
     processed: list[int] = []
     real = {

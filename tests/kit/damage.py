@@ -1,9 +1,9 @@
-"""A byte of a file of one node, flipped while it is stopped: the node must become whole again.
+"""Flips a byte in a file of a stopped node, which must become whole again.
 
 How it works. A group of three holds everything that a node can have on disk: segments, kept
 records, two checkpoints, a vote, an identity. `Wear` stops one node, damages a file, starts it,
-waits for a scrub and reads every message from it. The proof that the flip bit is that somebody
-wrote over it: the file is different from what the damage had left, or gone.
+waits for a scrub and reads every message from it. The flip has had an effect if somebody
+wrote over it: then the file differs from what the damage had left, or is gone.
 
 Not here: damage on more than one node (`integration/test_repair.py`).
 """
@@ -33,7 +33,7 @@ from semel.protos.v1 import common_pb2
 from tests.kit.brokers import QUEUE, TOPIC, BrokerGroup, RawClient, make_batch
 
 OLD = QueueKey(TOPIC, QueueId(1))
-"""Kept for ever, written first: its messages end in kept files."""
+"""Written first and kept for ever, so that its messages end in kept files."""
 VICTIM = 2
 SIZE = 4_000
 _OLD_MESSAGES = 6
@@ -66,7 +66,7 @@ class Wear:
         self.old = [str(number).encode().rjust(SIZE, b"o") for number in range(_OLD_MESSAGES)]
 
     async def fill(self) -> None:
-        """Until the node has files of every kind."""
+        """Writes until the node has files of every kind."""
         master = await self.group.master()
         async with RawClient(master.address) as client:
             await client.create_queue(OLD)
@@ -122,7 +122,7 @@ class Wear:
                     await asyncio.sleep(0.05)  # the next scrub, and a peer's answer
 
     async def _whole(self) -> None:
-        """The node serves what the master serves, and its table equals its log."""
+        """Checks that the node serves what the master serves, and that its table equals its log."""
         index = await self.group.settled()
         victim = self.group.running[VICTIM]  # type: ignore[index]
         while victim.replica.non_counting:
@@ -141,7 +141,7 @@ class Wear:
 
 
 def _segment(path: Path) -> tuple[int, int, int]:
-    """Where a sealed segment's frames begin and end, and how many there are."""
+    """Begin and end of a sealed segment's frames, and their number."""
     page = path.read_bytes()[:PAGE]
     header = decode_header(page)
     assert header is not None
@@ -230,15 +230,15 @@ def kept_record(wear: Wear) -> list[tuple[Path, int]]:
 
 
 def dead_record(wear: Wear) -> list[tuple[Path, int]]:
-    """The place of one byte of a message that was trimmed, or of any: nobody must wait for a dead
-    one to be repaired."""
+    """The place of one byte of a kept file's first record. Its message may be trimmed: nobody must
+    wait for the repair of a dead record."""
     path = wear.random.choice(wear.files("log/log-*/kept-*"))
     first = 64 + KEPT_RECORD.size  # the payload behind the file's and the record's header
     return [(path, first + wear.random.randrange(SIZE))]
 
 
 def kept_files_emptied(wear: Wear) -> list[tuple[Path, int]]:
-    """What was written to them went elsewhere: not even their tables tell what is missing."""
+    """Kept files whose writes went elsewhere: not even their tables tell what is missing."""
     for path in wear.files("log/log-*/kept-*"):
         path.write_bytes(b"")
     return []

@@ -5,9 +5,9 @@ the page cache; names have the same. `copy` gives the disk to the next process a
 the page cache outlives it, synced or not. `restart` gives the disk as it may be found after a power
 failure: of the unsynced changes of each file any subset of 512-byte sectors is there, of the
 unsynced names a prefix. A sync that fails leaves the file's changes in the page cache and calls
-them clean, as Linux does: whatever of them is not on the disk by then never will be, whoever syncs
-again, unless it is written again. Operations that change the disk are counted; from `crash_at` on
-they all raise PowerCut.
+them clean, as Linux does: changes that are not on the disk by then do not get there by another
+sync, but only when they are written again. Operations that change the disk are counted; from
+`crash_at` on they all raise PowerCut.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Inode:
         self.pending.clear()
 
     def fail(self, chance: random.Random, survives: float) -> None:
-        """A sync has failed: any sectors are on the disk, and all are called clean."""
+        """A sync fails: any sectors are on the disk, and all changes are called clean."""
         self.durable = self.after_power_cut(chance, survives).durable
         self.pending.clear()
 
@@ -124,7 +124,7 @@ class SimFile:
             raise
 
     def fail_sync(self, chance: random.Random | None = None, survives: float = 0.0) -> None:
-        """A sync of this file has failed, and so much of it is on the disk."""
+        """Fails a sync of this file; `survives` is the share of the changes that is on the disk."""
         with self._disk.mutex:
             self._inode.fail(chance or random.Random(0), survives)
 
@@ -154,7 +154,7 @@ class SimFile:
 
 
 class SimSyncs:
-    """`Syncs` of a SimFiles: the test says when the kernel is done, and when the loop hears it."""
+    """`Syncs` of a SimFiles: the test says when the kernel is done, and when the loop learns it."""
 
     def __init__(self, disk: SimFiles) -> None:
         self._disk = disk
@@ -167,7 +167,7 @@ class SimSyncs:
 
     @property
     def under_way(self) -> bool:
-        """The loop has not heard of it."""
+        """True until the loop has learned of the sync's end."""
         return self._on_done is not None
 
     def start(self, file: File, on_done: OnDone) -> None:
@@ -177,7 +177,7 @@ class SimSyncs:
             self.started += 1
 
     def complete(self) -> None:
-        """The kernel is done, and nobody knows."""
+        """Ends the sync in the kernel; the loop does not know yet."""
         with self._mutex:
             file, self._file = self._file, None
             if file is not None:
@@ -188,7 +188,7 @@ class SimSyncs:
                     self._error = error  # type: ignore[assignment]
 
     def tell(self) -> None:
-        """The loop hears it."""
+        """Tells the loop that the sync has ended."""
         self.complete()
         on_done, self._on_done = self._on_done, None
         if on_done is not None:
@@ -241,15 +241,15 @@ class SimFiles:
         self.room: int | None = None
         """Bytes that may still be allocated; None for no limit."""
         self.full: tuple[str, str] | None = None
-        """(begin of a file's name, "write" or "sync"): these operations find no room there. So it
-        is on file systems that write nothing in place, and on volumes that promise more room than
-        they have."""
+        """(begin of a file's name, "write" or "sync"): these operations find no room, as on file
+        systems that write nothing in place, and on volumes that promise more room than they
+        have."""
         self.dropped: list[tuple[int, int]] = []
-        """Offset and length of what was taken out of the page cache."""
+        """Offset and length of each range that was dropped from the page cache."""
         self.boots = 1
         """Rises when the power fails."""
         self.kernel: SimSyncs | None = None
-        """What syncs for the loop that a log is attached to."""
+        """The kernel's syncs for the loop to which a log is attached; None without them."""
 
     def operation(self, kind: str) -> _Operation:
         return _Operation(self, kind)
@@ -284,11 +284,11 @@ class SimFiles:
             raise DiskFull(f"no room on the simulated disk for {paths[0]}")
 
     def paths_of(self, inode: _Inode) -> list[Path]:
-        """By which names it is known."""
+        """The names of an inode."""
         return [path for path, one in self.names_now.items() if one is inode]
 
     def power_cut(self) -> None:
-        """No operation gets through any more."""
+        """Lets all further operations fail."""
         with self.mutex:
             self.crash_at = 0
 
@@ -314,8 +314,8 @@ class SimFiles:
             return disk
 
     def copy(self) -> SimFiles:
-        """The disk after the process was killed: all that was written is there, and what was not
-        synced is in the page cache, where a power failure may still find it."""
+        """The disk after the process was killed: all that was written is there, and unsynced
+        changes are in the page cache, where a power failure may still take them."""
         with self.mutex:
             twins: dict[int, _Inode] = {}
 
@@ -405,7 +405,7 @@ class SimFiles:
             self.pending_names.append(((source, None, False), (target, inode, True)))
 
     def _rename_directory(self, source: Path, target: Path) -> None:
-        """With all that is in it, in one step of the journal."""
+        """Removes a directory with all that is in it, in one step of the journal."""
         step: list[NameChange] = []
         for path in [one for one in self.names_now if one == source or source in one.parents]:
             inode = self.names_now.pop(path)

@@ -1,4 +1,5 @@
-"""One metadata store for several controllers, and a test that decides who is told to be master."""
+"""One metadata store for several controllers; the test decides which of them is told to be
+master."""
 
 from __future__ import annotations
 
@@ -20,14 +21,15 @@ from semel.protos.errors import Unavailable
 
 
 class Group:
-    """What the controllers share: the data, and who is in the group."""
+    """The things that the controllers share: the data, and the members of the group."""
 
     def __init__(self) -> None:
         self.data = MemoryStore()
         self.present: dict[int, ControllerStore] = {}
 
     def elect(self, *controller_ids: int) -> None:
-        """Tells each of these that it is master, and the others that the first of these is."""
+        """Tells each of these controllers that it is master, and the others that the first one
+        is."""
         first = self.present.get(controller_ids[0]) if controller_ids else None
         for controller_id, store in self.present.items():
             mine = controller_id in controller_ids
@@ -55,7 +57,7 @@ class ControllerStore:
         return self._address
 
     def say(self, word: Mastership) -> None:
-        """The next word on the mastership."""
+        """Waits for the next news of the mastership."""
         self._word = word
         self._news.set()
 

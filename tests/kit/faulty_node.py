@@ -1,9 +1,9 @@
-"""A broker node, as a real process, on a disk that fails, hangs, fills up or lies as it is told.
+"""A broker node, as a real process, on a disk that fails, hangs, fills up or lies on demand.
 
 How it works. The process runs the product's own command with a `FileLayer` between the node and
 the operating system. Before every operation it looks at a control file, so that a test changes
 what the disk does while the node runs, and appends one line to a file of bites whenever a fault
-has bitten: a test in which none did proves nothing.
+has bitten: a test without a bite proves nothing.
 
     with Cluster(tmp_path) as cluster:          # or before it starts: faults_of(node), then start
         node = cluster.slaves()[0]
@@ -55,7 +55,7 @@ _LOOK_S = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What the disk does instead of obeying; without any effect named, nothing changes."""
+    """The effect of a fault on some operations; without any effect named, nothing changes."""
 
     operation: str = "*"
     """A pattern of operations (`fnmatch`)."""
@@ -65,21 +65,21 @@ class Rule:
     error: str = ""
     """Name of an errno: EIO, ENOSPC, EROFS … A lack of room raises DiskFull, as the real layer."""
     delay_ms: float = 0
-    """Waits so long, then does what is left of the rule."""
+    """Waits for this time, then does what is left of the rule."""
     hang: bool = False
-    """Waits until no rule says so any more."""
+    """Waits until no rule hangs the operation any more."""
     flip: int | None = None
     """The place of the byte that is inverted in a read or a write, counted modulo its length."""
     skip: bool = False
-    """Says that a write or a sync was done, and does nothing (a lost write)."""
+    """Reports a write or a sync as done, and does nothing (a lost write)."""
     after: int = 0
-    """Lets so many operations that fit pass first, counted since the rules were set."""
+    """Number of fitting operations that pass first, counted since the rules were set."""
     times: int = 0
-    """Bites so often at most; 0: always."""
+    """Bites at most so many times; 0: always."""
 
 
 class Faults:
-    """The test's end: rules go out, bites come in."""
+    """The test's end of the control file: it sets rules and reads bites."""
 
     def __init__(self, control: Path) -> None:
         self.control = control
@@ -107,8 +107,8 @@ class Faults:
         self.set()
 
     def bites(self) -> list[dict[str, Any]]:
-        """One for each time a rule took effect: {"operation", "path", "rule"}; `rule` counts from
-        0 within the rules of its time."""
+        """One entry for each time a rule took effect: {"operation", "path", "rule"}; `rule` counts
+        from 0 within the rules of its time."""
         try:
             lines = _bites_file(self.control).read_text().splitlines()
         except FileNotFoundError:
@@ -116,11 +116,11 @@ class Faults:
         return [json.loads(line) for line in lines]
 
     def forget_bites(self) -> None:
-        """Those made so far are not counted any more."""
+        """Forgets the bites so far."""
         _bites_file(self.control).unlink(missing_ok=True)
 
     def wait_bite(self, count: int = 1, timeout_s: float = 20.0) -> None:
-        """Until `count` bites have been made since the beginning."""
+        """Waits until there were `count` bites since the beginning."""
         deadline = time.monotonic() + timeout_s
         while len(self.bites()) < count:
             if time.monotonic() > deadline:
@@ -176,7 +176,7 @@ class _Rules:
         return None
 
     def concerns(self, operation: str, path: Path, *, hang: bool = False) -> bool:
-        """Whether a rule, one that hangs if so asked, is about such an operation."""
+        """Whether a rule is about such an operation; on request only rules that hang count."""
         with self._lock:
             self._refresh()
             return any(
@@ -226,7 +226,7 @@ class FaultyFiles:
         self._open: weakref.WeakSet[_FaultyFile] = weakref.WeakSet()
 
     def suffer(self, operation: str, path: Path) -> Rule | None:
-        """Waits and raises as the rule says; returns it for what is left to be done."""
+        """Waits and raises as the rule says; returns the rule for what is left to be done."""
         rule = self._rules.find(operation, path)
         if rule is None:
             return None
@@ -242,7 +242,7 @@ class FaultyFiles:
         return rule
 
     def concerns(self, operation: str, path: Path) -> bool:
-        """Whether a rule is about it, which need not bite."""
+        """Whether a rule is about the operation, even if it does not bite now."""
         return self._rules.concerns(operation, path)
 
     def open(self, path: Path, *, create: bool = False) -> File:
@@ -289,7 +289,7 @@ class FaultyFiles:
 
 
 class _FaultySyncs:
-    """The kernel's syncs; one that a rule is about is made by a thread, which suffers as told."""
+    """The kernel's syncs; a sync that a rule is about is made by a thread, which obeys the rule."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, below: Syncs) -> None:
         self._loop = loop

@@ -1,4 +1,4 @@
-"""A follower that is given a master's APPENDs, and the log that they leave."""
+"""A follower that gets a master's APPENDs, and the log that they leave."""
 
 from __future__ import annotations
 

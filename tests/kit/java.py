@@ -1,4 +1,4 @@
-"""Java runtimes that only say which version they are, and an environment that has no other."""
+"""Java runtimes that only tell their version, and an environment that has no other Java."""
 
 from __future__ import annotations
 

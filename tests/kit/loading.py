@@ -98,13 +98,13 @@ def done(loader: Actor) -> int:
 
 
 def done_of(line: dict[str, Any]) -> int:
-    """Messages that a line of a loader says to be stored."""
+    """Number of stored messages in a line of a loader's output."""
     return landed(line) + int(line["skipped"])
 
 
 def landed(result: dict[str, Any]) -> int:
-    """Messages of this very run that are stored: those whose acknowledgement got lost, so that they
-    were sent again, are told as duplicates."""
+    """Number of stored messages of this very run: messages whose acknowledgement was lost, so that
+    they were sent again, count as duplicates in it."""
     return int(result["stored"]) + int(result["duplicates"])
 
 
@@ -127,7 +127,7 @@ def finish(loader: Actor, timeout: float = 90) -> dict[str, Any]:
 
 
 def prove(bootstrap: str, source: Source, *, nodes: int, scratch: Path, topic: str = TOPIC) -> None:
-    """The topic holds every line of the file once, in order, with its own bytes, on every node."""
+    """Checks that every node holds each line of the file once, in order, with its own bytes."""
     verified = semel(bootstrap, "verify", "--exactly-once", topic, "--json")
     assert verified.returncode == 0, verified.stdout + verified.stderr
     verdict = json.loads(verified.stdout)

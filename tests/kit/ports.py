@@ -14,17 +14,18 @@ from pathlib import Path
 from semel.console.cluster_file import PRIVATE_PORTS, is_taken
 
 RESERVED_S = 60.0
-"""By then whoever was given a port listens there."""
+"""Seconds after which the receiver of a port listens there."""
 _reserved: deque[tuple[float, int]] = deque()
-"""Since when, and the open file whose lock tells other processes."""
+"""Time of the reservation of each port, and the open file whose lock tells other processes."""
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports that nobody listens on, of those that the kernel does not give out by itself.
+    """Different ports on which nobody listens, outside of those that the kernel gives out by
+    itself.
 
-    A port that the kernel gave would be free again until the node listens, and an outgoing
-    connection of anybody could have it by then. Other processes that ask here, tests that run
-    beside this one above all, are given others.
+    A port from the kernel would be free again until the node listens, and any outgoing connection
+    could have it by then. Other processes that ask here, such as tests that run beside this one,
+    get other ports.
     """
     now = time.monotonic()
     while _reserved and _reserved[0][0] < now - RESERVED_S:
@@ -40,7 +41,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _reserve(port: int, now: float) -> bool:
-    """False when it is reserved already, here or elsewhere."""
+    """Reserves a port; false when it is reserved already, here or elsewhere."""
     place = Path(tempfile.gettempdir()) / f"semel-ports-{os.getuid()}"
     place.mkdir(mode=0o700, exist_ok=True)
     file = os.open(place / str(port), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -54,9 +54,9 @@ class World:
         self.offsets: dict[bytes, int] = {}
         self.next_position = 0
         self.wire: deque[bytes] = deque()
-        """On the present stream, towards the broker."""
+        """Batches on the present stream, towards the broker."""
         self.old_wire: list[bytes] = []
-        """On streams that are gone: may still arrive, in any order."""
+        """Batches on streams that are gone, which may still arrive in any order."""
         self.answers: list[Answer] = []
         self.rewind_due = False
         self.fence_due: Fence | None = None
@@ -105,7 +105,7 @@ class World:
             self.answers.append(self.queue.produce(self.wire.popleft()))
 
     def arrive_late(self, place: int) -> None:
-        """A batch of a stream that is gone arrives; nobody hears the answer."""
+        """A batch of a stream that is gone arrives; its answer is lost."""
         if self.old_wire:
             self.queue.produce(self.old_wire.pop(place % len(self.old_wire)))
 
@@ -186,7 +186,7 @@ class World:
                     self.fatal = error
 
     def settle_all(self) -> None:
-        """A calm network: everything must come to its end."""
+        """Calms the network: everything must come to its end."""
         for _ in range(400):
             if not self.window.in_flight:
                 break

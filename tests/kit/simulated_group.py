@@ -1,7 +1,7 @@
 """A cluster as one consumer sees it: controllers that assign, and a broker that keeps locks.
 
-It stands where `Cluster` does. Calls are answered at once, unless a test holds a method back; what
-was called is noted. Nothing is fetched: tests put batches in line themselves.
+It takes the place of `Cluster`. Calls are answered at once, unless a test holds a method back, and
+are noted. Nothing is fetched: tests put batches in line themselves.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class SimulatedGroup:
     calls: list[str] = field(default_factory=list)
     """Methods of the broker that were answered, in order."""
     held_back: dict[str, asyncio.Event] = field(default_factory=dict)
-    """By method: answers wait for it."""
+    """Events for which answers wait, by method."""
     unavailable: set[str] = field(default_factory=set)
     """Methods that are carried out and not answered."""
     refused: SemelError | None = None
-    """What commits are refused with."""
+    """The error with which commits are refused; None while they are accepted."""
     before_commit: Callable[[], None] = lambda: None
     opened: ExitStack = field(default_factory=ExitStack)
-    """What ends with the test."""
+    """Contexts that end with the test."""
     membership: controller_pb2.GroupMembershipReply = field(
         default_factory=lambda: controller_pb2.GroupMembershipReply(
             member_id="m", generation=1, heartbeat_ms=1_000_000
@@ -174,7 +174,7 @@ class SimulatedGroup:
     # --- what tests do
 
     def take_away(self, number: int = 0, *, committed: int | None = None) -> None:
-        """Another owner, a reset or a move: the token is another one."""
+        """Changes the token, as another owner, a reset or a move does."""
         lock = self.locks[key_of(number)]
         lock.token += 1
         lock.owner = ""
@@ -209,7 +209,7 @@ class Program:
         await self.acquire()
 
     async def acquire(self) -> None:
-        """One round: what is assigned and not held."""
+        """One round of acquiring what is assigned and not held."""
         locks = self.core.locks
         wanted = [key for key in locks.membership.assigned if key not in locks.held]
         if wanted:
@@ -217,7 +217,7 @@ class Program:
         await self.rest()
 
     async def rest(self) -> None:
-        """Everything that was begun in the background comes to its end, or waits."""
+        """Lets everything in the background run until it has ended, or waits."""
         for _ in range(20):
             await asyncio.sleep(0)
         others = [t for t in self.cluster.tasks if t.get_name() == "semel-consumer-begin"]
@@ -228,7 +228,7 @@ class Program:
         return self.core.locks.held[key_of(number)]
 
     def put(self, start: int, end: int, number: int = 0, queue: FeedQueue | None = None) -> None:
-        """Offsets `[start, end)` are fetched."""
+        """Fetches offsets `[start, end)`."""
         queue = queue or self.queue(number)
         values = [b"%d" % offset for offset in range(start, end)]
         batch = encode_batch(
@@ -252,7 +252,7 @@ class Program:
         )
 
     async def poll(self, limit: int = 100) -> list[Message]:
-        """As `Consumer.poll` does, without waiting."""
+        """Takes messages as `Consumer.poll` does, without waiting."""
         await self.give_back()
         return self.core.puller.messages(limit)
 
@@ -263,7 +263,7 @@ class Program:
             out.on_given_back()
 
     async def commit(self, message: Message | None = None) -> None:
-        """As `Consumer.commit` does."""
+        """Commits as `Consumer.commit` does."""
         await self.give_back()
         out = self.outstanding
         spans = out.spans() if message is None else out.up_to(message)

@@ -52,7 +52,7 @@ class Engine:
         dies: Callable[[str], bool] = lambda moment: False,
         **options: str,
     ) -> int:
-        """Runs until nothing is new and returns how many triggers ran. `dies` is asked at each
+        """Runs until nothing is new, and returns the number of triggers. `dies` is asked at each
         moment whether the driver ends there."""
 
         def may_die(moment: str) -> None:
@@ -121,8 +121,8 @@ _Result = TypeVar("_Result")
 
 
 def patiently(run: Callable[[], _Result]) -> _Result:
-    """`run`, and again where Spark gave up on its own Python: it allows the process of a stream
-    10 s to start, fixed, whatever else the machine has to do. Every other failure counts."""
+    """Calls `run`, and calls it again where Spark gave up on its own Python: it gives the process
+    of a stream 10 s to start, however busy the machine is. Every other failure counts."""
     for _ in range(9):
         try:
             return run()

@@ -76,7 +76,7 @@ class Group:
 
 
 def first_deliveries(delivered: list[tuple[bytes | None, bytes]]) -> dict[bytes, list[bytes]]:
-    """What each key's reader saw for the first time, in order."""
+    """Values of each key in the order in which they were first seen."""
     found: dict[bytes, dict[bytes, None]] = {}
     for key, value in delivered:
         if key is not None:
@@ -85,7 +85,7 @@ def first_deliveries(delivered: list[tuple[bytes | None, bytes]]) -> dict[bytes,
 
 
 def wait_stored(client: Client) -> None:
-    """Returns once every open queue has something."""
+    """Returns once every open queue has messages."""
 
     def stored() -> bool:
         queues = client.admin.describe_topic("t").queues
@@ -95,8 +95,8 @@ def wait_stored(client: Client) -> None:
 
 
 def check_stored(client: Client, sent: dict[bytes, SendFuture]) -> None:
-    """Every message is stored once, where its future says, each key in order: a parent, whose
-    number is lower, stands before its children."""
+    """Checks that every message is stored once, where its future says, and each key in order: a
+    parent, whose number is lower, stands before its children."""
     with client.reader("t", end="latest") as reader:
         messages = list(reader)
     values = [message.value for message in messages]

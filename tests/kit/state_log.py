@@ -97,7 +97,7 @@ def batch_record(head: BatchHeader, base_offset: int, time_us: int, term: int) -
 
 
 def unapplied_count(admission: Admission) -> int:
-    """How many accepted records are not applied."""
+    """Number of accepted records that are not applied."""
     return len(admission._pending._unapplied)
 
 
@@ -159,7 +159,7 @@ class Group:
         after_expiry: bool = False,
         commit: bool = True,
     ) -> Any:
-        """The decision, or the fence's result once it is applied."""
+        """Returns the decision, or the fence's result once it is applied."""
         record = control_pb2.Fence(
             queues=[ref(key) for key in keys],
             producer_id=producer,
@@ -192,7 +192,7 @@ class Group:
     def release(
         self, key: QueueKey = KEY, *, batches_max: int = 1_000, commit: bool = True
     ) -> control_pb2.ReleaseDelayed | None:
-        """What the admission proposes to release now; None when it proposes nothing."""
+        """The release that the admission proposes now; None when it proposes none."""
         record = self.admission.propose_release(key, now_us=self.now_us, batches_max=batches_max)
         if record is not None:
             self.entry.append(control(release_delayed=record))

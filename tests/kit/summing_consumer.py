@@ -3,8 +3,9 @@
     python -m tests.kit.summing_consumer BOOTSTRAP TOPIC GROUP DATABASE STEP
 
 Each message is an INSERT of its number. STEP is where the fifth transaction ends the process:
-`results` (written), `offsets` (written too, and not committed), `committed` (before the brokers are
-told), `told` (after that), or `never`: it reads to the end and returns. DATABASE is an SQLite file.
+`results` (the results are written), `offsets` (the offsets are written too, and nothing is
+committed), `committed` (the brokers are not told yet), `told` (they are told), or `never`: then it
+reads to the end and returns. DATABASE is an SQLite file.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Dying(sqlite3.Connection):
 
 
 def add_up(bootstrap: str, topic: str, group: str, database: str, step: str) -> None:
-    """Runs until nothing comes any more, or to the step."""
+    """Runs to the step, or until nothing comes any more."""
     store = SqlOffsets(lambda: sqlite3.connect(database, timeout=30))
     transactions = 0
     with (

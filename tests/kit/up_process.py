@@ -187,7 +187,7 @@ class UpProcess:
         return until(found, timeout, f"event {event} {fields}")
 
     def drain(self, *, until_end: bool = False) -> None:
-        """Takes in the lines that came; a `started` or `exited` changes its node's pid."""
+        """Takes in the lines that came; a `started` or `exited` event changes its node's pid."""
         while until_end or not self._lines.empty():
             line = self._lines.get()
             if line is None:

@@ -1,4 +1,5 @@
-"""Waiting in tests for what other threads, tasks or processes bring about: by looking, in time."""
+"""Waits in tests for the effects of other threads, tasks or processes, by looking again and
+again."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from semel.protos import compat
 T = TypeVar("T")
 
 WITHIN_S = 60.0
-"""Long, because it is no part of any promise: a loaded machine must not fail a test."""
+"""Long, because no promise depends on it: a test must not fail because the machine is busy."""
 LOOK_S = 0.01
 
 

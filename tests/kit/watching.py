@@ -1,4 +1,4 @@
-"""A watch on a topic: everything that comes out of it, and when."""
+"""Watches a topic: which messages come out of it, and when."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CLOCKS_S = 0.01
 
 
 class Watch:
-    """Everything that comes out of a topic, and when."""
+    """The messages that come out of a topic, and the times."""
 
     def __init__(self, client: Client, topic: str) -> None:
         self._reader = client.reader(topic, start="earliest")
@@ -31,7 +31,7 @@ class Watch:
             self.look(0.2)
 
     def look(self, seconds: float) -> None:
-        """Takes what comes within so long."""
+        """Takes the messages that come within a time."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             messages = self._reader.poll(timeout=left)

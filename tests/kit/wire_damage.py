@@ -1,4 +1,4 @@
-"""What a decoder must notice: every cut and every flipped bit, always by the one right error."""
+"""Damage that a decoder must notice: every cut and every flipped bit, by the one right error."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def unnoticed(
     error: type[SemelError],
     damaged: Iterator[tuple[str, bytes]],
 ) -> list[str]:
-    """What `decode` accepted, or answered with something else than `error`."""
+    """The damaged inputs that `decode` accepted, or answered with another error than `error`."""
     missed: list[str] = []
     for name, data in damaged:
         try:

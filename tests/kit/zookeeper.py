@@ -58,7 +58,7 @@ class Server:
             time.sleep(0.02)
 
     def mode(self) -> str:
-        """What the server says it is; empty while it does not answer."""
+        """The mode of the server by its own word; empty while it does not answer."""
         with contextlib.suppress(OSError):
             server = Address.parse(self.address)
             with socket.create_connection((server.host, server.port), timeout=1) as connection:
