@@ -1,8 +1,8 @@
 """`./run soak mutants [TARGET…]`: how many small changes of the code do the tests notice?
 
-Without a name all targets are taken. Results are kept in a file outside of the
-repository: a run that was ended goes on, a function that has changed is tested anew. A run with
---within 5 and then one with --again are quicker together than one with all tests at once.
+Without a name all targets are taken. Results are kept in a file outside of the repository: a run
+that was ended goes on, a function that has changed is tested anew. A run with --within 5 and then
+one with --again are quicker together than one with all tests at once.
 
 Prints progress and at the end the survivors; exits with status 1 when the score is below --goal, or
 a mutant that is explained in docs/testing.md was killed, or is no more.

@@ -1,7 +1,7 @@
 """A few seeds of the simulated clusters, as tests of mutants.
 
 Each seed is one test, so that one fails soon. Each kind of world takes part, because each reaches
-duties that the others do not have.
+code that the others do not reach.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ does not execute the changed line is left out for that mutant. Tests of whole pr
 included: they take seconds each, and a mutant that only they notice deserves a test of its own.
 
 `tests/sim` takes part with a few seeds (`few_seeds.py`), and so do the simulated clusters
-(`few_worlds.py`), for code without a pure core: the client's threads, the duties of masters and of
-controllers. Their full runs would only kill more.
+(`few_worlds.py`), for code without a pure core: the client's threads, and the background work of
+masters and controllers. Their full runs would only kill more.
 """
 
 from __future__ import annotations
