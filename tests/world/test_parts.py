@@ -1,4 +1,4 @@
-"""Parts of worlds go together in any combination, and share one notion of what there is."""
+"""Parts of worlds go together in any combination, and share one view of the broker groups."""
 
 from __future__ import annotations
 

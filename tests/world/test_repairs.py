@@ -1,6 +1,6 @@
-"""What a node does about entries that nobody gives it, and about masters it has never heard of.
+"""A node recovers when nobody gives it an entry, and when it has never heard of the master.
 
-Worlds that once came to no rest: rare enough that a thousand others do not lead there.
+These worlds once never came to rest: cases so rare that a thousand other worlds do not meet them.
 """
 
 from __future__ import annotations
