@@ -162,9 +162,10 @@ def test_a_commit_that_loses_its_lock_while_it_copies_is_no_success(
             consumer.reject(message)
         core = consumer._core
 
-        async def losing(retrying: Retrying, queue: FeedQueue, offset: int) -> None:
-            await publish(retrying, queue, offset)
+        async def losing(retrying: Retrying, queue: FeedQueue, offset: int) -> int:
+            reach = await publish(retrying, queue, offset)
             core.locks.on_lost(queue.key, queue.token)
+            return reach
 
         with monkeypatch.context() as patched:
             patched.setattr(Retrying, "publish", losing)
@@ -238,7 +239,7 @@ def copied_and_not_committed(client: Client, topic: str, group: str, policy: Ret
     with pytest.raises(Cut):
         consumer.commit()
     # It dies here: nothing is given back.
-    consumer._core._retrying.close()  # type: ignore[union-attr]
+    consumer._core._retrying.close()
     consumer._core.feed.end()
     for task in consumer._core._tasks:
         client._session.run(_cancel(task))
@@ -250,17 +251,26 @@ async def _cancel(task: asyncio.Task[None]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [((3_600_000,), ()), ((), (3_600_000,)), ((3_600_000,), (50, 3_600_000))]
+    ("old", "new"),
+    [
+        ((3_600_000,), ()),
+        ((), (3_600_000,)),
+        ((3_600_000,), (50, 3_600_000)),
+        ((3_600_000,), None),
+        ((), None),
+    ],
 )
 def test_copies_are_found_whatever_policy_the_next_owner_has(
-    client: Client, old: tuple[int, ...], new: tuple[int, ...]
+    client: Client, old: tuple[int, ...], new: tuple[int, ...] | None
 ) -> None:
-    """A rolling change of steps: the next owner would copy elsewhere."""
-    topic = group = f"policies-{len(old)}-{len(new)}"
+    """A rolling change of steps: the next owner would copy elsewhere, or nothing any more."""
+    topic = group = f"policies-{len(old)}-{'none' if new is None else len(new)}"
     fill_one(client, topic, 10)
     offset = copied_and_not_committed(client, topic, group, RetryPolicy(steps_ms=old, queues=1))
     target = letters.retry_topic(group, 1) if old else letters.dead_letter_topic(group)
-    policy = RetryPolicy(steps_ms=new, queues=1, dead_letter="elsewhere")
+    policy = None
+    if new is not None:
+        policy = RetryPolicy(steps_ms=new, queues=1, dead_letter="elsewhere")
     with client.consumer(group, topic, retry=policy, session_ms=1_000) as consumer:
         found: list[Message] = []  # the copy's own topic may be read by now, without a delay
         while len(found) < 9:

@@ -31,8 +31,8 @@ def commits_first() -> AbstractContextManager[object]:
     """Progress is stored before the copies are made."""
     publish = Retrying.publish
 
-    async def nothing(retrying: Retrying, queue: FeedQueue, offset: int) -> None:
-        pass
+    async def nothing(retrying: Retrying, queue: FeedQueue, offset: int) -> int:
+        return retrying.covered(queue, offset)
 
     def late(self: Retrying, queue: FeedQueue, offset: int) -> None:
         async def both() -> None:

@@ -181,14 +181,14 @@ async def test_topics_and_routes_go_over_to_the_next_master(tmp_path: Path) -> N
             }
 
 
-async def _watched_to_the_end(controllers: Controllers) -> SemelError:
+async def _watched_to_the_end(controllers: Controllers, patience_s: float = 60) -> SemelError:
     """What a watch at controller 1 ends with when controller 2 becomes master."""
     await controllers.elect(1)
     watch = controllers.clients[1].watch()
     await anext(aiter(watch))
     ending = asyncio.ensure_future(raised_by(_first(watch)))
     await controllers.elect(2)
-    async with compat.timeout(60):
+    async with compat.timeout(patience_s):
         return await ending
 
 
@@ -206,7 +206,7 @@ async def test_an_epoch_without_an_end_would_be_noticed(
     monkeypatch.setattr(ActiveController, "end", lambda self, reason: None)
     async with running(tmp_path, 1, 2) as controllers:
         with pytest.raises(TimeoutError):
-            await _watched_to_the_end(controllers)
+            await _watched_to_the_end(controllers, patience_s=1)
 
 
 async def test_a_call_under_way_ends_with_the_epoch_and_the_next_master_finishes_it(
