@@ -287,7 +287,7 @@ def _changes(
             yield ast.Pass(), "statement"
         case ast.Return(value=result) if returns and not _is_none(result):
             yield ast.Return(ast.Constant(None)), "return"
-        case ast.Expr(value=ast.Call()):
+        case ast.Expr(value=ast.Call() | ast.Await(value=ast.Call())):
             yield ast.Pass(), "statement"
         case ast.Assign(targets=targets) if not any(isinstance(t, ast.Name) for t in targets):
             yield ast.Pass(), "statement"

@@ -142,6 +142,13 @@ def test_mutants_are_made_of_code_alone(source: Source) -> None:
     }
 
 
+def test_calls_are_deleted_awaited_or_not(tmp_path: Path) -> None:
+    path = tmp_path / "awaiting.py"
+    path.write_text("async def both(one):\n    one.tell()\n    await one.store()\n")
+    found = {(mutant.before, mutant.after) for mutant in Source(path, tmp_path).mutants}
+    assert found == {("one.tell()", "pass"), ("await one.store()", "pass")}
+
+
 def test_the_same_source_has_the_same_mutants(source: Source, tmp_path: Path) -> None:
     again = Source(source.path, tmp_path)
     assert again.mutants == source.mutants
