@@ -2,8 +2,12 @@
 
 How it works. Each method hands its request to the part that owns the matter. Errors of the parts
 leave through the interceptor of `semel.protos.rpc`. Every change wakes the watchers, which send the
-newest routes then, so that a slow watcher skips versions and never falls behind. Only the active
-controller answers, with one exception: every controller tells which controllers there are.
+newest routes then, so that a slow watcher skips versions and never falls behind.
+
+Invariants
+1. Only the active controller answers, and the end of its epoch ends the call (`is_active`). There
+   are two exceptions: every controller tells which controllers there are (`GetClusterStatus`), and
+   a watch ends with the changes that it waits for (`WatchRoutes`).
 
 Not here: any decision.
 """
@@ -107,6 +111,7 @@ class ControllerService(ControllerServicer):
         topic = await self._topics.alter(request.name, settings, request.queues, patience_s)
         return pb.AlterTopicReply(topic=topic)
 
+    @is_active
     async def SplitQueue(self, request: pb.SplitQueueRequest, context: Any) -> pb.AlterTopicReply:
         topic = await self._topics.split(
             request.name, request.queue_id, request.children, self._patience_s(context)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -249,6 +251,32 @@ async def test_a_slow_watcher_gets_the_newest_routes_and_not_each() -> None:
     await asyncio.sleep(0)
     changes.close()
     assert await waiting is None
+
+
+ENDED_OTHERWISE = {"WatchRoutes", "GetClusterStatus"}
+"""A watch ends with the changes that it waits for. The status is told by standbys too, and nothing
+is awaited once the active controller is asked for its part."""
+
+
+@pytest.mark.parametrize("method", pb.DESCRIPTOR.services_by_name["Controller"].methods_by_name)
+async def test_the_end_of_the_epoch_ends_every_call(method: str) -> None:
+    """Each method works inside `ActiveController.call`."""
+
+    class Entered(Exception):
+        pass
+
+    @contextlib.contextmanager
+    def call() -> Iterator[None]:
+        raise Entered
+        yield
+
+    role: Any = SimpleNamespace(active=lambda: SimpleNamespace(call=call))
+    service = ControllerService(role, request_timeout_s=1, level_max=LEVEL_MAX)
+    if method in ENDED_OTHERWISE:
+        assert not hasattr(getattr(service, method), "__wrapped__"), "not an exception any more"
+        return
+    with pytest.raises(Entered):
+        await getattr(service, method)(None, None)
 
 
 async def test_topics_of_all_groups_are_placed_by_load(tmp_path: Path) -> None:

@@ -238,6 +238,37 @@ async def test_a_call_under_way_ends_with_the_epoch_and_the_next_master_finishes
             assert {key[0] for key in node.queues} == {topic.topic_id}
 
 
+async def test_a_split_under_way_ends_with_the_epoch_and_the_next_master_finishes_it(
+    tmp_path: Path,
+) -> None:
+    split = pb.SplitQueueRequest(name="orders", queue_id=0, children=2)
+    async with running(tmp_path, 1, 2) as controllers:
+        await controllers.elect(1)
+        async with broker(controllers, 1) as node:
+            await controllers.clients[1].create("orders", 1)
+            reached, go_on = asyncio.Event(), asyncio.Event()
+
+            async def hold() -> None:
+                reached.set()
+                await go_on.wait()
+
+            node.before = hold
+            client = controllers.clients[1]
+            splitting = asyncio.ensure_future(raised_by(client.call("SplitQueue", split, 60.0)))
+            await reached.wait()
+            controllers.group.elect(2)
+            error = await splitting
+            assert type(error) is Unavailable
+            assert "unknown" in error.message
+            assert len(node.queues) == 1
+            node.before = None
+            go_on.set()
+            await until_async(lambda: controllers.nodes[2].is_active)
+            reply = await controllers.clients[2].call("SplitQueue", split, 60.0)
+            assert len(reply.topic.queues) == 2
+            assert len(node.queues) == 3
+
+
 async def test_the_old_master_writes_nothing_once_the_next_is_active(tmp_path: Path) -> None:
     """Both are told to be master; the store's versions decide."""
     async with running(tmp_path, 1, 2) as controllers:
