@@ -12,6 +12,8 @@ Invariants
 1. Each batch that was decoded is answered exactly once, unless the stream ends before.
 2. A batch whose CRC does not match is never looked into: its stream ends with CorruptBatch, because
    none of its bytes, not even its identity, can be trusted.
+3. A bug that meets a batch ends its stream with InternalError: the client must not take the end for
+   that of a stream whose batches are all answered.
 
 Not here: judging (`state/admission/admission.py`), entries (`replica/proposer.py`).
 """
@@ -29,7 +31,7 @@ import grpc.aio
 from semel.broker.replica.fetch_waiters import finish
 from semel.broker.server.stream import StreamContext
 from semel.protos.batch import BatchHeader, check_batch
-from semel.protos.errors import NotMaster, SemelError, Unavailable, to_detail
+from semel.protos.errors import InternalError, NotMaster, SemelError, Unavailable, to_detail
 from semel.protos.levels import levels_metadata
 from semel.protos.metrics import Histogram
 from semel.protos.streams import Ping, decode_produce
@@ -194,6 +196,10 @@ class ProduceStream:
             self.fail(error)
         except grpc.aio.AioRpcError:
             self._unanswered = 0  # the client went away: nobody is there to be answered
+        except Exception as bug:
+            logger.exception("produce stream failed")
+            kind = type(bug).__name__
+            self.fail(InternalError(f"the produce stream failed: {kind}; see the broker's log"))
         finally:
             self._ended = True
             finish(self._due)

@@ -5,9 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from semel.broker.server.produce import ProduceStream
+from semel.protos import compat
 from semel.protos.batch import BatchHeader
+from semel.protos.errors import InternalError, from_detail
 from semel.protos.streams import encode_produce
+from semel.protos.v1 import broker_pb2
 from tests.kit.brokers import make_batch
 
 PER_MESSAGE = 100
@@ -101,3 +106,47 @@ async def test_an_idle_stream_keeps_no_message() -> None:
     assert client.given_up[0] > 1 << 20
     serving.cancel()
     await asyncio.gather(serving, return_exceptions=True)
+
+
+class _Broken(_Node):
+    """Has a bug in one of its methods."""
+
+    def __init__(self, method: str) -> None:
+        setattr(self, method, self._fail)
+
+    def _fail(self, *_: object) -> None:
+        raise RuntimeError("a bug")
+
+
+class _Listener:
+    """Sends one batch, and hears what comes back until the end."""
+
+    def __init__(self) -> None:
+        self.replies: list[broker_pb2.ProduceReply] = []
+        self._messages = [encode_produce([make_batch(-1, [b"x"])])]
+
+    async def read(self) -> bytes:
+        if not self._messages:
+            await asyncio.Event().wait()
+        return self._messages.pop()
+
+    async def write(self, reply: bytes) -> None:
+        self.replies.append(broker_pb2.ProduceReply.FromString(reply))
+
+
+@pytest.mark.parametrize("method", ["submit_batch", "produce_room"])
+async def test_a_bug_ends_the_stream_with_an_error_and_a_traceback(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also if the batch that met it waits for its answer, which will never come."""
+    node: Any = _Broken(method)
+    client = _Listener()
+    context: Any = client
+    async with compat.timeout(60):
+        await ProduceStream(node).serve(context)
+    error = from_detail(client.replies[-1].error)
+    assert isinstance(error, InternalError)
+    assert "RuntimeError" in error.message
+    (record,) = (record for record in caplog.records if record.exc_info)
+    assert record.exc_info is not None
+    assert str(record.exc_info[1]) == "a bug"
