@@ -2,7 +2,9 @@
 
 How it works. Calls change a `ConsumerGroup` at once and then wait until it is *settled*: one caller
 at a time plans, stores and adopts the next generation for all callers that wait. A task of its own
-drops silent members and settles groups whose topics changed.
+drops silent members and settles groups whose topics changed. Another one reads the clock every
+`EXPIRY_MS`, whatever the first one waits for: if two readings lie further apart, this process stood
+still in between, and every reading notices that before it is used.
 
 A new group's generation starts at the store's revision, and each generation is one transaction. So
 if a group is forgotten and made again under the same name, none of its generations comes twice:
@@ -18,6 +20,7 @@ Not here: the rules (`group.py`), exclusivity (the locks at the brokers).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import uuid
 from collections.abc import Callable
@@ -56,7 +59,7 @@ log = logging.getLogger(__name__)
 EXPIRY_MS: Final = 200
 """Pause between two searches for silent members."""
 LOOP_GAP_MS: Final = 300
-"""A tick that is later than this means that this process stood still."""
+"""A reading of the clock that is later than this means that this process stood still."""
 
 
 class MembershipService:
@@ -77,27 +80,36 @@ class MembershipService:
         self._routes = routes
         self._clock = clock
         self._loop_clock = loop_clock
+        self._read_ms = loop_clock()
+        """When the clock was read last, by `loop_clock`."""
         self._groups: dict[str, ConsumerGroup] = {}
         self._settling: dict[str, asyncio.Lock] = {}
         self._wake = asyncio.Event()
 
     async def load(self) -> None:
         """Reads the stored groups; the topics must have been read before."""
-        for key, entry in (await self._epoch.store.scan(records.CONSUMERS)).items():
+        stored = await self._epoch.store.scan(records.CONSUMERS)
+        self._read_ms = self._loop_clock()
+        for key, entry in stored.items():
             record = records.load(ConsumerGroupRecord, key, entry)
             self._groups[record.group] = ConsumerGroup.restore(record, self._clock())
 
     async def run(self) -> None:
         """Drops silent members and settles groups, until cancelled."""
+        async with compat.TaskGroup() as tasks:
+            tasks.create_task(self._tick())
+            tasks.create_task(self._look_again_and_again())
+
+    async def _tick(self) -> None:
         while True:
-            planned_ms = self._loop_clock() + EXPIRY_MS
-            try:
+            await asyncio.sleep(EXPIRY_MS / 1000)
+            self._now_ms()
+
+    async def _look_again_and_again(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
                 async with compat.timeout(EXPIRY_MS / 1000):
                     await self._wake.wait()
-            except TimeoutError:
-                gap_ms = self._loop_clock() - planned_ms
-                if gap_ms > LOOP_GAP_MS:
-                    self._forgive(gap_ms)
             self._wake.clear()
             await self._look_after_all()
 
@@ -135,7 +147,7 @@ class MembershipService:
                 request.group, ConsumerGroup(request.group, generation=revision)
             )
         member_id = request.member_id or f"member-{uuid.uuid4().hex}"
-        group.join(member_id, wish, self._clock())
+        group.join(member_id, wish, self._now_ms())
         log.info("member joins group=%s member=%s", group.name, member_id)
         await self._settle(group)
         return group.reply(member_id)
@@ -148,7 +160,7 @@ class MembershipService:
         group = self._groups.get(request.group)
         if group is None:
             raise UnknownMember(f"there is no group {request.group!r} any more; join again")
-        group.heartbeat(request.member_id, self._clock(), request.incarnation)
+        group.heartbeat(request.member_id, self._now_ms(), request.incarnation)
         return group.reply(request.member_id)
 
     async def leave(self, group_name: str, member_id: str, incarnation: bytes = b"") -> None:
@@ -210,7 +222,7 @@ class MembershipService:
             )
 
     async def _look_after_all(self) -> None:
-        now_ms = self._clock()
+        now_ms = self._now_ms()
         for group in list(self._groups.values()):
             for member_id in group.expire(now_ms):
                 log.info("member was silent for too long group=%s member=%s", group.name, member_id)
@@ -220,6 +232,17 @@ class MembershipService:
                 await self._settle(group)
             except SemelError as error:
                 log.warning("group cannot be settled group=%s reason=%s", group.name, error)
+
+    def _now_ms(self) -> int:
+        """Reads the clock of sessions, and forgives a standstill since the last reading."""
+        # The order counts: nobody is dropped by a time from before a standstill, and one that
+        # begins between the two readings is noticed by the second.
+        now_ms = self._clock()
+        read_ms, self._read_ms = self._read_ms, self._loop_clock()
+        gap_ms = self._read_ms - read_ms - EXPIRY_MS
+        if gap_ms > LOOP_GAP_MS:
+            self._forgive(gap_ms)
+        return now_ms
 
     def _forgive(self, gap_ms: int) -> None:
         log.warning("the controller stood still milliseconds=%d", gap_ms)

@@ -26,6 +26,7 @@ from semel.protos.errors import (
 from semel.protos.v1 import controller_pb2 as pb
 from semel.protos.v1.metadata_pb2 import ConsumerGroupRecord
 from tests.kit.controller_cluster import Clock, Cluster, raised_by, running_cluster
+from tests.kit.waiting import until_async
 
 SESSION_MS = 3_000
 
@@ -97,9 +98,13 @@ class GatedStore(MemoryStore):
         super().__init__()
         self.gate = asyncio.Event()
         self.gate.set()
+        self.waiting = 0
+        """Transactions that wait for the gate."""
 
     async def _persist(self, transaction: Transaction, revision: int) -> None:
+        self.waiting += 1
         await self.gate.wait()
+        self.waiting -= 1
 
 
 async def test_joins_during_a_write_become_one_generation(tmp_path: Path) -> None:
@@ -303,6 +308,47 @@ async def test_nobody_is_dropped_because_the_controller_stood_still(noticed: boo
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert bool((await service.list("g"))[0].members) is noticed
+
+
+@pytest.mark.parametrize("moment", ["while it waits for the store", "before it is woken"])
+async def test_a_standstill_is_noticed_whatever_the_controller_was_doing(moment: str) -> None:
+    clock, store = Clock(), GatedStore()
+    epoch = await ControllerEpoch.begin(store, now_us=0)
+    routes = RouteTable("c", 1, lambda: None)
+    service = MembershipService(epoch, routes, clock=clock, loop_clock=clock)
+
+    def add_queue() -> None:
+        queues = [pb.QueueRoute(queue_id=number) for number in range(len(held()) + 1)]
+        routes.set_topic(pb.TopicRoute(name="orders", topic_id=1, queues=queues))
+        service.on_topic_changed("orders")
+
+    def held() -> Any:
+        groups = service._groups.values()
+        return next((group.reply("m").assignment for group in groups), [])
+
+    add_queue()
+    await service.join(joining("m"))
+    running = asyncio.ensure_future(service.run())
+    try:
+        if moment == "while it waits for the store":
+            store.gate.clear()
+            add_queue()
+            await until_async(lambda: store.waiting)
+            clock.now_ms += 60_000
+            store.gate.set()
+        else:
+            await until_async(lambda: service._groups["g"].settled and not service._wake.is_set())
+            clock.now_ms += 60_000
+            add_queue()
+        async with compat.timeout(60):
+            reads = clock.reads
+            while clock.reads < reads + 6:  # it looks at everybody, more than once
+                await asyncio.sleep(0.01)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert [each.member_id for each in (await service.list("g"))[0].members] == ["m"]
+    assert len(held()) == 2
 
 
 @pytest.mark.parametrize("adopts_first", [False, True])
