@@ -16,6 +16,7 @@ import asyncio
 import hashlib
 from collections.abc import Sequence
 from typing import Final
+from weakref import WeakValueDictionary
 
 from semel.broker.background.queue_copy import COPY_BYTES, PART_BYTES, QueuePull, Source
 from semel.broker.config import BrokerConfig
@@ -53,7 +54,8 @@ class MovesService(broker_pb2_grpc.MovesServicer):
         self._routes = routes
         self._slice: tuple[QueueKey, int, bytes, bytes] | None = None
         """The newest slice that was made: queue, job, bytes, SHA-256."""
-        self._pulling: dict[QueueKey, asyncio.Lock] = {}
+        self._pulling: WeakValueDictionary[QueueKey, asyncio.Lock] = WeakValueDictionary()
+        """A queue's lock lives as long as a call holds it or waits for it."""
         self.copied_bytes = 0
         """Bytes of batches that were copied here since the start."""
 
@@ -128,7 +130,9 @@ class MovesService(broker_pb2_grpc.MovesServicer):
             bytes_per_second=self._config.move_bytes_per_second,
             on_copied=self._on_copied,
         )
-        lock = self._pulling.setdefault(key, asyncio.Lock())
+        lock = self._pulling.get(key)
+        if lock is None:
+            lock = self._pulling[key] = asyncio.Lock()
         try:
             async with lock:  # a call that the caller has given up may still be at work
                 return await pull.run(
@@ -136,8 +140,6 @@ class MovesService(broker_pb2_grpc.MovesServicer):
                 )
         finally:
             await source.close()
-            if not lock.locked():
-                self._pulling.pop(key, None)
 
     def _on_copied(self, length: int) -> None:
         self.copied_bytes += length

@@ -1,0 +1,72 @@
+"""Calls that fetch a queue which comes here from another broker group."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from semel.broker.server import moves
+from semel.broker.server.moves import MovesService
+from semel.protos.levels import own_levels
+from semel.protos.v1 import broker_pb2
+from semel.protos.v1.common_pb2 import QueueRef
+from tests.kit.waiting import until_async
+
+
+class Pulls:
+    """Stands in for `QueuePull`: each pull goes on until the test ends it."""
+
+    def __init__(self) -> None:
+        self.at_work: list[asyncio.Event] = []
+        self.ended = 0
+
+    def __call__(self, *_: object, **__: object) -> Pulls:
+        return self
+
+    async def run(self, max_s: float, *, finish: bool) -> broker_pb2.PullQueueReply:
+        end = asyncio.Event()
+        self.at_work.append(end)
+        await end.wait()
+        self.at_work.remove(end)
+        self.ended += 1
+        return broker_pb2.PullQueueReply()
+
+
+async def test_a_queue_is_pulled_by_one_call_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by a third call, which comes when the first has ended and the second has its turn: both
+    would copy the same batches, and the controller would give the move up."""
+    pulls = Pulls()
+    monkeypatch.setattr(moves, "QueuePull", pulls)
+
+    async def wait_master() -> None:
+        """It is one."""
+
+    config: Any = SimpleNamespace(cluster_id="c", move_bytes_per_second=1)
+    replica: Any = SimpleNamespace(wait_master=wait_master, levels=own_levels)
+    routes: Any = SimpleNamespace(check_epoch=lambda epoch: None)
+    service = MovesService(config, replica, routes)
+    request = broker_pb2.PullQueueRequest(cluster_id="c", queue=QueueRef(topic_id=1, queue_id=0))
+
+    async def start() -> asyncio.Task[broker_pb2.PullQueueReply]:
+        call = asyncio.create_task(service.PullQueue(request, None))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return call
+
+    calls = [await start(), await start()]
+    for ended in range(1, 3):
+        (at_work,) = pulls.at_work
+        at_work.set()
+        await calls[ended - 1]
+        await until_async(lambda: pulls.at_work)
+        calls.append(await start())
+        assert len(pulls.at_work) == 1
+    for call in calls[2:]:
+        await until_async(lambda: pulls.at_work)
+        pulls.at_work[0].set()
+        await call
+    assert pulls.ended == len(calls)
+    assert not service._pulling
