@@ -356,7 +356,7 @@ class MoveService:
             known, retry_now = self._table.get(key), self._retry_now
             assert known is not None
             try:
-                await self._step(known)
+                await self._step_or_abort(known)
                 self._errors.pop(key, None)
                 pause_ms = RETRY_MS_FIRST
                 continue
@@ -367,14 +367,27 @@ class MoveService:
             except SemelError as error:
                 self._errors[key] = error
                 log.warning("move waits queue=%s reason=%s", key, error)
-                if known.record.stage in _RUNNING and not _passes(error):
-                    await unbroken(self._abort(known, str(error)))
-                    continue
             try:
                 async with compat.timeout(pause_ms / 1000):
                     await retry_now.wait()
             except TimeoutError:
                 pause_ms = min(pause_ms * 2, RETRY_MS_LAST)
+
+    async def _step_or_abort(self, known: StoredMove) -> None:
+        """Does the next step, or gives the move up if that step will never succeed.
+
+        Raises SemelError for what is to be tried again, also if the store does not take it that the
+        move is given up.
+        """
+        try:
+            await self._step(known)
+        except (VersionConflict, Closed, StoreFailed):
+            raise
+        except SemelError as error:
+            if known.record.stage not in _RUNNING or _passes(error):
+                raise
+            if await unbroken(self._abort(known, str(error))):
+                log.warning("move is given up queue=%s reason=%s", key_of(known.record), error)
 
     async def _step(self, known: StoredMove) -> None:
         record = known.record

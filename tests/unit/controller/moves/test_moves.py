@@ -19,7 +19,12 @@ from semel.protos.errors import SemelError, Unavailable
 from semel.protos.levels import own_levels
 from semel.protos.v1 import controller_pb2 as pb
 from semel.protos.v1.common_pb2 import Levels
-from semel.protos.v1.metadata_pb2 import MOVE_STAGE_DECIDED, MoveRecord, MoveStage
+from semel.protos.v1.metadata_pb2 import (
+    MOVE_STAGE_ABORTING,
+    MOVE_STAGE_DECIDED,
+    MoveRecord,
+    MoveStage,
+)
 from tests.kit.controller_cluster import Client, Cluster, raised_by, running_cluster
 from tests.kit.state_log import header
 from tests.kit.waiting import until_async
@@ -39,12 +44,7 @@ class GatedStore(MemoryStore):
         self._turn = asyncio.Lock()
 
     async def transact(self, transaction: Transaction) -> int:
-        moving = [
-            MoveRecord.FromString(value).stage
-            for path, value in transaction.puts.items()
-            if path.startswith("/moves/")
-        ]
-        if self._stage in moving:
+        if self._stage in stages_in(transaction):
             self.reached.set()
         if self.reached.is_set():
             self.waiting += 1
@@ -52,6 +52,29 @@ class GatedStore(MemoryStore):
                 await self.open.wait()
                 return await super().transact(transaction)
         return await super().transact(transaction)
+
+
+class RefusingStore(MemoryStore):
+    """Refuses to store moves in a stage, with one error after the other."""
+
+    def __init__(self, stage: MoveStage, refusals: list[SemelError]) -> None:
+        super().__init__()
+        self._stage = stage
+        self.refusals = refusals
+
+    async def transact(self, transaction: Transaction) -> int:
+        if self.refusals and self._stage in stages_in(transaction):
+            raise self.refusals.pop()
+        return await super().transact(transaction)
+
+
+def stages_in(transaction: Transaction) -> list[MoveStage]:
+    """The stages of the moves that the transaction writes."""
+    return [
+        MoveRecord.FromString(value).stage
+        for path, value in transaction.puts.items()
+        if path.startswith("/moves/")
+    ]
 
 
 async def move(client: Client, target: int = 2, **fields: Any) -> Any:
@@ -347,6 +370,32 @@ async def test_a_move_that_its_source_refuses_is_given_up_and_one_that_may_pass_
         (status,) = await settled(cluster)
         assert "never with this queue" in status.reason
         assert check_whole([source, target], await topic_of(cluster)) == 2
+
+
+@pytest.mark.parametrize("refusal", [Unavailable("no majority"), errors.DiskFull("no room")])
+async def test_a_move_is_given_up_once_the_store_takes_it(
+    tmp_path: Path,
+    refusal: SemelError,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(active, "RECONCILE_S", 3_600)  # nothing may be left to that
+    store = RefusingStore(MOVE_STAGE_ABORTING, [refusal] * 2)
+    async with running_cluster(tmp_path, store) as cluster:
+        source, target = await add_groups(cluster)
+        await cluster.client.create("orders", 1, groups=[1])
+        answers: list[SemelError] = [errors.InvalidRequest("never with this queue")] * 3
+
+        async def refuse() -> None:
+            if answers:
+                raise answers.pop()
+
+        target.before = refuse
+        await move(cluster.client)
+        (status,) = await settled(cluster)
+        assert "never with this queue" in status.reason
+        assert check_whole([source, target], await topic_of(cluster)) == 1
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 async def test_a_queue_goes_only_to_a_group_that_knows_the_rules_it_lived_by(
