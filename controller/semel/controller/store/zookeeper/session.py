@@ -260,8 +260,9 @@ class Session:
             return
         self._closed = True
         self._connected.set()  # wakes the waiters, which then see that the session is closed
-        for future in list(self._waiting):
-            future.set_exception(Closed("the session with ZooKeeper is closed"))
+        for future in self._waiting:
+            if not future.done():  # one that was answered in this turn of the loop is still here
+                future.set_exception(Closed("the session with ZooKeeper is closed"))
         done = asyncio.Event()
 
         def stop() -> None:
