@@ -56,6 +56,7 @@ __all__ = [
     "ServerInterceptor",
     "error_from_rpc",
     "frame_prefix",
+    "semel_error_of",
     "unframe",
 ]
 
@@ -219,7 +220,7 @@ async def _abort(method: str, context: Any, error: Exception) -> Any:
     """Ends the call with `error`'s status and detail; always raises."""
     if isinstance(error, grpc.aio.AbortError):
         raise error
-    known = _semel_error(error)
+    known = semel_error_of(error)
     if known is None:
         logger.error("rpc failed method=%s", method, exc_info=error)
         known = InternalError(f"{method} failed: {type(error).__name__}; see the server's log")
@@ -232,12 +233,12 @@ async def _abort(method: str, context: Any, error: Exception) -> Any:
     )
 
 
-def _semel_error(error: BaseException) -> SemelError | None:
-    """`error`, or the first leaf of a group that holds nothing but SemelErrors."""
+def semel_error_of(error: BaseException) -> SemelError | None:
+    """`error`, or the first leaf of a group that holds nothing but SemelErrors; None for a bug."""
     if isinstance(error, SemelError):
         return error
     if isinstance(error, ExceptionGroup):
-        leaves = [_semel_error(leaf) for leaf in error.exceptions]
+        leaves = [semel_error_of(leaf) for leaf in error.exceptions]
         return leaves[0] if None not in leaves else None
     return None
 

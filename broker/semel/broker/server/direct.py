@@ -28,8 +28,9 @@ from typing import Final
 from semel.broker.replica.fetch_waiters import finish
 from semel.broker.replication.framed_port import FramedStream, TicketPort
 from semel.broker.server.stream import StreamContext
-from semel.protos.errors import InvalidRequest, SemelError
+from semel.protos.errors import InvalidRequest
 from semel.protos.framed import DIRECT_SILENCE_MAX_S
+from semel.protos.rpc import semel_error_of
 from semel.protos.streams import STREAM_MESSAGE_BYTES_MAX
 from semel.protos.v1 import broker_pb2
 from semel.protos.v1.common_pb2 import Levels
@@ -94,10 +95,12 @@ class DirectStreams:
 async def _run(handler: Handler, context: _Context) -> None:
     try:
         await handler(None, context)
-    except SemelError as error:
-        logger.warning("stream refused error=%s", error)
-    except Exception:
-        logger.exception("stream failed")
+    except Exception as error:
+        known = semel_error_of(error)
+        if known is None:
+            logger.exception("stream failed")
+        else:
+            logger.warning("stream refused error=%s", known)
     finally:
         context.end()
 

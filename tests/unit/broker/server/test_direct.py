@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from semel.broker.server import direct
 from semel.broker.server.direct import DirectStreams
+from semel.broker.server.fetch import FetchHandler
 from semel.broker.server.stream import StreamContext
 from semel.protos import compat
 from semel.protos.errors import InvalidRequest
@@ -214,6 +217,21 @@ async def test_a_handler_that_fails_ends_its_stream_and_nothing_else(error: Exce
         reader, writer = await served.dial()
         writer.write(framed(b"x"))
         assert await hear(reader) == b"fine"
+
+
+async def test_a_clients_own_error_is_no_failure_of_the_broker(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A fetch stream serves its requests in a task group, which raises a group of errors."""
+    config = SimpleNamespace(fetches_per_stream_max=1, fetch_shared_bytes_max=0)
+    node: Any = SimpleNamespace(config=config, levels=own_levels)
+    async with Served(FetchHandler(node).fetch) as served:
+        reader, writer = await served.dial()
+        writer.write(framed(b"no request"))
+        assert await gone(reader)
+    (record,) = (record for record in caplog.records if record.name == direct.__name__)
+    assert record.getMessage() == "stream refused error=fetch request is not a FetchRequest"
+    assert record.exc_info is None
 
 
 async def test_closing_the_port_ends_streams_and_waits_for_their_handlers() -> None:
