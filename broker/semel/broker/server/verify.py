@@ -75,16 +75,18 @@ async def verify_queues(
     total = sum(extent.length for one in wanted for extent in one.extents)
     total += sum(extent.length for one in wanted for extent in one.delayed)
     replies: asyncio.Queue[broker_pb2.VerifyQueuesReply | None] = asyncio.Queue()
-    cancelled = False
+    gone = False
 
     def report(reply: broker_pb2.VerifyQueuesReply) -> None:
-        if cancelled:
-            raise _Cancelled
+        if gone:
+            raise _CallerGone
         loop.call_soon_threadsafe(replies.put_nowait, reply)
 
     def work() -> None:
         try:
             _verify(replica.log, wanted, base, index, applied, total, report)
+        except _CallerGone:
+            return  # nobody waits for this work any more
         finally:
             loop.call_soon_threadsafe(replies.put_nowait, None)
 
@@ -94,11 +96,11 @@ async def verify_queues(
             yield reply
         await working
     finally:
-        cancelled = True
+        gone = True
 
 
-class _Cancelled(Exception):
-    """The caller has gone: stop reading."""
+class _CallerGone(Exception):
+    """Stop reading."""
 
 
 def _capture(state: State, key: QueueKey) -> _Wanted:
