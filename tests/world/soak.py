@@ -142,6 +142,9 @@ def main(arguments: list[str] | None = None, *, name: str = "sim") -> int:
         parser.error(f"want --seeds A:B with A < B and --jobs of 1 or more, not {options.seeds!r}")
     named = vars(options)
     more = tuple(name for name in all_parts() if options.all or named[name]) + (ANY,) * options.any
+    if options.alone and not more:
+        parser.error("--alone leaves no programs: name parts, or give --all or --any")
+    more += (ALONE,) * options.alone
     theme = options.theme
     if options.trace:
         plan = _plan(int(first), theme=theme, more=more)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from itertools import combinations
+from typing import Any
 
 import pytest
 
-from tests.world.plan import make_plan
+from tests.world import soak
+from tests.world.parts import deliveries
+from tests.world.plan import Plan, make_plan
 from tests.world.registry import all_parts, find_fault, with_parts
 from tests.world.soak import ANY, run_seeds
 
@@ -44,3 +48,41 @@ def test_parts_that_need_several_broker_groups_mean_the_same_ones() -> None:
 def test_a_fault_of_a_part_is_found_by_its_name() -> None:
     assert find_fault("move queue") is not None
     assert find_fault("kill master") is None, "that one is the nemesis' own"
+
+
+ALONE: list[tuple[Callable[[list[str]], int], list[str]]] = [
+    (soak.main, ["--alone", "--deliveries"]),
+    (deliveries.main, []),
+]
+
+
+@pytest.mark.parametrize(("main", "options"), ALONE, ids=["sim --alone", "deliveries"])
+def test_alone_only_the_parts_have_programs(
+    main: Callable[[list[str]], int], options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the command line to the plan, of one seed that is traced and of many."""
+    seed, ran = 3, []
+
+    def run_plan(plan: Plan, **_: object) -> tuple[object, str, list[str]]:
+        ran.append(plan)
+        return object(), "", []
+
+    def run_chunks(first: int, end: int, jobs: int, **fields: Any) -> Iterator[Any]:
+        ran.append(soak._plan(first, **fields))
+        return iter(())
+
+    monkeypatch.setattr(soak, "run_plan", run_plan)
+    monkeypatch.setattr(soak, "run_chunks", run_chunks)
+    for trace in ["--trace"], []:
+        assert main([*options, *trace, "--seeds", f"{seed}:{seed + 1}"]) == 0
+    assert ran == [deliveries.plan_of(seed)] * 2
+    own = {"doubter 1", "member 1", "watcher 1"}
+    assert own <= set(make_plan(seed).clients)
+    assert not own & set(ran[0].clients)
+
+
+def test_alone_without_parts_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """There would be no programs."""
+    with pytest.raises(SystemExit):
+        soak.main(["--alone"])
+    assert "--alone leaves no programs" in capsys.readouterr().err
