@@ -23,7 +23,7 @@ from tools.mutation.results import (
     read_equivalents,
     settle,
 )
-from tools.mutation.targets import ROOT, TARGETS
+from tools.mutation.targets import LEFT_OUT, ROOT, TARGETS
 
 SAMPLE = '''
 """A module."""
@@ -189,6 +189,16 @@ def test_all_functions_of_the_targets_can_be_reached() -> None:
             codes = [function.__code__ for function in live_functions(module)]
             live = {(code.co_qualname, code.co_firstlineno) for code in codes}
             assert {(one.function, one.first_line) for one in source.mutants} <= live
+
+
+def test_each_module_beside_those_of_the_targets_is_in_one_or_left_out_by_name() -> None:
+    """A part of a module that moves to a file of its own would be mutated no more, unnoticed."""
+    named = {path for target in TARGETS.values() for path in target.paths()}
+    left_out = {ROOT / name for name in LEFT_OUT}
+    rooms = {path.parent for path in named}
+    found = {path for room in rooms for path in room.glob("*.py") if path.name != "__init__.py"}
+    assert not named & left_out
+    assert found == named | left_out
 
 
 def test_what_is_looked_at_is_killed_and_what_is_not_survives(source: Source) -> None:
