@@ -50,6 +50,12 @@ INTERVAL = "interval"
 """The value of --durability with which an acknowledgement does not wait for the disk."""
 INTERVAL_MS = 100
 """With `INTERVAL`, the log is synced this often."""
+DURABILITY = (
+    "sync: an entry is reported once it is on disk, so an acknowledged message is durable on a"
+    " majority. interval: an entry is reported once the OS has it, and the log is synced every"
+    f" {INTERVAL_MS} ms; an acknowledged message can be lost when the power of a majority fails at"
+    " once. Default sync."
+)
 COUNT = click.IntRange(1)
 PORT = click.IntRange(0, 65_535)
 RATE = click.IntRange(1 << 10)
@@ -167,7 +173,11 @@ def _optional_address(context: click.Context, parameter: click.Parameter, value:
 @node_option("scrub_bytes_per_second", type=click.IntRange(0))
 @node_option("scrub_pause_ms", type=COUNT)
 @log_option(
-    "sync_interval_ms", "--durability", type=click.Choice(["sync", INTERVAL]), default="sync"
+    "sync_interval_ms",
+    "--durability",
+    type=click.Choice(["sync", INTERVAL]),
+    default="sync",
+    text=DURABILITY,
 )
 @log_option("sync_by", type=click.Choice(SYNC_BY))
 @node_option("catch_up_bytes_per_second", "--catch-up-rate", type=RATE)

@@ -69,7 +69,8 @@ class ControllerConfig:
 
     preferred_after_ms: int = 60_000
     """How long a slave in the preferred rack must have been fit before it is made master. Default 1
-    min: longer than a drained node keeps mastership away."""
+    min: as long as `semel node drain` keeps mastership away by default. A node that is drained for
+    longer refuses, and is asked again after this time."""
 
     broker_call_timeout_ms: int = 5_000
     """Limit of one call to one broker node. Default 5 s: longer than an election, so that a call

@@ -69,15 +69,18 @@ def documentation(config: type) -> Mapping[str, str]:
     return {}
 
 
-def option(config: type, name: str, *declarations: str, **attributes: Any) -> Callable[[F], F]:
+def option(
+    config: type, name: str, *declarations: str, text: str = "", **attributes: Any
+) -> Callable[[F], F]:
     """A decorator that adds the option of the field `name` of a config dataclass to a command.
 
-    `declarations` are click's own (flag and parameter name); without any the flag is the field's
-    name with dashes. `attributes` are click's own, too, and win over what the field says. With
-    `default=None` the option has no default of its own, so that the field's applies.
+    `text` stands in place of the field's documentation, for a flag with values of its own, and has
+    the same form. `declarations` are click's own (flag and parameter name); without any the flag is
+    the field's name with dashes. `attributes` are click's own, too, and win over what the field
+    says. With `default=None` the option has no default of its own, so that the field's applies.
     """
     field = {one.name: one for one in dataclasses.fields(config)}[name]
-    text = documentation(config).get(name, "")
+    text = text or documentation(config).get(name, "")
     attributes = {**_attributes(config, field), **attributes}
     words = default_words(text)
     given = attributes.pop("default")

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
+from semel.protos.settings import SettingOption
 from tools.reference import PAGE, PROGRAMS, Program, page
 
 
@@ -55,6 +56,15 @@ def test_the_file_may_have_exactly_the_keys_that_are_named(
         file.write_text(f'{key} = "given"\n')
         with pytest.raises(click.BadParameter, match=key):
             config.callback(context, config, file)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.title)
+def test_the_text_of_a_choice_is_about_its_words(program: Program) -> None:
+    """Also where the field behind the flag is a number."""
+    for option in options(program):
+        if isinstance(option, SettingOption) and isinstance(option.type, click.Choice):
+            assert all(f"{word}:" in option.documentation for word in option.type.choices)
+            assert f"Default {option.shown_default}." in option.documentation
 
 
 def test_the_committed_page_is_the_generated_one() -> None:

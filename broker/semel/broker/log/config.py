@@ -45,10 +45,9 @@ class LogConfig:
     """Checkpoints that are kept. Default 2, so that one damaged checkpoint costs nothing."""
 
     sync_interval_ms: int = 0
-    """sync: an entry is reported once it is on disk, so an acknowledged message is durable on a
-    majority. interval: an entry is reported once the OS has it, and the log is synced every 100 ms;
-    an acknowledged message can be lost when the power of a majority fails at once. Default 0, which
-    is sync; a larger number is interval, with this pause between two syncs."""
+    """Pause between two syncs of a log whose entries are reported once the OS has them: what is
+    acknowledged can be lost when the power of a majority fails at once. 0: an entry is reported
+    once it is on disk. Default 0: an acknowledged message is durable on a majority."""
 
     sync_by: str = "auto"
     """auto: the kernel carries out the syncs of small writes by itself (Linux AIO), where it can,
