@@ -214,7 +214,7 @@ async def _controller(cluster: Cluster, address: str) -> ControllerReport:
 
 
 def _level_max(reply: Any) -> int:
-    """Returns the highest level that the sender knows; one that does not tell it may know less."""
+    """Returns the highest level that the sender knows; without that field it may know less."""
     return int(reply.levels.max) if reply.HasField("levels") else UNTOLD_MAX
 
 

@@ -114,8 +114,8 @@ class MembershipWork:
         """`new` takes the place of `old`. Raises InvalidRequest, TimedOut, Unavailable."""
         if old == new:
             raise InvalidRequest(
-                f"node {old} cannot replace itself; one that lost its disk comes back by itself, "
-                "another machine gets a number of its own"
+                f"node {old} cannot replace itself: a node that lost its disk comes back by "
+                "itself, and a node on another machine needs a number of its own"
             )
         nodes = await self._nodes()
         groups = {nodes[node][0] for node in (old, new) if node in nodes}
@@ -186,8 +186,8 @@ class MembershipWork:
         if members.get(node) is MembershipStatus.VOTER and len(left) % 2 == 0 and not shrink:
             raise InvalidRequest(
                 f"broker group {group} would be left with {len(left)} voters, which survive no "
-                f"more failures than {len(left) - 1}: replace node {node} instead, or say that the "
-                "group is to shrink"
+                f"more failures than {len(left) - 1}: replace node {node} instead, or pass "
+                "--shrink to go on to fewer voters"
             )
         return await self._bring(group, {node: MembershipStatus.REMOVED}, {}, timeout_s)
 
@@ -288,7 +288,7 @@ class MembershipWork:
         if self._on_progress is not None:
             self._on_progress(MemberProgress(step=step, node=node, behind=behind))
 
-    # --- questions
+    # --- asking the group and the controllers
 
     async def _status(self, group: int) -> Any:
         """Returns the master's status, confirmed by a quorum."""
@@ -312,7 +312,7 @@ def _address(nodes: Mapping[int, tuple[int, str, str, bool]], node: int) -> str:
     if node not in nodes:
         raise InvalidRequest(
             f"node {node} does not report to the controllers: start it with `semel broker --node "
-            f"{node} --join HOST:PORT --controllers …`, or tell its address"
+            f"{node} --join HOST:PORT --controllers …`, or give its address"
         )
     return nodes[node][1]
 
@@ -337,7 +337,7 @@ def _check_machines(
             if other != node and same:
                 raise InvalidRequest(
                     f"node {node} would share the machine {parsed.host} with node {other}, and be "
-                    "lost with it: choose another machine, or say --allow-same-machine"
+                    "lost with it: choose another machine, or pass --allow-same-machine"
                 )
         others[node] = address
 

@@ -221,7 +221,7 @@ def _plan(group: int, nodes: Mapping[int, _Node], record: Any, lost: frozenset[i
     if needed and silent:
         raise InvalidRequest(
             f"nodes {sorted(silent)} of broker group {group} do not answer, and may have messages "
-            "that nobody else has: start them; say --lost for each whose disk is gone for good"
+            "that nobody else has: start them; pass --lost for each whose disk is gone for good"
         )
     non_counting = sorted(
         (number for number, status in mine.items() if status.non_counting),

@@ -56,7 +56,7 @@ class Upgrade(Described):
 async def upgrade(
     cluster: Cluster, found: Inspection, *, level: int | None, dry_run: bool
 ) -> Upgrade:
-    """Raises every broker group and the metadata to `level`, by default the highest all know.
+    """Raises every broker group and the metadata to `level`, by default the highest that all know.
 
     `found` is a present inspection. Raises Unavailable when a node or controller does not answer,
     UnsupportedVersion when one does not know the level; nothing is changed then.
@@ -93,7 +93,7 @@ def plan_upgrade(found: Inspection, *, level: int | None, dry_run: bool) -> Upgr
     ]
     if silent:
         raise Unavailable(
-            "a feature level is raised only when everybody has said that he knows it; "
+            "a feature level is raised only once every node and controller has answered; "
             + "; ".join(silent)
         )
     known = {f"broker {node.node}": node.level_max for node in members}
@@ -103,7 +103,7 @@ def plan_upgrade(found: Inspection, *, level: int | None, dry_run: bool) -> Upgr
     older = [f"{name} knows up to {most}" for name, most in known.items() if most < wanted]
     if older:
         raise UnsupportedVersion(
-            f"not everybody knows feature level {wanted}: {', '.join(older)}; upgrade them first",
+            f"feature level {wanted} is not known to all: {', '.join(older)}; upgrade them first",
             level=wanted,
         )
     groups = [

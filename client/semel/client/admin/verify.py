@@ -167,7 +167,8 @@ class Verification:
                 self._problem(f"node {node}, queue {number}: {problem}")
             if not queue.table_matches:
                 self._problem(
-                    f"node {node}, queue {number}: the sequence table is not the fold of the log"
+                    f"node {node}, queue {number}: the sequence table is not the one"
+                    " that the log gives"
                 )
         for each in route.every:
             if each.group_id == group and each.key.queue_id not in found:

@@ -108,7 +108,7 @@ class AsyncClient:
     async def close(self) -> None:
         """Flushes producers, leaves groups and disconnects, within `close_timeout_ms`.
 
-        Raises the first error of a message that no caller was told.
+        Raises the first error of a message of which no caller has learned.
         """
         session = self._session
         if session.closed:
@@ -173,7 +173,7 @@ class AsyncProducer:
 
         `deliver_at` (a datetime with a time zone, or microseconds since 1970) or `deliver_after`
         (a timedelta, or seconds) hold the message back: it is stored as safely as any, and readers
-        meet it when it is due, rounded up to a whole second. Until then it has no offset: its
+        get it when it is due, rounded up to a whole second. Until then it has no offset: its
         RecordMetadata has offset -1. `message_id`, up to 1,024 bytes, travels with the message;
         brokers do not compare ids.
 
@@ -323,7 +323,7 @@ class AsyncProducer:
             self._session.runtime.call_soon(self._core.close)
 
     async def shut(self) -> None:  # async in both halves
-        """For the client's own use: ends without a caller that could be told an error."""
+        """For the client's own use: ends when no caller is left to get an error."""
         self._closed = True
         self._core.intake.shut()
         try:

@@ -1,4 +1,4 @@
-"""How a client comes to be: `connect` blocks, `connect_async` is awaited or entered."""
+"""Connecting a client: `connect` blocks, `connect_async` is awaited or entered."""
 
 from __future__ import annotations
 

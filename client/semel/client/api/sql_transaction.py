@@ -6,8 +6,8 @@ The brokers learn of the progress afterwards, in the background: lag and locks d
 correctness does not.
 
 If anything fails between BEGIN and COMMIT, everything that was given out since the last transaction
-is marked at once as to be given back. The consumer gives out nothing else before it has begun again
-there. Marking awaits nothing, so a cancellation or a Ctrl-C leaves no message out.
+is marked at once to be given back. The consumer first begins again there, and gives out nothing
+else before. Marking awaits nothing, so a cancellation or a Ctrl-C leaves no message out.
 
 | the process dies | in the database | then |
 |---|---|---|

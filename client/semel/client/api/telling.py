@@ -1,7 +1,7 @@
-"""Long administrative calls that tell how far they are, to the caller's own thread or loop.
+"""Long administrative calls that report their progress to the caller's own thread or loop.
 
-How it works. The work runs on the I/O thread and hands over its news there. `run_telling` blocks
-and calls `on_news` in the calling thread, `await_telling` has the caller's loop call it.
+How it works. The work runs on the I/O thread and reports its progress (*news*) there. `run_telling`
+blocks and calls `on_news` in the calling thread; `await_telling` calls it on the caller's loop.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def run_telling(
     give_up = time.monotonic() + timeout + GRACE_S
     try:
         while True:
-            # Looked at before the news: what is handed over before the end is told before it.
+            # Read before the news, so that all news from before the end is passed on first.
             done = future.done()
             while news and on_news is not None:
                 on_news(news.pop(0))

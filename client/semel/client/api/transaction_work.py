@@ -156,7 +156,7 @@ class TransactionWork:
 
 
 class TransactionProperties:
-    """What a transaction says about itself, in both halves of the API."""
+    """The state of a transaction as programs see it, in both halves of the API."""
 
     def __init__(self, work: TransactionWork) -> None:
         self._work = work

@@ -60,6 +60,6 @@ class ConsumerConfig:
         whole("grace_ms", self.grace_ms, 0, 86_400_000)
         require(
             bool(self.member_id) or not self.grace_ms,
-            "grace_ms needs a member_id: whoever comes back must be known by it",
+            "grace_ms needs a member_id, by which a member that comes back is recognised",
         )
         check_fetch(self.fetch_bytes, self.prefetch_bytes)

@@ -65,7 +65,7 @@ To = Literal["origin", "group"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterFilter:
-    """Selects dead letters: those that match every field that is given."""
+    """Selects the dead letters that match every field that is given."""
 
     places: tuple[tuple[int, int], ...] = ()
     """(queue, offset) in the dead-letter topic."""
@@ -145,7 +145,7 @@ class RedriveResult(Described):
     recovered: int
     """Number of these that a run brought back without entering them in the ledger."""
     without_origin: int
-    """Not brought back: they are no dead letters, or their topic does not exist any more."""
+    """Not brought back: the message is no dead letter, or its topic does not exist any more."""
     targets: dict[str, int]
     """Brought back by this run, by topic."""
     dry_run: bool

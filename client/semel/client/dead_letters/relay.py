@@ -19,7 +19,7 @@ Sequences are the relay's own rising numbers, shared by its topics: originals ma
 
 Invariants
 1. An owner submits a copy once. An owner in doubt gives up the ownership and takes over again,
-under a new token.
+   under a new token.
 2. No copy is sent to a topic that the durable attempt does not name.
 3. A relay's epoch rises only while nothing of it is under way.
 
@@ -308,7 +308,7 @@ async def _end_producer(
 async def _stored_by(
     cluster: Cluster, runtime: Runtime, route: TopicRoute, target: CopyTarget, producer_id: int
 ) -> list[Message]:
-    """Yields a producer's messages from the recorded ends on, sealed queues included."""
+    """Returns a producer's messages from the recorded ends on, sealed queues included."""
     ends = {queue.queue_id: queue.end for queue in target.queues}
     while True:
         known = await list_offsets(cluster, list(route.every))

@@ -324,7 +324,7 @@ class Retrying:
                 raise from_detail(outcome.error)
 
     def renew_record(self, commit: QueueCommit, queue: FeedQueue, progress: int) -> None:
-        """Returns the record that a commit of `progress` stores: what is unresolved after it."""
+        """Adds to a commit of `progress` the record of what is unresolved after it."""
         found = self._queues.get(queue.key)
         if found is not None and found.queue is queue and found.recorded:
             found.version += 1

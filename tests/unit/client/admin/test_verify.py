@@ -100,7 +100,10 @@ BAD: list[tuple[str, Callable[[Reports], Any]]] = [
     ("log_end_offset", lambda reports: reports[1].__setitem__(0, report(0, log_end_offset=4))),
     ("messages", lambda reports: reports[1].__setitem__(0, report(0, messages=4))),
     ("did not report", lambda reports: reports[3].pop()),
-    ("not the fold", lambda reports: reports[3].__setitem__(1, report(1, table_matches=False))),
+    (
+        "that the log gives",
+        lambda reports: reports[3].__setitem__(1, report(1, table_matches=False)),
+    ),
     ("torn", lambda reports: reports[2].__setitem__(0, report(0, problems=["torn"]))),
 ]
 
