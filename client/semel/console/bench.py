@@ -28,19 +28,26 @@ BLOCK_BYTES: Final = 2 << 20
 WATCH_S: Final = 1.0
 
 _topic_option = click.option(
-    "--topic", shell_complete=completion.topics, help="An existing topic. [default: one of its own]"
+    "--topic", shell_complete=completion.topics, help="An existing topic. [default: a new one]"
 )
 _watch_option = click.option(
-    "--watch", "watched", is_flag=True, help="A line every second: how fast it was in that one."
+    "--watch",
+    "watched",
+    is_flag=True,
+    help="Print a line every second, with the speed in that second.",
 )
 _queues_option = click.option(
-    "--queues", type=click.IntRange(1, 1024), default=4, show_default=True, help="Of its own topic."
+    "--queues",
+    type=click.IntRange(1, 1024),
+    default=4,
+    show_default=True,
+    help="Queues of the new topic.",
 )
 _size_option = click.option(
     "--size", type=Size(), default="1k", show_default=True, help="Bytes of each message."
 )
 _total_option = click.option(
-    "--total", type=Size(), default="256M", show_default=True, help="Bytes in all."
+    "--total", type=Size(), default="256M", show_default=True, help="Bytes in total."
 )
 _compression_option = click.option(
     "--compression",
@@ -86,7 +93,7 @@ class _Seconds:
 
 @click.group()
 def bench() -> None:
-    """Load on a running cluster, and how fast it is."""
+    """Puts load on a running cluster, and measures its speed."""
 
 
 @bench.command(epilog=examples("semel bench produce --total 1G --size 1k"))

@@ -39,7 +39,7 @@ def cluster() -> None:
 def status(bootstrap: str, as_json: bool, every_s: float | None) -> int:
     """Shows the cluster at a glance.
 
-    Who is master, who lags or is silent, disks, controllers, versions.
+    It shows masters, nodes that lag or are silent, disks, controllers and versions.
     """
     from semel.console import status as view
 
@@ -64,7 +64,7 @@ command may be stopped at any moment: called again it goes on."""
 )
 @click.argument("group", type=click.IntRange(1))
 @click.option(
-    "--to", type=click.Choice(["3", "5"]), required=True, help="Voters the group is to have."
+    "--to", type=click.Choice(["3", "5"]), required=True, help="Number of voters afterwards."
 )
 @click.option(
     "--node",
@@ -87,7 +87,7 @@ def grow(
     bootstrap: str,
     as_json: bool,
 ) -> None:
-    """Gives broker group GROUP more nodes, under load."""
+    """Adds nodes to broker group GROUP, under load."""
     out = render.Output(as_json=as_json)
     with open_client(where(up, bootstrap)) as client:
         if up is not None:
@@ -120,7 +120,7 @@ it is moved. The command may be stopped at any moment: called again it goes on."
     type=click.Choice(["1", "3", "5"]),
     default="3",
     show_default=True,
-    help="Nodes that `up` is to start.",
+    help="Number of nodes that `up` starts.",
 )
 @click.option(
     "--timeout", type=Duration(), default="1m", show_default=True, help="Until the group serves."
@@ -149,7 +149,7 @@ def add_group(
     epilog="""\b
 Examples:
   semel cluster transfer 1 2      # node 2 becomes master of group 1
-  semel cluster transfer 1        # whoever is furthest"""
+  semel cluster transfer 1        # the most advanced node does"""
 )
 @click.argument("group", type=click.IntRange(1))
 @click.argument("node", type=click.IntRange(1), required=False)
@@ -171,7 +171,7 @@ Examples:
 
 When a majority of a group's disks is lost, its nodes wait for ever: nobody can tell what was
 acknowledged. First start all nodes again, those whose disks are lost with empty directories and the
-settings they had. Nodes that still have data keep it, and all of what any of them has is served;
+settings they had. Nodes that still have data keep it, and all that any of them has is served;
 acknowledged messages that only lost disks had ARE GONE. A lost node's directory is refused if it
 ever comes back. Nothing is done to a group whose majority is whole. The command may be stopped at
 any moment: called again it goes on."""
@@ -223,11 +223,11 @@ def _named(nodes: tuple[int, ...]) -> str:
     epilog="""\b
 Examples:
   semel cluster upgrade --dry-run    # what would be raised, and which node prevents it
-  semel cluster upgrade              # to the highest level that everybody knows
+  semel cluster upgrade              # to the highest level that all know
   semel cluster upgrade --level 5
 
-Nodes of a newer version behave like the older ones, and can be taken back, until this is said.
-There is no way back afterwards. Order of an upgrade: controllers, brokers, this, clients."""
+Until this command is given, nodes of a newer version behave like the older ones and can be taken
+back. There is no way back afterwards. Order of an upgrade: controllers, brokers, this, clients."""
 )
 @click.option("--level", type=click.IntRange(1), help="[default: the highest that all know]")
 @click.option("--dry-run", is_flag=True, help="Change nothing; show what would be done.")
@@ -235,9 +235,8 @@ There is no way back afterwards. Order of an upgrade: controllers, brokers, this
 def upgrade(level: int | None, dry_run: bool, bootstrap: str, as_json: bool) -> None:
     """Raises the feature level of everything, for good.
 
-    That is of every broker group and of the controllers' metadata. Refused while any node or
-    controller does not answer, or does not know the level. May be
-    repeated.
+    It raises the level of every broker group and of the controllers' metadata. It is refused while
+    any node or controller does not answer, or does not know the level. It may be repeated.
     """
     with open_client(bootstrap) as client:
         done = client.admin.upgrade(level, dry_run=dry_run)
@@ -251,5 +250,5 @@ def upgrade(level: int | None, dry_run: bool, bootstrap: str, as_json: bool) -> 
         else f"everything is at feature level {done.level}"
     )
     if done.newer:
-        text += f"; {', '.join(done.newer)} could do more once all others are upgraded"
+        text += f"; a higher level is known to {', '.join(done.newer)}: upgrade the others for it"
     render.Output(as_json=as_json).show({"changes": done.changes, **done.as_dict()}, text)

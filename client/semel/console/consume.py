@@ -53,11 +53,11 @@ GROUP_CHECK_S: Final = 0.5
     "--from",
     "start",
     type=Place(),
-    help="earliest, latest, OFFSET or ISO-TIME; with a group only where it never committed, and"
-    " only earliest or latest. [default: earliest]",
+    help="earliest, latest, OFFSET or ISO-TIME. With a group: earliest or latest, used only where"
+    " the group never committed. [default: earliest]",
 )
-@click.option("--max", "limit", type=click.IntRange(1), help="Stop after so many messages.")
-@click.option("--until-end", is_flag=True, help="Stop at what is the end now.")
+@click.option("--max", "limit", type=click.IntRange(1), help="Stop after this many messages.")
+@click.option("--until-end", is_flag=True, help="Stop at the present end.")
 @click.option(
     "--format",
     "kind",

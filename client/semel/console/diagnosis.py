@@ -131,8 +131,8 @@ def _racks(found: Inspection) -> Iterator[Finding]:
                 severity="note",
                 check="rack-unknown",
                 subject=subject,
-                text=f"has nodes that were not told their rack: {_some(unknown)}",
-                advice="start them with --rack, as the others",
+                text=f"has nodes that do not know their rack: {_some(unknown)}",
+                advice="start them with --rack, like the others",
             )
             continue
         rack, count = Counter(node.rack for node in group.nodes).most_common(1)[0]
@@ -159,7 +159,7 @@ def _nodes(found: Inspection) -> Iterator[Finding]:
                 check="broker-unreachable",
                 subject=subject,
                 text=f"of group {node.group} does not answer: {node.reason}",
-                advice=f"start it; if it is gone for good: semel node replace {node.node}",
+                advice=f"start it; if it is gone for good: semel node replace {node.node} NEW",
             )
         elif node.role == "joining":
             yield Finding(
@@ -189,7 +189,7 @@ def _member(found: Inspection, node: NodeReport, subject: str) -> Iterator[Findi
             check="broker-muted",
             subject=subject,
             text="lost its disk and is being fed; no quorum counts it yet",
-            advice="wait until it has caught up; the group bears one failure less until then",
+            advice="wait until it has caught up; the group survives one failure less until then",
         )
     elif master is not None and node.node in found.under_replicated(node.group):
         behind = next(peer.behind for peer in master.peers if peer.node == node.node)
@@ -205,8 +205,8 @@ def _member(found: Inspection, node: NodeReport, subject: str) -> Iterator[Findi
             severity="note",
             check="broker-drained",
             subject=subject,
-            text="stands back and does not become master",
-            advice=f"semel node drain {node.node} --undo, when it need not stand back any more",
+            text="is drained and does not become master",
+            advice=f"semel node drain {node.node} --undo, once it may be master again",
         )
 
 
@@ -228,7 +228,7 @@ def _damage(found: Inspection) -> Iterator[Finding]:
                 subject=f"broker {node.node}",
                 text=f"{_entries(node.damaged)} on its disk and not repaired yet",
                 advice="peers repair them; if this stays or comes back, replace the disk:"
-                f" semel node replace {node.node}",
+                f" semel node replace {node.node} NEW",
             )
 
 
@@ -297,7 +297,7 @@ def _levels(found: Inspection) -> Iterator[Finding]:
                 check="level-behind",
                 subject=subject,
                 text=f"knows feature levels up to {most}, others up to {newest}",
-                advice="upgrade it; until then the cluster stays at what everybody knows",
+                advice="upgrade it; until then the cluster stays at the level that all know",
             )
     active = {
         f"group {group.id}": master.level
@@ -314,7 +314,7 @@ def _levels(found: Inspection) -> Iterator[Finding]:
                 check="level-not-raised",
                 subject=subject,
                 text=f"is at feature level {level}, every program knows {common}",
-                advice="when you are sure that you stay with this version: semel cluster upgrade",
+                advice="once you are sure to keep this version: semel cluster upgrade",
             )
 
 
@@ -364,8 +364,8 @@ def _producers(found: Inspection) -> Iterator[Finding]:
                 subject=f"producer {producer.name}",
                 text=f"stored nothing for {brief(producer.idle_ms)} on a queue that forgets it in"
                 f" {brief(max(0, producer.expires_ms))}",
-                advice="let it go on before that if it still has something to send: afterwards it"
-                " cannot tell what was stored",
+                advice="run it before that if it still has something to send: afterwards it cannot"
+                " find out what was stored",
             )
 
 
@@ -375,10 +375,12 @@ def _transactions(found: Inspection) -> Iterator[Finding]:
             continue
         groups = ", ".join(str(group) for group in one.participants)
         if one.state == "publishing":
-            text = f"epoch {one.last_epoch} is committed for {brief(one.age_ms)} and not published"
+            text = (
+                f"epoch {one.last_epoch} was committed {brief(one.age_ms)} ago and is not published"
+            )
             advice = "bring the masters of these groups back: they publish it by themselves"
         else:
-            text = f"waits for its decision for {brief(one.age_ms)}"
+            text = f"has waited {brief(one.age_ms)} for its decision"
             advice = (
                 f"bring group {one.coordinator or '?'} back, which decides; then, if it still"
                 f" waits: semel transaction abort {one.transaction_id}"

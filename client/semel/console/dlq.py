@@ -51,7 +51,7 @@ def _filter_options(function: _Function) -> _Function:
 
     @click.option("--letter", "places", type=_At(), multiple=True, help="QUEUE/OFFSET; repeatable.")
     @click.option(
-        "--origin", default="", shell_complete=completion.topics, help="First in this topic."
+        "--origin", default="", shell_complete=completion.topics, help="Stored first in this topic."
     )
     @click.option(
         "--group",
@@ -59,7 +59,7 @@ def _filter_options(function: _Function) -> _Function:
         shell_complete=completion.groups,
         help="Given up by this consumer group.",
     )
-    @click.option("--reason", default="", help="With this in their reason.")
+    @click.option("--reason", default="", help="With this text in their reason.")
     @click.option("--key", default=None, help="With this key (text).")
     @click.option("--since", type=Place(time_only=True), help="Given up at this ISO-TIME or later.")
     @click.option("--until", type=Place(time_only=True), help="Given up before this ISO-TIME.")
@@ -141,7 +141,7 @@ def list_letters(
 @click.argument("letter", type=_At())
 @client_options
 def show(topic: str, letter: tuple[int, int], bootstrap: str, as_json: bool) -> int:
-    """Shows one dead letter of TOPIC whole: LETTER is QUEUE/OFFSET."""
+    """Shows one dead letter of TOPIC in full; LETTER is QUEUE/OFFSET."""
     from semel.client import LetterFilter
 
     out = render.Output(as_json=as_json)
@@ -166,7 +166,7 @@ def show(topic: str, letter: tuple[int, int], bootstrap: str, as_json: bool) -> 
 )
 @click.argument("topic", shell_complete=completion.topics)
 @_filter_options
-@click.option("--all", "everything", is_flag=True, help="All of them.")
+@click.option("--all", "everything", is_flag=True, help="All dead letters.")
 @click.option(
     "--to",
     type=click.Choice(["origin", "group"]),

@@ -120,11 +120,11 @@ def _described(found: GroupDescription) -> Any:
     help="TOPIC or TOPIC:QUEUE. Repeat.  [default: all the group has read]",
 )
 @click.option("--to-earliest", is_flag=True, help="To the first message there is.")
-@click.option("--to-latest", is_flag=True, help="Behind the last one.")
+@click.option("--to-latest", is_flag=True, help="After the last message.")
 @click.option("--to-datetime", type=Place(time_only=True), help="To a time in ISO 8601.")
 @click.option("--to-offset", type=click.IntRange(0), help="To an offset, in every queue.")
-@click.option("--shift-by", type=int, help="So many messages forward, or back when negative.")
-@click.option("--execute", is_flag=True, help="Do it, instead of showing it.")
+@click.option("--shift-by", type=int, help="This many messages forward, or back if negative.")
+@click.option("--execute", is_flag=True, help="Make the changes, instead of only showing them.")
 @client_options
 def reset_offsets(
     name: str,
@@ -169,7 +169,7 @@ def _place(
     given += [Shift(messages=shift_by)] if shift_by is not None else []
     if len(given) != 1:
         raise click.UsageError(
-            "say where to, once: --to-earliest, --to-latest, --to-datetime, --to-offset or"
+            "pass exactly one of --to-earliest, --to-latest, --to-datetime, --to-offset and"
             " --shift-by"
         )
     return given[0]

@@ -25,12 +25,12 @@ up_option = click.option(
     "--up",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Directory of a running `semel up`, which starts what is new and stops what has left.",
+    help="Directory of a running `semel up`, which starts new nodes and stops those that left.",
 )
 same_machine_option = click.option(
     "--allow-same-machine",
     is_flag=True,
-    help="A node may join although its machine has one of the group (never asked on loopback).",
+    help="A node may join although its machine has one of the group (not checked on loopback).",
 )
 
 

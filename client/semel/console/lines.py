@@ -272,7 +272,7 @@ def _id(table: dict[str, Any], number: int) -> bytes | None:
     try:
         return None if found is None else id_bytes(found)
     except InvalidRequest as error:
-        raise _bad(number, f"has an id that is none ({error.message})") from error
+        raise _bad(number, f"has an unusable message_id ({error.message})") from error
 
 
 def _bytes(table: dict[str, Any], name: str, number: int) -> bytes | None:

@@ -28,21 +28,24 @@ _COMMANDS: Final = {
     "broker": ("semel.console.nodes:broker", "One broker node."),
     "controller": ("semel.console.nodes:controller", "One controller."),
     "topic": ("semel.console.topic:topic", "Create, list, describe, alter and delete topics."),
-    "queue": ("semel.console.queue:queue", "A topic's queues: list them, split one."),
+    "queue": ("semel.console.queue:queue", "A topic's queues: list them, split one, move one."),
     "produce": ("semel.console.produce:produce", "Send lines or JSON objects to a topic."),
     "consume": ("semel.console.consume:consume", "Read messages from a topic."),
     "group": ("semel.console.group:group", "Consumer groups, their members and their lag."),
     "dlq": ("semel.console.dlq:dlq", "Dead letters: look at them, and bring them back."),
     "cluster": ("semel.console.cluster:cluster", "The cluster's state; growing broker groups."),
-    "doctor": ("semel.console.doctor:doctor", "What is wrong with a cluster, and what to do."),
+    "doctor": ("semel.console.doctor:doctor", "Find what is wrong with a cluster, and what to do."),
     "node": ("semel.console.node:node", "Broker nodes: list, replace, remove, drain."),
     "producer": ("semel.console.producer:producer", "Named producers, and one message's fate."),
     "transaction": (
         "semel.console.transaction:transaction",
         "What programs store all or nothing: list, describe, abort.",
     ),
-    "verify": ("semel.console.verify:verify", "Prove from every node's log what is stored once."),
-    "bench": ("semel.console.bench:bench", "Load on a running cluster, and how fast it is."),
+    "verify": (
+        "semel.console.verify:verify",
+        "Prove from every node's log that each message is stored once.",
+    ),
+    "bench": ("semel.console.bench:bench", "Put load on a running cluster, and measure its speed."),
     "completion": ("semel.console.completion:completion", "Print shell completion code."),
 }
 """Name -> (module:attribute, one line of help)."""

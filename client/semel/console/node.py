@@ -132,7 +132,7 @@ def replace(
 @node.command(
     epilog="""\b
 Examples:
-  semel node remove 4                # a learner that a given-up replacement left behind
+  semel node remove 4                # a learner that an abandoned replacement left behind
   semel node remove 5 --shrink --yes # from five voters to four, and then
   semel node remove 4 --yes          # to three"""
 )
@@ -169,12 +169,12 @@ Examples:
     type=Duration(),
     default="60s",
     show_default=True,
-    help="How long it stands back; its restart ends that as well.",
+    help="How long it is kept from being master; its restart ends that, too.",
 )
-@click.option("--undo", is_flag=True, help="It may be master again from now on.")
+@click.option("--undo", is_flag=True, help="Let it be master again.")
 @client_options
 def drain(number: int, duration: int, undo: bool, bootstrap: str, as_json: bool) -> None:
-    """Moves mastership away from NODE, and keeps it away.
+    """Moves mastership away from NODE, and keeps it away for a while.
 
     No write is refused meanwhile.
     """

@@ -81,24 +81,24 @@ _SLICES_A_SECOND: Final = 100
     "--deliver-at",
     type=Place(time_only=True),
     metavar="ISO-TIME",
-    help="Readers meet the messages at this time, not before; UTC unless it has a zone. A line of"
+    help="Readers get the messages at this time and not before; UTC unless it has a zone. A line of"
     " jsonl may have its own.",
 )
 @click.option(
     "--deliver-after",
     type=Duration(),
     metavar="DURATION",
-    help="The same, so long after each was read, such as 90s or 5m.",
+    help="Like --deliver-at, but this long after each message was read, such as 90s or 5m.",
 )
 @click.option(
     "--message-id", metavar="ID", help="An id of your own, for an input that is one message."
 )
-@click.option("--rate", type=Size(), help="Read at most so many bytes a second, such as 5M.")
+@click.option("--rate", type=Size(), help="Read at most this many bytes a second, such as 5M.")
 @click.option(
     "--progress",
     type=click.FloatRange(min=0.01),
     metavar="SECONDS",
-    help="With --json: a line of progress so often.",
+    help="With --json: print a line of progress at this interval.",
 )
 @client_options
 def produce(

@@ -33,7 +33,7 @@ def list_producers(bootstrap: str, as_json: bool) -> None:
 def describe(name: str, bootstrap: str, as_json: bool) -> None:
     """Shows a producer's rows of the sequence table.
 
-    A row tells what a queue stored of it last.
+    A row shows the last sequence that a queue has stored of it.
     """
     with open_client(bootstrap) as client:
         found = client.admin.describe_producer(name)
@@ -59,8 +59,8 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
 @producer.command(
     epilog=examples(
         "semel producer outcome loader-1 orders 3 41",
-        more="The message that loader-1 sent to queue 3 of orders as number 41. A fate of"
-        " not_committed may still change while the producer that sent it lives.",
+        more="This asks about the message that loader-1 sent to queue 3 of orders as number 41."
+        " The answer not_committed may still change while the producer that sent it lives.",
     )
 )
 @click.argument("name", shell_complete=completion.producers)

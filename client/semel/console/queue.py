@@ -51,7 +51,7 @@ def queue() -> None:
 def list_queues(topic: str, bootstrap: str, as_json: bool) -> None:
     """Lists a topic's queues, also those that are split or move.
 
-    Of a queue that moves it tells how far the move is.
+    A queue that is moving appears with the progress of its move.
     """
     with open_client(bootstrap) as client:
         found = client.admin.describe_topic(topic)
@@ -72,13 +72,13 @@ def list_queues(topic: str, bootstrap: str, as_json: bool) -> None:
     type=click.IntRange(2, 65_536),
     default=2,
     show_default=True,
-    help="How many queues share its slots.",
+    help="Number of queues that share its slots afterwards.",
 )
 @client_options
 def split(name: tuple[str, int], children: int, bootstrap: str, as_json: bool) -> None:
     """Splits a queue while producers and consumers go on.
 
-    What it holds stays in it, and is read before its children are. It cannot be undone.
+    Its messages stay in it and are read before those of its children. A split cannot be undone.
     """
     topic, number = name
     with open_client(bootstrap) as client:
@@ -98,7 +98,9 @@ def split(name: tuple[str, int], children: int, bootstrap: str, as_json: bool) -
 )
 @click.argument("name", metavar="TOPIC/QUEUE", type=QueueName())
 @click.option("--to", "group", type=click.IntRange(0, (1 << 32) - 1), help="The broker group.")
-@click.option("--cancel", is_flag=True, help="Give its move up, as long as it is not decided.")
+@click.option(
+    "--cancel", is_flag=True, help="Give its move up; possible until the move is decided."
+)
 @click.option("--no-wait", is_flag=True, help="Return once the move is stored; it goes on.")
 @client_options
 def move(
@@ -115,7 +117,7 @@ def move(
     it. Ctrl-C ends the waiting, not the move.
     """
     if cancel == (group is not None):
-        raise click.UsageError("say where it goes, --to GROUP, or --cancel")
+        raise click.UsageError("pass either --to GROUP or --cancel")
     topic, number = name
     out = render.Output(as_json=as_json)
     with open_client(bootstrap) as client:

@@ -26,7 +26,7 @@ def _settings_options(function: _Function) -> _Function:
                 "--retention",
                 "retention_ms",
                 type=Duration(unlimited=True),
-                help="Messages older than this may go: 12h, 7d, unlimited.",
+                help="Messages older than this may be trimmed: 12h, 7d, unlimited.",
             ),
             click.option(
                 "--retention-bytes",
@@ -112,7 +112,7 @@ def list_topics(bootstrap: str, as_json: bool) -> None:
 def describe(name: str, bootstrap: str, as_json: bool) -> None:
     """Shows a topic's settings and its queues: owner, slots, offsets.
 
-    Of messages that are not due yet it tells how many there are, and when the first is due.
+    Messages that are not due yet appear with their number and the time when the first is due.
     """
     with open_client(bootstrap) as client:
         found = client.admin.describe_topic(name)
@@ -136,7 +136,7 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
 @click.option(
     "--queues",
     type=click.IntRange(1, 65_536),
-    help="So many open queues, by splitting the widest ones; never fewer than there are.",
+    help="Number of open queues to reach by splitting the widest ones; it never falls.",
 )
 @_settings_options
 @client_options

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 @click.group()
 def transaction() -> None:
-    """Transactions: what is open, and ending it."""
+    """Transactions: list them, describe one, abort open ones."""
 
 
 @transaction.command(
     "list", epilog=examples("semel transaction list", "semel transaction list --open")
 )
-@click.option("--open", "only_open", is_flag=True, help="Only those with something open.")
+@click.option("--open", "only_open", is_flag=True, help="Only transactions that are open.")
 @client_options
 def list_transactions(only_open: bool, bootstrap: str, as_json: bool) -> None:
-    """Lists transactions, with what they have on hold."""
+    """Lists transactions, with the messages that they have staged."""
     with open_client(bootstrap) as client:
         found = client.transactions.list()
     if only_open:
@@ -43,7 +43,7 @@ def list_transactions(only_open: bool, bootstrap: str, as_json: bool) -> None:
 @click.argument("name", metavar="ID", shell_complete=completion.transactions)
 @client_options
 def describe(name: str, bootstrap: str, as_json: bool) -> int:
-    """Shows one transaction, and who has what of it on hold."""
+    """Shows one transaction, and its staged messages by broker group."""
     with open_client(bootstrap) as client:
         found = client.transactions.describe(name)
     if found is None:
@@ -65,15 +65,15 @@ def describe(name: str, bootstrap: str, as_json: bool) -> int:
     epilog=examples(
         "semel transaction abort booking",
         "semel transaction abort booking --yes --json",
-        more="What is committed stays committed: its publication is only hastened. Open ones end by"
-        " themselves after a while, and nobody waits for them.",
+        more="What is committed stays committed, and is only published sooner. An open transaction"
+        " ends by itself after a while, and nobody waits for it.",
     )
 )
 @click.argument("name", metavar="ID", shell_complete=completion.transactions)
 @yes_option
 @client_options
 def abort(name: str, yes: bool, bootstrap: str, as_json: bool) -> int:
-    """Gives up what is open of a transaction, for good."""
+    """Aborts every open step of a transaction, for good."""
     with open_client(bootstrap) as client:
         before = client.transactions.describe(name)
         if before is None:

@@ -66,13 +66,13 @@ PORT_WAIT_S: Final = 3.0
 @click.option(
     "--metadata",
     metavar="WHERE",
-    help="Where the controllers keep it: zookeeper starts one beside them, zookeeper://HOST:PORT"
-    "[,…]/CHROOT uses yours. [default: in their own directories]",
+    help="Where the controllers keep metadata: zookeeper starts one beside them, zookeeper://"
+    "HOST:PORT[,…]/CHROOT uses yours. [default: in their own directories]",
 )
 @click.option(
     "--port",
     type=click.IntRange(0, 65_535),
-    help="Of the first controller; brokers take port + 101 and up. 0 takes free ones."
+    help="Port of the first controller; brokers take port + 101 and up. 0 takes free ones."
     " [default: 7070]",
 )
 @click.option("--host", help="Address to listen on. [default: 127.0.0.1]")

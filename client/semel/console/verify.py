@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     "--exactly-once",
     is_flag=True,
     required=True,
-    help="Read every node's whole log; every message once, in its place, the same everywhere.",
+    help="Read every node's whole log, and check that it has every message once, in its place, and"
+    " that all nodes have the same.",
 )
 @client_options
 def verify(topic: str | None, exactly_once: bool, bootstrap: str, as_json: bool) -> int:

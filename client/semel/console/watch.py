@@ -93,7 +93,7 @@ class ClusterWatch:
         self._served_since = now if self._served_since is None else self._served_since
         alive = {("broker", n.node_id) for group in status.groups for n in group.nodes if n.alive}
         alive |= {("controller", c.controller_id) for c in status.controllers if c.alive}
-        alive |= {("zookeeper", node.id) for node in self._plan.zookeepers}  # or nobody answered
+        alive |= {("zookeeper", node.id) for node in self._plan.zookeepers}  # else none answers
         asleep = [node.name for node in self._plan.nodes if (node.kind, node.id) not in alive]
         if asleep and now - self._served_since < ALL_NODES_WAIT_S:
             return f"{', '.join(asleep)} did not report yet"
