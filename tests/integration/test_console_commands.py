@@ -6,11 +6,15 @@ One cluster for the whole module; nobody here kills any of it.
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,6 +23,7 @@ from semel.console.main import run
 from tests.kit.console import Console, read_json
 from tests.kit.loading import landed
 from tests.kit.up_process import UpProcess
+from tests.kit.waiting import until
 
 ODD = [b"plain", b"", b"\r", b"tab\tand\x00nul", b"\xff\xfe", "größe".encode(), b" " * 3, b"last"]
 
@@ -56,8 +61,13 @@ def inside(
 
 
 @pytest.fixture
-def topic(semel: Console, request: pytest.FixtureRequest) -> str:
-    name = "".join(c if c.isalnum() else "-" for c in request.node.name)[:100]
+def name(request: pytest.FixtureRequest) -> str:
+    """A name of this test's own."""
+    return "".join(c if c.isalnum() else "-" for c in request.node.name)[:100]
+
+
+@pytest.fixture
+def topic(semel: Console, name: str) -> str:
     semel.json("topic", "create", name, "--queues", "3")
     return name
 
@@ -345,7 +355,7 @@ def test_no_cluster_is_one_clear_line() -> None:
 
 def test_a_reader_that_goes_away_is_no_error(semel: Console, topic: str, up: UpProcess) -> None:
     semel.json("produce", topic, stdin=b"a line of some length\n" * 100_000)
-    command = f"{sys.executable} -m semel.console consume {topic} | head -n 1"
+    command = f"({sys.executable} -m semel.console consume {topic}; echo $? >&2) | head -n 1"
     done = subprocess.run(
         ["/bin/sh", "-c", command],
         capture_output=True,
@@ -353,7 +363,66 @@ def test_a_reader_that_goes_away_is_no_error(semel: Console, topic: str, up: UpP
         timeout=60,
         check=False,
     )
-    assert (done.stdout, done.stderr) == (b"a line of some length\n", b"")
+    assert (done.stdout, done.stderr) == (b"a line of some length\n", b"141\n")
+
+
+@contextmanager
+def unread(up: UpProcess, topic: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A member of a group of the topic's name, and its output: a pipe that nobody has read, and
+    that is full."""
+    reading, writing = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "semel.console", "consume", topic, "--group", topic],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "SEMEL_BOOTSTRAP": up.bootstrap},
+    )
+    with process:
+        until(lambda: select.select([], [writing], [], 0)[1] == [], 60)
+        os.close(writing)
+        yield process, reading
+
+
+NUMBERS = [b"%09d" % number for number in range(50_000)]
+
+
+def produce_numbers(semel: Console, topic: str) -> None:
+    semel.json("topic", "create", topic, "--queues", "1")
+    semel.json("produce", topic, stdin=b"\n".join(NUMBERS))
+
+
+def rest_of(semel: Console, topic: str) -> list[bytes]:
+    """What the group had not committed."""
+    return semel("consume", topic, "--group", topic, "--until-end").stdout.splitlines()
+
+
+def test_ctrl_c_at_a_full_pipe_commits_what_the_pipe_has_taken(
+    semel: Console, name: str, up: UpProcess
+) -> None:
+    produce_numbers(semel, name)
+    with unread(up, name) as (process, reading):
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        assert (process.stderr.read(), process.wait(60)) == (b"\n", 130)
+    with os.fdopen(reading, "rb") as pipe:
+        *whole, _ = pipe.read().split(b"\n")
+    assert 0 < len(whole) < len(NUMBERS)
+    assert whole + rest_of(semel, name) == NUMBERS
+
+
+def test_a_reader_that_goes_away_gets_no_message_committed_that_its_pipe_did_not_take(
+    semel: Console, name: str, up: UpProcess
+) -> None:
+    produce_numbers(semel, name)
+    with unread(up, name) as (process, reading):
+        room = fcntl.fcntl(reading, fcntl.F_GETPIPE_SZ)
+        assert os.read(reading, 25) == b"000000000\n000000001\n00000"
+        os.close(reading)
+        assert process.stderr is not None
+        assert (process.stderr.read(), process.wait(60)) == (b"", 141)
+    rest = rest_of(semel, name)
+    assert rest == NUMBERS[-len(rest) :]
+    assert 2 < len(NUMBERS) - len(rest) <= (room + 25) // 10
 
 
 def test_progress_lines_come_before_the_result(semel: Console, topic: str) -> None:

@@ -1,11 +1,16 @@
 """`semel consume`: writes messages of a topic to stdout, as bytes or as JSON.
 
 How it works. Without a group a reader reads from `--from` on. With a group a consumer takes its
-share of the queues, and commits what was written out (and flushed). `--until-end` notes every
-queue's end at the start and stops there.
+share of the queues, and commits what was written. `--until-end` notes every queue's end at the
+start and stops there.
+
+*Written* means that the operating system has taken the whole message, newline included; what a
+program behind a pipe does with it is not known here. A write that fails in between (a closed pipe,
+a full disk, Ctrl-C at a pipe that is full) has written the messages before the one that was cut.
 
 Invariants
-1. With a group a message is committed only after it was written.
+1. With a group a message is committed if and only if it was written, also when the command ends by
+   an error or by Ctrl-C; a commit that fails is reported, and its messages come again.
 2. `--max N` writes N messages and commits exactly those.
 """
 
@@ -13,20 +18,25 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from bisect import bisect_right
+from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
 from semel.console import completion, render
 from semel.console.options import bootstrap_option, examples, open_client
 from semel.console.units import Place
+from semel.protos.errors import LockLost, SemelError
 
 if TYPE_CHECKING:
     from semel.client import Client, Consumer, Message
+    from semel.protos.ids import QueueKey
 
 POLL_MESSAGES: Final = 5_000
 POLL_S: Final = 0.2
@@ -88,29 +98,54 @@ def consume(
     with open_client(bootstrap) as client:
         if as_json or kind == "json":
             name_of = _names(client)
-            write = _writer(lambda messages: _json_lines(messages, name_of))
+            out = _Output(lambda message: _json_line(message, name_of))
         else:
-            write = _writer(lambda messages: b"".join(b"%b\n" % m.value for m in messages))
+            out = _Output(lambda message: b"%b\n" % message.value)
         place = "earliest" if start is None else start
         if group is None and limit is None and kind != "json" and not as_json:
             _copy(client, topic, place, until_end)
         elif group is None:
-            _read(client, topic, place, limit, until_end, write)
+            _read(client, topic, place, limit, until_end, out)
         else:
-            _consume(client, topic, group, str(place), limit, until_end, write)
+            _consume(client, topic, group, str(place), limit, until_end, out)
 
 
-_Write = Callable[[list["Message"]], None]
+class _Call(NamedTuple):
+    """One call of `_Output.write`."""
+
+    messages: list[Message]
+    ends: list[int]
+    """End of each message in the bytes of the call."""
+    taken: list[int]
+    """Numbers of bytes that the operating system has taken, one for each of its writes."""
 
 
-def _writer(encode: Callable[[list[Message]], bytes]) -> _Write:
-    out = sys.stdout.buffer
+class _Output:
+    """stdout, and what was written to it."""
 
-    def write(messages: list[Message]) -> None:
-        out.write(encode(messages))
-        out.flush()
+    def __init__(self, encode: Callable[[Message], bytes]) -> None:
+        self._encode = encode
+        self._last: dict[QueueKey, Message] = {}
+        """By queue, the last message of all calls before the present one."""
+        self._call = _Call([], [], [])
 
-    return write
+    def write(self, messages: list[Message]) -> None:
+        """Writes messages. Raises OSError and KeyboardInterrupt; `last_written` is exact then."""
+        self._last = self.last_written()
+        lines = [self._encode(message) for message in messages]
+        self._call = call = _Call(messages, list(accumulate(map(len, lines))), [])
+        data = memoryview(b"".join(lines))
+        sys.stdout.flush()
+        file = sys.stdout.fileno()
+        while (done := sum(call.taken)) < len(data):
+            # extend and map run no bytecode, so Ctrl-C cannot come between a write and its count.
+            call.taken.extend(map(os.write, (file,), (data[done:],)))
+
+    def last_written(self) -> dict[QueueKey, Message]:
+        """Returns by queue the last message that was written."""
+        call = self._call
+        whole = call.messages[: bisect_right(call.ends, sum(call.taken))]
+        return self._last | {message.rows.queue: message for message in whole}
 
 
 def _copy(client: Client, topic: str, start: str | int | datetime, until_end: bool) -> None:
@@ -132,7 +167,7 @@ def _read(
     start: str | int | datetime,
     limit: int | None,
     until_end: bool,
-    write: _Write,
+    out: _Output,
 ) -> None:
     """Writes messages without a group."""
     left = limit
@@ -140,7 +175,7 @@ def _read(
         while left is None or left > 0:
             messages = reader.poll(POLL_MESSAGES if left is None else min(left, POLL_MESSAGES), 1.0)
             if messages:
-                write(messages)
+                out.write(messages)
                 left = None if left is None else left - len(messages)
             elif reader.finished:
                 return
@@ -153,32 +188,60 @@ def _consume(
     start: str,
     limit: int | None,
     until_end: bool,
-    write: _Write,
+    out: _Output,
 ) -> None:
-    """Writes messages as a member of a group, and commits them."""
-    left = limit
-    committed = time.monotonic()
+    """Writes messages as a member of a group, and commits exactly those that were written."""
     ends = _ends(client, topic) if until_end else None
     with client.consumer(group, [topic], auto_offset_reset=start) as consumer:
-        checked = time.monotonic()
         try:
-            while left is None or left > 0:
-                wanted = POLL_MESSAGES if left is None else min(left, POLL_MESSAGES)
-                messages = consumer.poll(wanted, POLL_S)
-                if messages:
-                    write(messages)
-                    left = None if left is None else left - len(messages)
-                now = time.monotonic()
-                if now - committed > COMMIT_S:
-                    consumer.commit()
-                    committed = now
-                if ends is not None and not messages and now - checked > GROUP_CHECK_S:
-                    checked = now
-                    consumer.commit()
-                    if _is_through(client, consumer, topic, group, ends):
-                        return
-        finally:
+            _pass_on(client, consumer, topic, limit, ends, out)
             consumer.commit()
+        except BaseException as failure:
+            _commit_written(consumer, out, quiet=isinstance(failure, SemelError))
+            raise
+
+
+def _pass_on(
+    client: Client,
+    consumer: Consumer,
+    topic: str,
+    limit: int | None,
+    ends: dict[int, int] | None,
+    out: _Output,
+) -> None:
+    """Writes what the consumer gets, up to a number of messages or to the ends of the queues."""
+    left = limit
+    committed = checked = time.monotonic()
+    while left is None or left > 0:
+        wanted = POLL_MESSAGES if left is None else min(left, POLL_MESSAGES)
+        messages = consumer.poll(wanted, POLL_S)
+        if messages:
+            out.write(messages)
+            left = None if left is None else left - len(messages)
+        now = time.monotonic()
+        if now - committed > COMMIT_S:
+            consumer.commit()
+            committed = now
+        if ends is not None and not messages and now - checked > GROUP_CHECK_S:
+            checked = now
+            consumer.commit()
+            if _is_through(client, topic, consumer.group, ends):
+                return
+
+
+def _commit_written(consumer: Consumer, out: _Output, *, quiet: bool) -> None:
+    """Commits what was written before a failure. What was given out and not written comes again."""
+    problem: SemelError | None = None
+    for message in out.last_written().values():
+        try:
+            consumer.commit(message)
+        except LockLost as error:  # of this queue
+            problem = error
+        except SemelError as error:
+            problem = error
+            break
+    if problem is not None and not quiet:
+        render.warn(f"messages that were written come again: {problem.message}")
 
 
 def _ends(client: Client, topic: str) -> dict[int, int]:
@@ -187,9 +250,7 @@ def _ends(client: Client, topic: str) -> dict[int, int]:
     return {q.queue: q.log_end_offset for q in queues if q.log_end_offset > q.log_start_offset}
 
 
-def _is_through(
-    client: Client, consumer: Consumer, topic: str, group: str, ends: dict[int, int]
-) -> bool:
+def _is_through(client: Client, topic: str, group: str, ends: dict[int, int]) -> bool:
     """True when every queue was read up to its end, by this member or by another one."""
     if not ends:
         return True
@@ -211,30 +272,26 @@ def _names(client: Client) -> Callable[[int], str]:
     return name
 
 
-def _json_lines(messages: Iterable[Message], producer_name: Callable[[int], str]) -> bytes:
-    lines = []
-    for message in messages:
-        line: dict[str, Any] = {
-            "topic": message.topic,
-            "queue": message.queue,
-            "offset": message.offset,
-            "timestamp": render.iso(message.timestamp_us, "microseconds"),
-        }
-        line |= _bytes("key", message.key)
-        line |= _bytes("value", message.value)
-        line["headers"] = {}
-        for header, data in message.headers:
-            line["headers"].setdefault(header, []).append(data.decode("utf-8", "backslashreplace"))
-        line["headers"] = {
-            header: texts[0] if len(texts) == 1 else texts
-            for header, texts in line["headers"].items()
-        }
-        if message.message_id is not None:
-            line |= _bytes("message_id", message.message_id)
-        line["producer"] = producer_name(message.producer_id)
-        line["sequence"] = message.sequence
-        lines.append(json.dumps(line, ensure_ascii=False))
-    return ("\n".join(lines) + "\n").encode()
+def _json_line(message: Message, producer_name: Callable[[int], str]) -> bytes:
+    line: dict[str, Any] = {
+        "topic": message.topic,
+        "queue": message.queue,
+        "offset": message.offset,
+        "timestamp": render.iso(message.timestamp_us, "microseconds"),
+    }
+    line |= _bytes("key", message.key)
+    line |= _bytes("value", message.value)
+    line["headers"] = {}
+    for header, data in message.headers:
+        line["headers"].setdefault(header, []).append(data.decode("utf-8", "backslashreplace"))
+    line["headers"] = {
+        header: texts[0] if len(texts) == 1 else texts for header, texts in line["headers"].items()
+    }
+    if message.message_id is not None:
+        line |= _bytes("message_id", message.message_id)
+    line["producer"] = producer_name(message.producer_id)
+    line["sequence"] = message.sequence
+    return (json.dumps(line, ensure_ascii=False) + "\n").encode()
 
 
 def _bytes(name: str, value: bytes | None) -> dict[str, str | None]:

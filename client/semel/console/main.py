@@ -5,8 +5,9 @@ How it works. Every noun has a module of its own that is imported when the noun 
 error handling and turns every failure into one line on stderr.
 
 Invariants
-1. Exit status 0 success, 1 failure, 2 wrong usage, 130 interrupted; an error is one line,
-   `error: what happened, to what, what to do`.
+1. Exit status 0 success, 1 failure, 2 wrong usage, 130 interrupted, 141 the reader of the output
+   went away (both as a shell shows SIGINT and SIGPIPE); an error is one line,
+   `error: what happened, to what, what to do`. A reader that went away is no error.
 2. With `--json` stdout has nothing but JSON, also when the call fails.
 """
 
@@ -50,9 +51,30 @@ _COMMANDS: Final = {
 }
 """Name -> (module:attribute, one line of help)."""
 
+READER_GONE: Final = 128 + 13
+"""Exit status when the reader of the output went away: what a shell shows for SIGPIPE."""
+
+
+class _ReaderGone(Exception):
+    """A BrokenPipeError under a name of its own: click would end the process for that one."""
+
 
 class _Nouns(click.Group):
     """A group whose commands are imported when they are called."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """Raises _ReaderGone: this prints help."""
+        try:
+            return super().make_context(*args, **kwargs)
+        except BrokenPipeError as error:
+            raise _ReaderGone from error
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Raises _ReaderGone."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise _ReaderGone from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -112,9 +134,10 @@ def run(arguments: list[str] | None = None) -> int:
     except SemelError as error:
         render.error(error.message or type(error).__name__)
         return 1
-    except BrokenPipeError:  # the reader of our output is gone, so there is nobody to tell
+    except (_ReaderGone, BrokenPipeError):
+        # Nobody is left to tell; what is still buffered goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return READER_GONE
     except OSError as error:
         render.error(render.os_error(error))
         return 1
