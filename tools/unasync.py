@@ -167,8 +167,10 @@ Not here: what the calls do (`admin/calls.py`, `admin/verify.py`).
 """,
         texts={
             "each returns once it is done.": "each blocks until it is done.",
-            "`on_progress` is called on this loop. Raises UnknownTopic, Unavailable.": (
-                "`on_progress` is called in this thread. Raises UnknownTopic, Unavailable."
+            "`on_progress` is called on this loop. Raises UnknownTopic, and Unavailable when a"
+            " group has no master.": (
+                "`on_progress` is called in this thread. Raises UnknownTopic, and Unavailable when"
+                " a group has no master."
             ),
             "`on_progress` is called on this loop. Raises UnknownTopic, ProducerFenced when another"
             " run of the topic has begun.": (

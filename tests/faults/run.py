@@ -231,7 +231,9 @@ class Run:
                 verified = client.admin.verify(TOPIC)
                 if verified.ok:
                     break
-                assert time.monotonic() < deadline, f"the nodes disagree: {verified.problems}"
+                assert time.monotonic() < deadline, (
+                    f"the nodes disagree: {verified.problems} {verified.unread}"
+                )
                 time.sleep(0.5)
         assert verified.nodes_compared == len(self.cluster.brokers)
 

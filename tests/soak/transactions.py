@@ -164,7 +164,7 @@ def _check(client: Client, expected: Counter[bytes]) -> None:
     assert not missing, f"{missing.total()} messages are missing: {sorted(missing)[:5]}"
     assert not extra, f"{extra.total()} messages too many: {sorted(extra)[:5]}"
     result = client.admin.verify(TOPIC)
-    assert result.ok, result.problems
+    assert result.ok, [*result.problems, *result.unread]
 
 
 def run(seed: int, seconds: float, brokers: int) -> None:

@@ -344,6 +344,7 @@ class VerifyResult(Described):
     """The findings of `verify`."""
 
     ok: bool
+    """Proven: every node's whole log was read, and nothing speaks against it."""
     topic: str
     messages: int
     duplicates: int
@@ -354,5 +355,14 @@ class VerifyResult(Described):
     nodes_compared: int
     """Number of nodes whose whole log was read; every queue is read on all nodes of its group."""
     problems: list[str]
+    """What contradicts it, beside `duplicates` and `missing`."""
     delayed: int = 0
     """Messages that are stored and not due yet; not among `messages`."""
+    unread: list[str] = field(default_factory=list)
+    """Nodes that did not answer, or not in time, and queues that no node has read: why it is not
+    proven, though nothing contradicts it."""
+
+    @property
+    def violated(self) -> bool:
+        """A log that was read contradicts it, whichever others were not read."""
+        return bool(self.problems or self.duplicates or self.missing)

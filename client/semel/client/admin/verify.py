@@ -2,8 +2,8 @@
 
 How it works. Each group's master names an index by a confirmed read. All nodes of the group then
 recompute the topic's queues and sequence tables as of that index, and the results are compared. The
-check waits for a node that lags, also while it starts. A node that is silent for `SILENT_S` fails
-the check.
+check waits for a node that lags, also while it starts. A node that is silent for `SILENT_S`, or has
+not finished when the time is over, is *unread*: nothing is proven then, and nothing contradicted.
 
 Not here: reading the logs (the brokers).
 """
@@ -62,7 +62,10 @@ class Verification:
         self._on_progress = on_progress
         self._read: dict[NodeId, tuple[int, int]] = {}
         self._done = 0
+        self._total = 0
+        """Number of nodes to read."""
         self._problems: list[str] = []
+        self._unread: list[str] = []
 
     async def run(self, name: str, timeout_s: float) -> VerifyResult:
         """Raises UnknownTopic; Unavailable when a group has no master."""
@@ -70,24 +73,23 @@ class Verification:
         route = await self._cluster.topic(name, refresh=True)
         groups = sorted({queue.group_id for queue in route.every})
         nodes = {group: self._cluster.routes.nodes(group) for group in groups}
-        total = sum(len(members) for members in nodes.values())
+        self._total = sum(len(members) for members in nodes.values())
+        indexes = {group: await self._index(group, deadline) for group in groups}
         found: dict[tuple[GroupId, NodeId], dict[int, Any]] = {}
 
-        async def one(group: GroupId, node: NodeId, address: str, index: int) -> None:
+        async def one(group: GroupId, node: NodeId, address: str) -> None:
+            index = indexes[group]
             try:
                 found[group, node] = await self._node(route, group, node, address, index, deadline)
             except SemelError as error:
-                self._problem(f"node {node} ({address}) could not be verified: {error.message}")
+                self._unread.append(f"node {node} ({address}) was not read: {error.message}")
             self._done += 1
-            self._report(total)
+            self._report()
 
         async with compat.TaskGroup() as tasks:
             for group in groups:
-                status = await self._cluster.call_master(
-                    group, "GetNodeStatus", broker_pb2.NodeStatusRequest(confirmed=True)
-                )
                 for node, address in nodes[group].items():
-                    tasks.create_task(one(group, node, address, status.commit_index))
+                    tasks.create_task(one(group, node, address))
         queues = [
             self._queue(route, queue.key.queue_id, queue.group_id, found) for queue in route.every
         ]
@@ -95,7 +97,7 @@ class Verification:
         duplicates = sum(queue.duplicates for queue in queues)
         missing = sum(queue.missing for queue in queues)
         return VerifyResult(
-            ok=not self._problems and not duplicates and not missing,
+            ok=not (self._problems or self._unread or duplicates or missing),
             topic=name,
             messages=messages,
             duplicates=duplicates,
@@ -104,20 +106,30 @@ class Verification:
             nodes_compared=len(found),
             problems=self._problems,
             delayed=sum(queue.delayed for queue in queues),
+            unread=self._unread,
         )
+
+    async def _index(self, group: GroupId, deadline: float) -> int:
+        """Returns the index up to which a group is read. Raises Unavailable without a master."""
+        left = max(1.0, deadline - time.monotonic())
+        timeout_s = min(left, self._cluster.config.request_timeout_ms / 1000)
+        status = await self._cluster.call_master(
+            group, "GetNodeStatus", broker_pb2.NodeStatusRequest(confirmed=True), timeout_s
+        )
+        return int(status.commit_index)
 
     def _problem(self, text: str) -> None:
         if len(self._problems) < PROBLEMS_MAX:
             self._problems.append(text)
 
-    def _report(self, nodes_total: int) -> None:
+    def _report(self) -> None:
         if self._on_progress is not None:
             self._on_progress(
                 VerifyProgress(
                     bytes_read=sum(read for read, _ in self._read.values()),
                     bytes_total=sum(total for _, total in self._read.values()),
                     nodes_done=self._done,
-                    nodes_total=nodes_total,
+                    nodes_total=self._total,
                 )
             )
 
@@ -157,7 +169,7 @@ class Verification:
             )
             async for reply in stream:
                 self._read[node] = (reply.bytes_read, reply.bytes_total)
-                self._report(0)
+                self._report()
                 for queue in reply.queues:
                     found[queue.queue.queue_id] = queue
         except grpc.RpcError as error:
@@ -190,7 +202,7 @@ class Verification:
         }
         views = list(reports.values())
         if not views:
-            self._problem(f"queue {number} of {route.name!r} was verified on no node")
+            self._unread.append(f"queue {number} of {route.name!r} was read on no node")
         first = views[0] if views else broker_pb2.VerifiedQueue()
         for field in _COMPARED:
             if any(getattr(view, field) != getattr(first, field) for view in views):

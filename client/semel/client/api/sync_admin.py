@@ -224,9 +224,11 @@ class Admin:
         timeout: float = 600.0,
         on_progress: Callable[[VerifyProgress], object] | None = None,
     ) -> VerifyResult:
-        """Has every node recompute the topic from its own log, and compares the results.
+        """Has every node recompute the topic from its own log, and compares the results. A node
+        that has not finished after `timeout` seconds is `unread` in the result.
 
-        `on_progress` is called in this thread. Raises UnknownTopic, Unavailable.
+        `on_progress` is called in this thread. Raises UnknownTopic, and Unavailable when a group
+        has no master.
         """
 
         def start(note: Callable[[VerifyProgress], object]) -> Coroutine[Any, Any, VerifyResult]:

@@ -44,13 +44,19 @@ class FakeCluster:
             nodes=lambda group: {NodeId(node): str(node) for node in (1, 2, 3)}
         )
         self.connections = SimpleNamespace(stream=self._stream)
+        self.config = SimpleNamespace(request_timeout_ms=30_000)
+        self.masterless = False
 
     async def topic(self, name: str, *, refresh: bool) -> Any:
         assert refresh
         return topic(2)
 
-    async def call_master(self, group: GroupId, method: str, request: Any) -> Any:
+    async def call_master(
+        self, group: GroupId, method: str, request: Any, timeout_s: float | None = None
+    ) -> Any:
         assert request.confirmed
+        if self.masterless:
+            raise Unavailable(f"broker group {group} has no master")
         return broker_pb2.NodeStatusReply(commit_index=9)
 
     async def call_node(self, address: str, method: str, request: Any, timeout_s: float) -> Any:
@@ -91,7 +97,17 @@ async def test_what_is_right_passes() -> None:
     assert result.ok
     assert (result.messages, result.nodes_compared, result.problems) == (10, 3, [])
     assert [queue.digest for queue in result.queues] == [b"d0".hex(), b"d1".hex()]
+    assert not result.violated
     assert news[-1].bytes_read == news[-1].bytes_total == 6
+    assert {each.nodes_total for each in news} == {3}
+    assert news[-1].nodes_done == 3
+
+
+async def test_a_group_without_a_master_raises_the_error_that_is_documented() -> None:
+    cluster = FakeCluster(good())
+    cluster.masterless = True
+    with pytest.raises(Unavailable, match="no master"):
+        await verify(cluster)
 
 
 BAD: list[tuple[str, Callable[[Reports], Any]]] = [
@@ -114,6 +130,7 @@ async def test_planted_differences_are_seen(problem: str, plant: Callable[[Repor
     plant(reports)
     result = await verify(FakeCluster(reports))
     assert not result.ok
+    assert result.violated
     assert problem in " ".join(result.problems)
 
 
@@ -123,21 +140,39 @@ async def test_one_node_that_counts_wrong_is_enough(field: str) -> None:
     reports[2][0] = report(0, **{field: 1})
     result = await verify(FakeCluster(reports))
     assert not result.ok
+    assert result.violated
     assert getattr(result, field) == 1
 
 
-async def test_a_node_that_cannot_be_asked_is_no_pass() -> None:
+async def test_a_node_that_cannot_be_asked_is_no_pass_and_no_contradiction() -> None:
     cluster = FakeCluster(good())
     cluster.dead = {3}
     result = await verify(cluster, 0.1)
-    assert not result.ok
+    assert (result.ok, result.violated, result.problems) == (False, False, [])
     assert result.nodes_compared == 2
-    assert "node 3" in result.problems[0]
+    assert "node 3" in result.unread[0]
 
 
-async def test_a_node_that_stays_behind_is_no_pass() -> None:
+async def test_a_node_that_stays_behind_is_no_pass_and_no_contradiction() -> None:
     cluster = FakeCluster(good())
     cluster.behind = {1: 1_000}
     result = await verify(cluster, 0.1)
-    assert not result.ok
-    assert "behind" in result.problems[0]
+    assert (result.ok, result.violated, result.problems) == (False, False, [])
+    assert "behind" in result.unread[0]
+
+
+async def test_what_no_node_could_read_is_not_proven() -> None:
+    cluster = FakeCluster(good())
+    cluster.dead = {1, 2, 3}
+    result = await verify(cluster, 0.1)
+    assert (result.ok, result.violated) == (False, False)
+    assert "queue 0 of 't' was read on no node" in result.unread
+
+
+async def test_a_contradiction_counts_though_another_node_was_not_read() -> None:
+    reports = good()
+    reports[2][0] = report(0, duplicates=1)
+    cluster = FakeCluster(reports)
+    cluster.dead = {3}
+    result = await verify(cluster, 0.1)
+    assert (result.ok, result.violated, len(result.unread)) == (False, True, 1)
