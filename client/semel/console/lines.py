@@ -233,6 +233,8 @@ def _table(line: bytes, number: int) -> dict[str, Any]:
         table = json.loads(line)
     except ValueError as error:
         raise _bad(number, f"is no JSON ({error})") from error
+    except RecursionError:
+        raise _bad(number, "is nested too deeply") from None
     if not isinstance(table, dict):
         raise _bad(number, "is no JSON object")
     unknown = table.keys() - _FIELDS
@@ -246,10 +248,21 @@ def _message(table: dict[str, Any], number: int) -> tuple[bytes, bytes | None, d
     value = _bytes(table, "value", number)
     if value is None:
         raise _bad(number, 'has neither "value" nor "value_base64"')
-    headers = table.get("headers") or {}
+    return value, _bytes(table, "key", number), _headers(table, number)
+
+
+def _headers(table: dict[str, Any], number: int) -> dict[str, bytes]:
+    """The message's own headers. Names and texts are Unicode: a lone surrogate has no bytes."""
+    headers = table.get("headers")
+    if headers is None:
+        return {}
     if not isinstance(headers, dict) or not all(isinstance(v, str) for v in headers.values()):
         raise _bad(number, 'has "headers" that are no object of strings')
-    return value, _bytes(table, "key", number), {n: v.encode() for n, v in headers.items()}
+    try:
+        "".join(headers).encode()
+        return {name: text.encode() for name, text in headers.items()}
+    except UnicodeEncodeError as error:
+        raise _bad(number, 'has a text in "headers" that is no Unicode') from error
 
 
 def _due(table: dict[str, Any], number: int) -> int | None:
