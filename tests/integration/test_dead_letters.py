@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections import Counter
@@ -12,8 +13,9 @@ import pytest
 from semel.client import Client, LetterFilter, Message, RetryPolicy, connect_async
 from semel.client.core import letters
 from semel.client.dead_letters.redrive import DeadLetters, _Lock
+from semel.console.diagnosis import diagnose
 from semel.console.main import run
-from semel.protos.errors import ProducerFenced, UnknownTopic
+from semel.protos.errors import InvalidRequest, ProducerFenced, UnknownTopic
 from tests.kit.cluster import Cluster
 from tests.kit.consuming import fill, take, values_of
 
@@ -127,6 +129,33 @@ def test_a_run_that_was_cut_short_is_finished_by_the_next(
     assert result.recovered == (12 if step == "ledger" else 0)
     assert values_of(back(client, topic)) == values
     assert client.admin.redrive(name).already == 12
+
+
+def test_nobody_is_led_to_delete_what_a_redrive_that_was_cut_short_must_remember(
+    client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = give_up(client, topic, "remembers", 6)
+
+    class Cut(Exception):
+        pass
+
+    async def cut(*_: Any, **__: Any) -> None:
+        raise Cut
+
+    with monkeypatch.context() as patched:
+        patched.setattr("semel.client.dead_letters.redrive._Run._write_down", cut)
+        with pytest.raises(Cut):
+            client.admin.redrive("remembers")
+    [summary] = [g for g in client.admin.group_summaries() if g.group == "semel.redrive"]
+    assert (summary.members, summary.joined) == (0, False)
+    ended = dataclasses.replace(summary, lag=9, locks=0)
+    found = dataclasses.replace(client.admin.inspect_cluster(deep=True), consumers=[ended])
+    assert "group-idle" not in {finding.check for finding in diagnose(found)}
+    with pytest.raises(InvalidRequest, match="come back twice"):
+        client.admin.delete_group("semel.redrive")
+    result = client.admin.redrive("remembers")
+    assert (result.redriven, result.already, result.recovered) == (0, 6, 6)
+    assert values_of(back(client, topic)) == values
 
 
 def test_a_run_that_was_cut_short_is_over_when_the_letters_were_made_again(

@@ -87,7 +87,10 @@ def doctor(module_path: Path, faults: dict[str, Any]) -> Iterator[Patient]:
         with connect(cluster.bootstrap) as client:
             client.admin.create_topic("orders", queues=2)
             client.producer("loader").send("orders", b"x").result()
+            with client.consumer("idle", ["orders"]):
+                pass  # a group that consumers have joined
             client.admin.reset_offsets("idle", "orders", "earliest")
+            client.admin.publish_progress("stream", {("orders", queue): 0 for queue in (0, 1)})
         yield Patient(cluster)
 
 
@@ -95,6 +98,7 @@ def test_a_whole_cluster_is_told_so(doctor: Patient) -> None:
     found = doctor.until("one-controller controller " + doctor.cluster.bootstrap, status=0)
     assert "group-idle group idle" in found
     assert "1 message behind" in found["group-idle group idle"]["text"]
+    assert "group-idle group stream" not in found, "it has no consumers that could be started"
     with connect(doctor.cluster.bootstrap) as client:
         client.admin.delete_group("idle")
     doctor.well()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
-from semel.client.admin.inspection import ROWS_MAX, Inspection, NodeReport
+from semel.client.admin.inspection import ROWS_MAX, Inspection, NodeReport, PeerReport
 from semel.console.render import brief, plural
 
 Severity = Literal["error", "warning", "note"]
@@ -192,13 +192,10 @@ def _member(found: Inspection, node: NodeReport, subject: str) -> Iterator[Findi
             advice="wait until it has caught up; the group survives one failure less until then",
         )
     elif master is not None and node.node in found.under_replicated(node.group):
-        behind = next(peer.behind for peer in master.peers if peer.node == node.node)
+        peer = next(peer for peer in master.peers if peer.node == node.node)
+        text, advice = _not_following(peer, node.group, master.node)
         yield Finding(
-            severity="warning",
-            check="broker-lags",
-            subject=subject,
-            text=f"is {_entry(behind)} behind the master of group {node.group}",
-            advice="wait if it has just been started; else look at its disk and its network",
+            severity="warning", check="broker-lags", subject=subject, text=text, advice=advice
         )
     elif not node.electable and not (node.damaged or node.disk_full):
         yield Finding(
@@ -208,6 +205,26 @@ def _member(found: Inspection, node: NodeReport, subject: str) -> Iterator[Findi
             text="is drained and does not become master",
             advice=f"semel node drain {node.node} --undo, once it may be master again",
         )
+
+
+def _not_following(peer: PeerReport, group: int, master: int) -> tuple[str, str]:
+    """Why a peer that answers does not count as a follower of its master, and the advice."""
+    behind = f"{_entry(peer.behind)} behind"
+    if not peer.active:
+        lag = f", and it is {behind}" if peer.behind else ""
+        return (
+            f"answers, but the master of group {group} does not hear it{lag}",
+            f"wait if it has just been started; else look at the network to broker {master}",
+        )
+    if not peer.counts:
+        return (
+            f"is {behind} the master of group {group}, which does not count it yet",
+            "wait until it has caught up; the group survives one failure less until then",
+        )
+    return (
+        f"is {behind} the master of group {group}",
+        "wait if it has just been started; else look at its disk and its network",
+    )
 
 
 def _damage(found: Inspection) -> Iterator[Finding]:
@@ -342,8 +359,10 @@ _PARTICIPLES: Final = {"creating": "created", "altering": "altered", "deleting":
 
 
 def _consumers(found: Inspection) -> Iterator[Finding]:
+    """Finds consumers that are away. Groups that consumers never joined have none to start: their
+    progress is that of a Spark stream, or of redrives."""
     for group in found.consumers:
-        if group.lag and not group.members and not group.locks:
+        if group.lag and group.joined and not group.members and not group.locks:
             yield Finding(
                 severity="warning",
                 check="group-idle",

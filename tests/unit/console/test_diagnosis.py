@@ -104,6 +104,10 @@ def _whole() -> Inspection:
         consumers=[
             GroupSummary(group="idle", members=0, topics=["t"], lag=0, locks=0),
             GroupSummary(group="busy", members=2, topics=["t"], lag=9, locks=1),
+            GroupSummary(group="spark", members=0, topics=["t"], lag=9, locks=0, joined=False),
+            GroupSummary(
+                group="semel.redrive", members=0, topics=["d"], lag=9, locks=0, joined=False
+            ),
         ],
         producers=[IdleProducer(name="p", queues=1, idle_ms=DAY_MS, expires_ms=6 * DAY_MS)],
     )
@@ -296,6 +300,25 @@ def test_each_trouble_is_found_and_nothing_else(
     assert (finding.severity, finding.check, finding.subject) == (severity, check, subject)
     assert finding.text
     assert finding.advice
+
+
+@pytest.mark.parametrize(
+    ("peer", "said", "advised"),
+    [
+        (_peer(2, behind=5_000), "is 5,000 entries behind the master", "its disk"),
+        (_peer(2, behind=0, active=False), "the master of group 1 does not hear it", "network"),
+        (_peer(2, behind=1, active=False), "does not hear it, and it is 1 entry behind", "network"),
+        (_peer(2, behind=1, counts=False), "which does not count it yet", "wait until"),
+    ],
+)
+def test_a_slave_that_the_master_does_not_hear_is_not_called_late(
+    peer: PeerReport, said: str, advised: str
+) -> None:
+    [finding] = diagnose(_with_node(_whole(), 1, peers=[peer, _peer(3)]))
+    assert (finding.check, finding.subject) == ("broker-lags", "broker 2")
+    assert said in finding.text
+    assert "0 entries" not in finding.text.replace("5,000 entries", "")
+    assert advised in finding.advice
 
 
 @pytest.mark.parametrize(

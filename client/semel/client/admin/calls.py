@@ -52,6 +52,7 @@ from semel.client.admin.resets import (
     plan_resets,
     refuse_active,
 )
+from semel.client.core.letters import REDRIVE_GROUP
 from semel.client.core.routing import topic_route
 from semel.client.reading.offsets import (
     Place,
@@ -439,6 +440,11 @@ class AdminCore:
 
     async def delete_group(self, group: str) -> None:
         """Forgets a group without members, everywhere."""
+        if group == REDRIVE_GROUP:
+            raise InvalidRequest(
+                f"group {group!r} holds what redrives must remember: without it letters could come"
+                " back twice. It goes with the dead-letter topics and their .redriven topics"
+            )
         unknown: UnknownGroup | None = None
         try:
             await self._cluster.controller(
@@ -541,6 +547,7 @@ def _summaries(routes: Any, reply: Any, found: Sequence[Any]) -> list[GroupSumma
             topics=sorted({topics[state.queue.topic_id] for state in known}),
             lag=sum(map(_lag, known)),
             locks=sum(bool(state.owner) for state in known),
+            joined=name in members,
         )
         for name, known in sorted(states.items())
     ]

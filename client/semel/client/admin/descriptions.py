@@ -152,6 +152,9 @@ class GroupSummary(Described):
     """Messages behind the ends of all its queues."""
     locks: int
     """Number of queues that a member has locked."""
+    joined: bool = True
+    """Consumers have joined it, now or ever. Otherwise its progress is that of a reader that shows
+    its lag (`publish_progress`), of redrives, or was only ever set by hand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

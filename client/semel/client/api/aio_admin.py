@@ -195,7 +195,8 @@ class AsyncAdmin:
         return await self._session.await_run(self._session.admin.publish_progress(group, offsets))
 
     async def delete_group(self, group: str) -> None:
-        """Deletes a group without members. Raises UnknownGroup."""
+        """Deletes a group without members. Raises UnknownGroup, and InvalidRequest while it has
+        members, or if redrives keep their records there."""
         await self._session.await_run(self._session.admin.delete_group(group))
 
     async def cluster_status(self) -> ClusterStatus:

@@ -190,7 +190,8 @@ class Admin:
         return self._session.run(self._session.admin.publish_progress(group, offsets))
 
     def delete_group(self, group: str) -> None:
-        """Deletes a group without members. Raises UnknownGroup."""
+        """Deletes a group without members. Raises UnknownGroup, and InvalidRequest while it has
+        members, or if redrives keep their records there."""
         self._session.run(self._session.admin.delete_group(group))
 
     def cluster_status(self) -> ClusterStatus:

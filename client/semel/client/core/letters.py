@@ -42,6 +42,9 @@ REDRIVEN: Final = "semel-redriven"
 REJECTED: Final = "rejected"
 EXHAUSTED: Final = "exhausted"
 REASON_BYTES_MAX: Final = 1_024
+REDRIVE_GROUP: Final = "semel.redrive"
+"""The consumer group whose locks and records redrives use; it has no members, and is not deleted:
+its records say which letters may have come back without standing in a ledger."""
 
 _TOPIC_CHARACTERS: Final = re.compile(r"[^A-Za-z0-9._-]")
 _GROUP_CHARACTERS_MAX: Final = 200

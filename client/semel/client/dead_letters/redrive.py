@@ -49,8 +49,6 @@ from semel.protos.errors import (
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2
 
-GROUP: Final = "semel.redrive"
-"""The consumer group whose locks and records redrives use; it has no members."""
 MEMBER: Final = "redrive"
 """All runs are the same member, so a lock passes from one to the next at once."""
 LOCK_MS: Final = 24 * 3600 * 1000
@@ -266,7 +264,7 @@ class _Lock:
     async def acquire(self) -> bytes:
         """Acquires the lock and returns the record that an earlier run left. Raises SemelError."""
         request = broker_pb2.AcquireLocksRequest(
-            group=GROUP,
+            group=letters.REDRIVE_GROUP,
             member_id=MEMBER,
             queues=[queue_ref(self._queue.key)],
             lock_ms=LOCK_MS,
@@ -281,7 +279,7 @@ class _Lock:
     async def store(self, record: bytes) -> None:
         """Raises LockLost when a later run has begun."""
         self._version += 1
-        request = broker_pb2.CommitRequest(group=GROUP)
+        request = broker_pb2.CommitRequest(group=letters.REDRIVE_GROUP)
         request.commits.add(
             queue=queue_ref(self._queue.key),
             token=self._token,
@@ -297,7 +295,7 @@ class _Lock:
         """Clears the record: no attempt is open for a later run to settle."""
         with contextlib.suppress(SemelError):
             await self.store(b"")
-            request = broker_pb2.ReleaseLocksRequest(group=GROUP, member_id=MEMBER)
+            request = broker_pb2.ReleaseLocksRequest(group=letters.REDRIVE_GROUP, member_id=MEMBER)
             request.locks.add(queue=queue_ref(self._queue.key), token=self._token)
             await self._call("ReleaseLocks", request)
 
