@@ -82,6 +82,36 @@ def test_one_some_and_all_come_back_once(client: Client, topic: str) -> None:
     assert message.origin.topic == topic
 
 
+def test_a_list_reads_only_what_it_shows(
+    client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Letters may be large, and many."""
+    give_up(client, topic, "many", 30)
+    every = client.admin.dead_letters("many")
+    assert [(letter.queue, letter.offset) for letter in every] == sorted(
+        (letter.queue, letter.offset) for letter in every
+    )
+    looked_at: list[tuple[int, int]] = []
+    fits = LetterFilter.fits
+
+    def looking(which: LetterFilter, message: Message) -> bool:
+        looked_at.append((message.queue, message.offset))
+        return fits(which, message)
+
+    monkeypatch.setattr(LetterFilter, "fits", looking)
+    assert client.admin.dead_letters("many", limit=5) == every[:5]
+    assert looked_at == [(letter.queue, letter.offset) for letter in every[:5]]
+    looked_at.clear()
+    some = [every[2], every[3], every[25], every[29]]
+    places = tuple((letter.queue, letter.offset) for letter in reversed(some))
+    nowhere = ((0, 10_000), (99, 0))
+    assert client.admin.dead_letters("many", LetterFilter(places=places + nowhere)) == some
+    assert looked_at == sorted(places)
+    result = client.admin.redrive("many", LetterFilter(places=places))
+    assert (result.matched, result.redriven) == (4, 4)
+    assert set(looked_at) == set(places)
+
+
 def test_letters_of_a_topic_that_was_made_again_come_back_too(client: Client, topic: str) -> None:
     """They lie where others lay that were brought back."""
     give_up(client, topic, "again", 8)

@@ -254,7 +254,8 @@ class AsyncAdmin:
     async def dead_letters(
         self, topic: str, which: LetterFilter = EVERYTHING, *, limit: int = 1_000
     ) -> list[DeadLetter]:
-        """Returns the first matching dead letters of a dead-letter topic or of a group.
+        """Returns the first `limit` matching dead letters of a dead-letter topic or of a group, by
+        queue and offset. Nothing behind them is read.
 
         Raises UnknownTopic.
         """

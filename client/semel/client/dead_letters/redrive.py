@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -34,6 +34,7 @@ from semel.client.core.routing import QueueRoute, TopicRoute
 from semel.client.dead_letters.relay import Copy, Relay, settle
 from semel.client.dead_letters.retrying import METADATA_ONLY, UNLIMITED
 from semel.client.message import Message
+from semel.client.reading.offsets import list_offsets
 from semel.client.reading.pulling import await_ready
 from semel.client.reading.reader import ReaderCore
 from semel.client.transport.cluster import Cluster
@@ -59,13 +60,15 @@ PROGRESS_S: Final = 0.2
 READ_S: Final = 10.0
 
 To = Literal["origin", "group"]
+Places = tuple[tuple[int, int], ...]
+"""(queue, offset) in a dead-letter topic; empty for all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterFilter:
     """Selects the dead letters that match every field that is given."""
 
-    places: tuple[tuple[int, int], ...] = ()
+    places: Places = ()
     """(queue, offset) in the dead-letter topic."""
     origin: str = ""
     """The topic in which they were stored first."""
@@ -165,11 +168,13 @@ class DeadLetters:
         topic = await self._resolve()
         done = await self._ledger(topic)
         found: list[DeadLetter] = []
-        async for message in self._read(topic):
-            if which.fits(message):
-                found.append(_described(message, (message.queue, message.offset) in done))
-        found.sort(key=lambda letter: (letter.queue, letter.offset))
-        return found[:limit]
+        async with contextlib.aclosing(self._read_in_order(topic, which.places)) as messages:
+            async for message in messages:
+                if which.fits(message):
+                    found.append(_described(message, (message.queue, message.offset) in done))
+                    if len(found) >= limit:
+                        break
+        return found
 
     async def redrive(
         self,
@@ -238,17 +243,52 @@ class DeadLetters:
             for offset in entry["offsets"]
         }
 
-    async def _read(self, topic: str) -> AsyncIterator[Message]:
-        """Yields all messages up to the present end."""
+    def read(self, topic: str, places: Places) -> AsyncGenerator[Message]:
+        """Yields the messages at these places, or all messages up to the present end."""
+        return self._read_in_order(topic, places) if places else self._read(topic)
+
+    async def _read_in_order(self, topic: str, places: Places) -> AsyncGenerator[Message]:
+        """Yields the same by queue and offset: one queue after the other, so that whoever has seen
+        enough may stop, and nothing that comes later has been kept."""
+        route = await self._cluster.topic(topic, refresh=True)
+        known = await list_offsets(self._cluster, list(route.every))
+        for queue, offsets in sorted(known.items()):
+            chosen = sorted({offset for number, offset in places if number == queue})
+            start, end = offsets.log_start_offset, offsets.log_end_offset
+            for low, high in _runs(chosen) if places else [(start, end)]:
+                if max(low, start) < min(high, end):
+                    some = self._read(topic, queue, max(low, start), min(high, end))
+                    async with contextlib.aclosing(some) as messages:
+                        async for message in messages:
+                            yield message
+
+    async def _read(
+        self, topic: str, queue: int | None = None, start: int = 0, end: int = 0
+    ) -> AsyncGenerator[Message]:
+        """Yields all messages up to the present end, or offsets `[start, end)` of a queue."""
         reader = ReaderCore(self._cluster, self._runtime, ReaderConfig())
         try:
-            await reader.open(topic, None, "earliest", "latest")
+            if queue is None:
+                await reader.open(topic, None, "earliest", "latest")
+            else:
+                await reader.open(topic, [queue], {queue: start}, {queue: end})
             while not reader.puller.finished:
                 await await_ready(reader.feed, READ_S)
                 for message in reader.puller.messages(ROUND_LETTERS):
                     yield message
         finally:
             reader.close()
+
+
+def _runs(offsets: Sequence[int]) -> list[tuple[int, int]]:
+    """Returns sorted offsets as half-open ranges."""
+    runs: list[tuple[int, int]] = []
+    for offset in offsets:
+        if runs and runs[-1][1] == offset:
+            runs[-1] = (runs[-1][0], offset + 1)
+        else:
+            runs.append((offset, offset + 1))
+    return runs
 
 
 class _Lock:
@@ -342,7 +382,7 @@ class _Run:
         """Counts the letters to bring back."""
         self._start_counting()
         self._total = 0
-        async for message in self._source._read(self._topic):
+        async for message in self._source.read(self._topic, self._which.places):
             self._total += 1
             target = await self._target_of(message, done)
             if target:
@@ -408,7 +448,7 @@ class _Run:
         self._start_counting()
         round_: list[tuple[Message, str]] = []
         size = 0
-        async for message in self._source._read(self._topic):
+        async for message in self._source.read(self._topic, self._which.places):
             self._looked += 1
             target = await self._target_of(message, done)
             if target:
