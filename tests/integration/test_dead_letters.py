@@ -17,6 +17,7 @@ from semel.console.diagnosis import diagnose
 from semel.console.main import run
 from semel.protos.errors import InvalidRequest, ProducerFenced, UnknownTopic
 from tests.kit.cluster import Cluster
+from tests.kit.console_inside import InsideConsole
 from tests.kit.consuming import fill, take, values_of
 
 
@@ -80,6 +81,24 @@ def test_one_some_and_all_come_back_once(client: Client, topic: str) -> None:
         (message, *_) = take(consumer, 30)
     assert message.attempt == 1
     assert message.origin.topic == topic
+
+
+def test_dead_letters_in_a_topic_of_another_name_are_listed_once_some_came_back(
+    shared_cluster: Cluster, client: Client, topic: str
+) -> None:
+    semel = InsideConsole(shared_cluster.bootstrap)
+    fill(client, topic, 3)
+    policy = RetryPolicy(steps_ms=(200,), dead_letter="morgue")
+    with client.consumer("undertaker", topic, retry=policy) as consumer:
+        for message in take(consumer, 3):
+            consumer.reject(message, "dead")
+        consumer.commit()
+    assert len(semel.json("dlq", "list", "morgue")["letters"]) == 3
+    assert "pass such a name as TOPIC" in " ".join(semel("dlq", "list", "--help").out.split())
+    client.admin.redrive("morgue")
+    found = semel.json("dlq", "list")["topics"]
+    assert {"topic": "morgue", "letters": 3} in found
+    assert "morgue.redriven" not in {each["topic"] for each in found}
 
 
 def test_a_list_reads_only_what_it_shows(
@@ -375,6 +394,9 @@ def test_the_console_lists_shows_and_brings_back(
         (("redrive", "console", "--all", "--key", "k"), 2, "not both"),
         (("redrive", "console", "--letter", "x"), 2, "no dead letter such as 0/17"),
         (("show", "console", "0/999"), 1, "no message 0/999"),
+        (("list", "--reason", "x"), 2, "need a TOPIC"),
+        (("list", "--letter", "0/1"), 2, "need a TOPIC"),
+        (("list", "--limit", "100"), 2, "need a TOPIC"),
         (("list", "nowhere"), 1, "there is no topic 'nowhere'"),
     ):
         assert run(["dlq", *arguments]) == status

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 SUFFIX = ".dead-letters"
 REASON_CHARACTERS = 60
+LIMIT = 100
+"""Letters that are listed unless --limit says otherwise."""
 
 
 if TYPE_CHECKING:  # generic only in newer versions of click
@@ -106,34 +108,48 @@ def dlq() -> None:
         "semel dlq list",
         "semel dlq list billing",
         "semel dlq list billing --reason timeout --since 2026-01-31T12:00:00Z",
+        more="Without TOPIC it finds the topics named GROUP.dead-letters, and those of any name"
+        " from which letters were brought back. The cluster does not know which other topics retry"
+        " policies name (RetryPolicy.dead_letter): pass such a name as TOPIC.",
     ),
 )
 @click.argument("topic", required=False, shell_complete=completion.topics)
 @_filter_options
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True)
+@click.option("--limit", type=click.IntRange(1), help="At most so many letters.  [default: 100]")
 @client_options
 def list_letters(
-    topic: str | None, which: LetterFilter, limit: int, bootstrap: str, as_json: bool
+    topic: str | None, which: LetterFilter, limit: int | None, bootstrap: str, as_json: bool
 ) -> None:
     """Lists dead-letter topics, or the dead letters of TOPIC.
 
     TOPIC is a dead-letter topic, or the group that it belongs to.
     """
+    from semel.client.dead_letters.redrive import EVERYTHING
+
+    if topic is None and (which != EVERYTHING or limit is not None):
+        raise click.UsageError("options that choose letters need a TOPIC, or a group's name")
     out = render.Output(as_json=as_json)
     with open_client(bootstrap) as client:
         if topic is not None:
-            letters = client.admin.dead_letters(topic, which, limit=limit)
+            letters = client.admin.dead_letters(topic, which, limit=limit or LIMIT)
             drawn = _table(letters)
             out.show({"letters": [_as_dict(letter) for letter in letters]}, drawn)
             return
         rows = []
-        for found in client.admin.list_topics():
-            if found.name.endswith(SUFFIX):
-                queues = client.admin.describe_topic(found.name).queues
-                rows.append((found.name, sum(queue.messages for queue in queues)))
+        for name in _dead_letter_topics([found.name for found in client.admin.list_topics()]):
+            queues = client.admin.describe_topic(name).queues
+            rows.append((name, sum(queue.messages for queue in queues)))
     value = {"topics": [{"topic": name, "letters": count} for name, count in rows]}
     drawn = render.table(["topic", "letters"], rows) if rows else "no dead-letter topics"
     out.show(value, drawn)
+
+
+def _dead_letter_topics(names: list[str]) -> list[str]:
+    """The topics of dead letters: by their names, or because something was brought back."""
+    from semel.client.core.letters import redriven_topic
+
+    known = set(names)
+    return [name for name in names if name.endswith(SUFFIX) or redriven_topic(name) in known]
 
 
 @dlq.command(epilog=examples("semel dlq show billing 0/17"))
