@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import re
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from semel.client import Client, LetterFilter, Message, RetryPolicy, connect_async
+from semel.client import Client, LetterFilter, Message, RetryPolicy, connect, connect_async
 from semel.client.core import letters
 from semel.client.dead_letters.redrive import DeadLetters, _Lock
 from semel.console.diagnosis import diagnose
 from semel.console.main import run
-from semel.protos.errors import InvalidRequest, ProducerFenced, UnknownTopic
+from semel.protos import compat
+from semel.protos.errors import (
+    InvalidRequest,
+    LockLost,
+    ProducerFenced,
+    TimedOut,
+    UnknownTopic,
+)
 from tests.kit.cluster import Cluster
 from tests.kit.console_inside import InsideConsole
 from tests.kit.consuming import fill, take, values_of
@@ -268,6 +277,51 @@ def test_of_two_runs_the_later_one_ends_the_earlier(
     assert client.admin.redrive("race").redriven == 0
 
 
+def test_a_run_whose_ledger_moves_is_told_so_and_may_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Cluster(tmp_path, brokers=1, groups=2) as cluster, connect(cluster.bootstrap) as client:
+        client.admin.create_topic("t", queues=4, groups=[1])
+        values = give_up(client, "t", "g", 6)
+        client.admin.create_topic("g.dead-letters.redriven", queues=1, groups=[1])
+        admin = client._session.admin
+        real = _Lock.store
+
+        async def store(lock: _Lock, record: bytes) -> None:
+            monkeypatch.setattr(_Lock, "store", real)
+            await admin.move_queue("g.dead-letters.redriven", 0, 2)
+            async with compat.timeout(60):
+                while await admin.list_moves(""):
+                    await asyncio.sleep(0.05)
+            await real(lock, record)
+
+        monkeypatch.setattr(_Lock, "store", store)
+        with pytest.raises(LockLost, match=r"moved.* repeat the redrive"):
+            client.admin.redrive("g")
+        result = client.admin.redrive("g")
+        assert (result.redriven, result.recovered) == (6, 0)
+        assert values_of(back(client, "t")) == values
+
+
+def test_a_run_that_is_not_done_in_time_says_what_to_do(
+    client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = give_up(client, topic, "slow", 6)
+    real = _Lock.store
+    monkeypatch.setattr("semel.client.api.telling.GRACE_S", 0.0)
+
+    async def store(lock: _Lock, record: bytes) -> None:
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_Lock, "store", store)
+        with pytest.raises(TimedOut, match=r"within 0\.5 s: what came back stays, repeat it"):
+            client.admin.redrive("slow", timeout=0.5)
+    assert _Lock.store is real
+    assert client.admin.redrive("slow").redriven == 6
+    assert values_of(back(client, topic)) == values
+
+
 class Later:
     """Another redrive of the same letters, in the middle of the first."""
 
@@ -388,7 +442,9 @@ def test_the_console_lists_shows_and_brings_back(
     assert semel("dlq", "redrive", "console", "--letter", place, "--yes")["redriven"] == 1
     assert semel("dlq", "redrive", "console", "--all", "--yes")["redriven"] == 8
     done = semel("dlq", "redrive", "console", "--all", "--yes")
-    assert (done["redriven"], done["already"]) == (0, 9)
+    assert (done["redriven"], done["already"], done["dry_run"]) == (0, 9, False)
+    plan = semel("dlq", "redrive", "console", "--all", "--dry-run")
+    assert (plan["redriven"], plan["dry_run"]) == (0, True)
     for arguments, status, message in (
         (("redrive", "console"), 2, "which letters"),
         (("redrive", "console", "--all", "--key", "k"), 2, "not both"),

@@ -6,6 +6,7 @@ TOPIC is a dead-letter topic, or the name of the consumer group that the dead le
 from __future__ import annotations
 
 import base64
+import dataclasses
 import functools
 from collections.abc import Callable
 from datetime import datetime
@@ -15,7 +16,7 @@ import click
 
 from semel.console import completion, render
 from semel.console.options import client_options, confirm, examples, open_client, yes_option
-from semel.console.units import Place
+from semel.console.units import Duration, Place
 
 if TYPE_CHECKING:
     from semel.client import DeadLetter, LetterFilter, RedriveProgress, RedriveResult
@@ -192,6 +193,13 @@ def show(topic: str, letter: tuple[int, int], bootstrap: str, as_json: bool) -> 
     " them up, through its first retry topic.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would come back, change nothing.")
+@click.option(
+    "--timeout",
+    type=Duration(),
+    default="1h",
+    show_default=True,
+    help="Stop after this time; what came back stays, and the same call brings back the rest.",
+)
 @yes_option
 @client_options
 def redrive(
@@ -200,6 +208,7 @@ def redrive(
     everything: bool,
     to: str,
     dry_run: bool,
+    timeout: int,
     yes: bool,
     bootstrap: str,
     as_json: bool,
@@ -215,9 +224,10 @@ def redrive(
     out = render.Output(as_json=as_json)
     target: To = "group" if to == "group" else "origin"
     with open_client(bootstrap) as client:
-        plan = client.admin.redrive(topic, which, to=target, dry_run=True)
+        limit_s = timeout / 1000
+        plan = client.admin.redrive(topic, which, to=target, dry_run=True, timeout=limit_s)
         if dry_run or not plan.redriven:
-            _tell(out, plan)
+            _tell(out, dataclasses.replace(plan, dry_run=dry_run))
             return
         where = ", ".join(plan.targets)
         confirm(f"Bring {plan.redriven:,} letters back to {where}?", yes=yes, as_json=as_json)
@@ -229,7 +239,9 @@ def redrive(
                 bar.advance(progress.redriven - done)
                 done = progress.redriven
 
-            result = client.admin.redrive(topic, which, to=target, on_progress=on_progress)
+            result = client.admin.redrive(
+                topic, which, to=target, timeout=limit_s, on_progress=on_progress
+            )
         _tell(out, result)
 
 

@@ -276,7 +276,8 @@ class AsyncAdmin:
         retry topic of their group, which nobody else reads.
 
         A run that was interrupted may be repeated. `on_progress` is called on this loop. Raises
-        UnknownTopic, ProducerFenced when another run of the topic has begun.
+        UnknownTopic; LockLost when the ledger's queue moved: repeat it; ProducerFenced when another
+        run of the topic has begun.
         """
         found = DeadLetters(self._session.cluster, self._session.runtime, topic)
 
@@ -285,7 +286,11 @@ class AsyncAdmin:
 
         return await await_telling(self._session, start, on_progress)  # asyncio only
         # sync: return run_telling(
-        # sync:     self._session, start, on_progress, timeout, "not all brought back in time"
+        # sync:     self._session,
+        # sync:     start,
+        # sync:     on_progress,
+        # sync:     timeout,
+        # sync:     f"not all brought back within {timeout:g} s: what came back stays, repeat it",
         # sync: )
 
     # --- broker nodes

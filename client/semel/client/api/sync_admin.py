@@ -266,7 +266,8 @@ class Admin:
         retry topic of their group, which nobody else reads.
 
         A run that was interrupted may be repeated. `on_progress` is called in this thread. Raises
-        UnknownTopic, ProducerFenced when another run of the topic has begun, TimedOut.
+        UnknownTopic; LockLost when the ledger's queue moved, and TimedOut: repeat it;
+        ProducerFenced when another run of the topic has begun.
         """
         found = DeadLetters(self._session.cluster, self._session.runtime, topic)
 
@@ -274,7 +275,11 @@ class Admin:
             return found.redrive(which, to=to, dry_run=dry_run, note=note)
 
         return run_telling(
-            self._session, start, on_progress, timeout, "not all brought back in time"
+            self._session,
+            start,
+            on_progress,
+            timeout,
+            f"not all brought back within {timeout:g} s: what came back stays, repeat it",
         )
 
     # --- broker nodes

@@ -42,6 +42,7 @@ from semel.client.transport.runtime import Runtime
 from semel.protos.errors import (
     FencedError,
     InvalidRequest,
+    LockLost,
     ProducerFenced,
     SemelError,
     UnknownTopic,
@@ -186,7 +187,8 @@ class DeadLetters:
     ) -> RedriveResult:
         """Brings letters back. An interrupted or cancelled run may be repeated.
 
-        Raises UnknownTopic, ProducerFenced when a later run has begun.
+        Raises UnknownTopic; ProducerFenced when a later run has begun; LockLost when the lock has
+        ended otherwise, because the ledger's queue moved.
         """
         if to not in ("origin", "group"):
             raise InvalidRequest(f"to must be 'origin' or 'group', not {to!r}")
@@ -198,9 +200,7 @@ class DeadLetters:
         try:
             await run.carry_out()
         except FencedError:
-            raise ProducerFenced(
-                f"a later redrive of topic {topic!r} has begun; what this one brought back stays"
-            ) from None
+            raise await run.why_fenced() from None
         return run.result(dry_run=False)
 
     async def _resolve(self) -> str:
@@ -295,8 +295,9 @@ class _Lock:
     """The exclusive right of one run: the lock of a group of its own on a queue of the ledger, and
     the record beside that group's offset. A run that acquires it ends the run that had it."""
 
-    def __init__(self, cluster: Cluster, queue: QueueRoute) -> None:
+    def __init__(self, cluster: Cluster, ledger: str, queue: QueueRoute) -> None:
         self._cluster = cluster
+        self._ledger = ledger
         self._queue = queue
         self._token = 0
         self._version = 0
@@ -317,7 +318,7 @@ class _Lock:
         return bytes(grant.metadata)
 
     async def store(self, record: bytes) -> None:
-        """Raises LockLost when a later run has begun."""
+        """Raises LockLost when a later run has begun, or the queue has moved."""
         self._version += 1
         request = broker_pb2.CommitRequest(group=letters.REDRIVE_GROUP)
         request.commits.add(
@@ -330,6 +331,17 @@ class _Lock:
         for outcome in (await self._call("Commit", request)).outcomes:
             if outcome.HasField("error"):
                 raise from_detail(outcome.error)
+
+    async def passed_on(self) -> bool:
+        """A later run has acquired the lock. A move of the queue ends it, too, but leaves the
+        token as it is. Raises SemelError."""
+        found = await AdminCore(self._cluster).describe_group(letters.REDRIVE_GROUP)
+        tokens = [
+            queue.token
+            for queue in found.queues
+            if (queue.topic, queue.queue) == (self._ledger, self._queue.key.queue_id)
+        ]
+        return max(tokens, default=0) > self._token
 
     async def release(self) -> None:
         """Clears the record: no attempt is open for a later run to settle."""
@@ -365,6 +377,24 @@ class _Run:
         self._matched = self._already = self._recovered = self._without = self._redriven = 0
         self._targets: dict[str, int] = {}
         """Number of letters brought back, by topic."""
+        self._lock: _Lock | None = None
+
+    async def why_fenced(self) -> SemelError:
+        """Returns the error to raise when the run was fenced."""
+        stays = "what this run brought back stays"
+        try:
+            passed_on = self._lock is None or await self._lock.passed_on()
+        except SemelError:
+            return LockLost(
+                f"the lock of the redrives of topic {self._topic!r} is lost: a later redrive has"
+                f" begun, or the queue that remembers them moved; {stays}, repeat it for the rest"
+            )
+        if passed_on:
+            return ProducerFenced(f"a later redrive of topic {self._topic!r} has begun; {stays}")
+        return LockLost(
+            f"the queue that remembers the redrives of topic {self._topic!r} moved, and the lock"
+            f" on it is lost; {stays}, repeat the redrive for the rest"
+        )
 
     def result(self, *, dry_run: bool) -> RedriveResult:
         return RedriveResult(
@@ -414,7 +444,7 @@ class _Run:
         self._targets[target] = self._targets.get(target, 0) + 1
 
     async def carry_out(self) -> None:
-        """Raises LockLost when a later run has begun."""
+        """Raises FencedError when a later run has begun, or the lock has ended otherwise."""
         source, cluster = self._source, self._source._cluster
         await self.look(await source._ledger(self._topic))
         ledger = letters.redriven_topic(self._topic)
@@ -422,7 +452,8 @@ class _Run:
             settings: dict[str, int | None] = {"retention_ms": UNLIMITED}
             await AdminCore(cluster).create_topic(ledger, 1, settings, True, None)
             del source._fetched[ledger]  # another run may have made it, and written to it
-        lock = _Lock(cluster, (await cluster.topic(ledger, refresh=True)).every[0])
+        queue = (await cluster.topic(ledger, refresh=True)).every[0]
+        self._lock = lock = _Lock(cluster, ledger, queue)
         left = read_record(await lock.acquire()).attempt
         relay = Relay(cluster, f"semel.redrive:{await source.topic_id(self._topic):x}")
         try:
