@@ -1,13 +1,13 @@
 """HOST:PORT: the address of a node, as flags, files and messages write it.
 
-How it works. Settings and messages carry addresses as text. Whoever needs the host or the port of
-one calls `Address.parse`, which is the only place that takes such a text apart; `str` writes it.
-The last colon stands before the port. An IPv6 host is written in brackets, `[::1]:7070`; one
-without brackets is understood too, because the port must be there.
+How it works. Settings and messages have addresses as text. `Address.parse` is the only code that
+separates host and port; `str` writes the text. The port follows the last colon. An IPv6 host is
+written in brackets, `[::1]:7070`. One without brackets is understood too, because the port is never
+left out.
 
 Invariants
 1. `Address.parse(str(address)) == address`.
-2. `host` has no brackets: it is what sockets and `getaddrinfo` take.
+2. `host` has no brackets, as sockets and `getaddrinfo` expect it.
 
 Not here: several addresses in one text (`client/config.py`, `controller/config.py`).
 """
@@ -25,7 +25,7 @@ PORT_MAX: Final = 65_535
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a node listens or is reached."""
+    """The address at which a node listens or is reached."""
 
     host: str
     """A name, an IPv4 address or an IPv6 address without brackets; never empty."""
@@ -34,9 +34,9 @@ class Address:
 
     @classmethod
     def parse(cls, text: str, *, what: str = "address", port_min: int = 0) -> Address:
-        """The address that HOST:PORT or [IPV6]:PORT means.
+        """Returns the address that HOST:PORT or [IPV6]:PORT names.
 
-        `what` says in the error what the text was meant to be. Raises InvalidRequest.
+        `what` names the text's purpose in errors. Raises InvalidRequest.
         """
         host, colon, port = text.rpartition(":")
         if not colon or not port or text.endswith("]"):
@@ -59,12 +59,12 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def with_port(self, port: int) -> Address:
-        """The same host with another port."""
+        """Returns the same host with another port."""
         return replace(self, port=port)
 
     @property
     def loopback(self) -> bool:
-        """Only programs on the same machine reach it."""
+        """Whether only programs on the same machine can reach it."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:

@@ -1,8 +1,8 @@
-"""What readers get of a stored batch: Arrow record batches of one schema, whatever it has.
+"""Arrow record batches for readers, which all have one schema, whatever columns a batch has.
 
-How it works. The arrays of `columns.py` stand in the record batch as they are, over the batch's own
-bytes. Columns that a batch leaves out are the same value for every row, or rise by one: they are
-slices of arrays that are kept, or made by numpy in one call.
+How it works. The arrays of `columns.py` go into the record batch as they are, over the batch's own
+bytes. A column that the batch leaves out has the same value in every row, or rises by one. Such a
+column is a slice of an array that is kept, or numpy makes it in one call.
 
 Not here: the batch's checks and columns (`columns.py`), objects of messages (the client's
 `message.py`).
@@ -35,11 +35,12 @@ RECORD_SCHEMA: Final = pa.schema(
         ("sequence", pa.int64()),
     ]
 )
-"""What readers get, whatever columns a batch has."""
+"""The columns that readers get, whatever columns a batch has."""
 
 
 class Repeater:
-    """Makes arrays of one value: slices of ones that are kept, since batches repeat each other."""
+    """Makes arrays of one value, as slices of arrays that it keeps, since batches repeat each
+    other."""
 
     def __init__(self, kind: pa.DataType) -> None:
         self._kind = kind
@@ -49,7 +50,7 @@ class Repeater:
         return pa.repeat(pa.scalar(value, self._kind), size)
 
     def __call__(self, value: object, count: int) -> pa.Array:
-        """`count` times `value`."""
+        """Returns `count` times `value`."""
         return self._block(value, 1 << max(count - 1, 0).bit_length()).slice(0, count)
 
 
@@ -62,8 +63,8 @@ _NO_HEADERS: Final = Repeater(HEADERS_TYPE)
 def record_arrays(
     columns: Columns, header: BatchHeader, row_start: int, base_offset: int
 ) -> list[pa.Array]:
-    """The arrays of RECORD_SCHEMA for decoded columns, the first of whose rows is row `row_start`
-    of its batch and has offset `base_offset`."""
+    """Returns the arrays of RECORD_SCHEMA for decoded columns, whose first row is row `row_start` of
+    the batch and has offset `base_offset`."""
     count = len(columns)
     keys, stamps, headers, sequences = (
         columns.keys,
@@ -95,5 +96,5 @@ def _rising(first: int, count: int) -> pa.Array:
 
 
 def _numbers(numbers: np.ndarray) -> pa.Array:
-    """Over the same memory."""
+    """Returns an array over the same memory."""
     return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])

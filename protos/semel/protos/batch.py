@@ -1,8 +1,8 @@
-"""The record batch, version 1: both headers and the checks every receiver makes.
+"""The record batch, version 1: both headers, and the checks that every receiver makes.
 
 A batch is the unit of produce, storage, replication, fetch and dedup: a 128-byte header written by
-the client, then a body of columns. Brokers put a header of their own in front (a *stored batch*),
-outside the client's CRCs, so that what the client signed stays as it was sent.
+the client, then a body of columns. Brokers put a header of their own in front (a *stored batch*).
+It is outside the client's CRCs, so the client's bytes stay as they were sent.
 
 Format. `docs/formats/batch.md`; tests compare its tables with the structs below.
 
@@ -14,8 +14,8 @@ Invariants (of every BatchHeader that `decode_header` returns)
 4. The stored body is at most `BODY_BYTES_MAX`, uncompressed at most `UNCOMPRESSED_BYTES_MAX`;
    without a codec both lengths are equal.
 
-Not here: the body (`columns.py`), which only clients and a topic's features look into; producers,
-offsets and duplicates (the broker's state).
+Not here: the body (`columns.py`), which only clients and a few features of topics decode;
+producers, offsets and duplicates (the broker's state).
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ BROKER_HEADER_CRC_AT: Final = 28
 MESSAGE_BYTES_MAX: Final = 1 << 20
 """Key, value and headers of one message together."""
 COPY_BYTES_MAX: Final = 8 << 10
-"""What the copy of a message (a retry, a dead letter) may carry beside that."""
+"""The bytes that the copy of a message (a retry, a dead letter) may have beyond that."""
 BATCH_BYTES_DEFAULT: Final = 4 << 20
-"""Header and stored body; a topic may choose less, or more up to the next limit."""
+"""Header and stored body together. A topic may choose less, or more up to BATCH_BYTES_MAX."""
 BATCH_BYTES_MAX: Final = 8 << 20
 BODY_BYTES_MAX: Final = BATCH_BYTES_MAX - HEADER_BYTES
 UNCOMPRESSED_BYTES_MAX: Final = 64 << 20
-"""What a reader is ready to unpack: a bound for its memory, whatever a batch claims."""
+"""The most that a reader unpacks: it bounds the reader's memory, whatever a batch claims."""
 
 _CRC_STRUCT: Final = struct.Struct("<I")
 _RESERVED: Final = bytes(20)
@@ -67,7 +67,7 @@ class Codec(IntEnum):
 
 class BatchFlags(IntEnum):
     """Bits for the columns that are present beside the value (low byte), and for properties of the
-    batch. No IntFlag, whose "and" costs ten times an integer's."""
+    batch. It is no IntFlag because IntFlag's "and" costs ten times an integer's."""
 
     KEY = 1
     HEADERS = 2
@@ -83,7 +83,7 @@ class BatchFlags(IntEnum):
 ALL_FLAGS: Final = sum(BatchFlags)
 COLUMN_FLAGS: Final = 0x7F
 _CODECS: Final = tuple(Codec)
-"""A look-up by value costs ten times as much."""
+"""The codecs by number. `Codec(number)` costs ten times as much."""
 
 
 @value
@@ -99,7 +99,8 @@ class BatchHeader:
     body_crc: int
     """CRC32C of the stored body."""
     content_crc: int
-    """CRC32C of what the messages say (value, key, headers, id), whatever codec and timestamps."""
+    """CRC32C of the messages' contents (value, key, headers, id), without timestamps, before
+    compression."""
     topic_id: TopicId
     queue_id: QueueId
     count: int
@@ -124,7 +125,7 @@ class BatchHeader:
         return QueueKey(self.topic_id, self.queue_id)
 
     def encode(self) -> bytes:
-        """The 128 bytes. Raises struct.error when a field does not fit its place."""
+        """Returns the 128 bytes. Raises struct.error when a field does not fit its place."""
         packed = HEADER_STRUCT.pack(
             BATCH_MAGIC,
             BATCH_VERSION,
@@ -154,7 +155,7 @@ class BatchHeader:
 
 @value
 class BrokerHeader:
-    """What a broker adds: where the batch stands and since when."""
+    """The broker's header: the batch's offset, and when and by which master it was appended."""
 
     base_offset: Offset
     append_time_us: int
@@ -167,7 +168,7 @@ class BrokerHeader:
 
 
 def decode_header(data: bytes | bytearray | memoryview, at: int = 0) -> BatchHeader:
-    """The client header at `data[at:]`, checked by itself; the body is not looked at.
+    """Returns the client header at `data[at:]` after checking it alone; the body is not read.
 
     Raises CorruptBatch: too short, wrong magic, version or CRC, or fields that contradict.
     """
@@ -267,10 +268,10 @@ def decode_header(data: bytes | bytearray | memoryview, at: int = 0) -> BatchHea
 def check_batch(
     data: bytes | bytearray | memoryview, at: int = 0, length: int | None = None
 ) -> BatchHeader:
-    """The header of the batch that fills `data[at : at + length]` exactly, body CRC included.
+    """Returns the header of the batch that fills `data[at : at + length]` exactly. The body's CRC
+    is checked, its columns are not.
 
-    `length` defaults to the rest of `data`. The body's inside is not looked at.
-    Raises CorruptBatch.
+    `length` defaults to the rest of `data`. Raises CorruptBatch.
     """
     header = decode_header(data, at)
     given = len(data) - at if length is None else length
@@ -283,7 +284,7 @@ def check_batch(
 
 
 def decode_broker_header(data: bytes | bytearray | memoryview, at: int = 0) -> BrokerHeader:
-    """The broker header at `data[at:]`. Raises CorruptBatch."""
+    """Returns the broker header at `data[at:]`. Raises CorruptBatch."""
     raw = bytes(data[at : at + BROKER_HEADER_BYTES])
     if len(raw) < BROKER_HEADER_BYTES:
         raise CorruptBatch(f"broker header is cut: {len(raw)} of {BROKER_HEADER_BYTES} bytes")

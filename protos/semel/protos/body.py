@@ -1,15 +1,15 @@
 """The uncompressed body of a record batch: a table of lengths, then buffers.
 
-How it works. The write side takes the buffers out of Arrow arrays, whatever their slicing, and
-makes them canonical; the read side hands out arrays over checked buffers one after the other.
+How it works. The writing side takes the buffers out of Arrow arrays, sliced or not, and makes them
+canonical. The reading side checks one buffer after the other and makes arrays over them.
 
 Format. `docs/formats/batch.md`, "Body".
 
 Invariants
-1. A buffer that is handed out lies inside the body, and every offset inside its data.
-2. Written offsets start at 0, bitmaps end in zero bits, a null has no bytes behind it.
+1. A buffer that is returned lies inside the body, and every offset inside its data.
+2. Written offsets start at 0, bitmaps end in zero bits, and a null has no bytes in the data.
 
-Not here: which columns stand in which order (`columns.py`).
+Not here: the order of the columns (`columns.py`).
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from semel.protos.batch import HEADER_BYTES, BatchFlags, BatchHeader, Codec
 from semel.protos.errors import CorruptBatch, InvalidRequest
 
 Buffer = Any
-"""bytes, pyarrow.Buffer or a contiguous numpy array: what join and crc32c take without a copy."""
+"""bytes, pyarrow.Buffer or a contiguous numpy array: join and crc32c take these without a copy."""
 
 HEADERS_TYPE: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 CODEC_NAMES: Final = {Codec.LZ4: "lz4", Codec.ZSTD: "zstd"}
 FEW_OFFSETS_MAX: Final = 32
-"""For no more than so many messages Python is through before numpy has begun."""
+"""Up to this number of messages a loop in Python takes less time than a call of numpy."""
 _PADDING: Final = tuple(bytes(-n % 8) for n in range(8))
 
 
 def chain_crc(buffers: list[Buffer]) -> int:
-    """CRC32C over all of `buffers`, one behind the other."""
+    """Returns the CRC32C over all of `buffers`, one behind the other."""
     crc = 0
     for buffer in buffers:
         crc = google_crc32c.extend(crc, buffer)
@@ -46,13 +46,13 @@ def chain_crc(buffers: list[Buffer]) -> int:
 
 
 def numbers_of(column: pa.Array, dtype: Any) -> npt.NDArray[Any]:
-    """The numbers of a column without nulls, without a copy."""
+    """Returns the numbers of a column without nulls, without a copy."""
     size = np.dtype(dtype).itemsize
     return np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * size)
 
 
 def _rebased(offsets: npt.NDArray[np.int32], data: Any) -> list[Buffer]:
-    """Offsets from 0 and the data they span."""
+    """Returns the offsets, made to start at 0, and the data that they span."""
     start, end = int(offsets[0]), int(offsets[-1])
     if start:
         offsets = offsets - np.int32(start)
@@ -60,7 +60,7 @@ def _rebased(offsets: npt.NDArray[np.int32], data: Any) -> list[Buffer]:
 
 
 def offsets_of(column: pa.Array) -> npt.NDArray[np.int32]:
-    """The count + 1 offsets of a binary, string or list array."""
+    """Returns the count + 1 offsets of a binary, string or list array."""
     if not len(column):
         return np.zeros(1, np.int32)  # Arrow lets an empty array have no buffer at all
     return np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, column.offset * 4)
@@ -74,7 +74,7 @@ def nullable_buffers(column: pa.Array) -> list[Buffer]:
     if not column.null_count:
         valid = np.ones(len(column), np.bool_)
     else:
-        # take() leaves no bytes behind a null, which the content's CRC would cover.
+        # Arrow allows a null to have bytes, which the content's CRC would cover; take() drops them.
         column = column.take(pa.array(np.arange(len(column))))
         valid = column.is_valid().to_numpy(zero_copy_only=False)
     return [np.packbits(valid, bitorder="little"), *binary_buffers(column)]
@@ -93,7 +93,7 @@ def header_buffers(column: pa.Array) -> list[Buffer]:
 
 
 def lay_out(buffers: list[Buffer]) -> list[Buffer]:
-    """The parts whose join is the uncompressed body."""
+    """Returns the parts that, joined, are the uncompressed body."""
     lengths = [memoryview(buffer).nbytes for buffer in buffers]
     table = struct.pack(f"<{len(buffers) + 1}I", len(buffers), *lengths)
     parts: list[Buffer] = [table + _PADDING[len(table) & 7]]
@@ -106,7 +106,7 @@ def lay_out(buffers: list[Buffer]) -> list[Buffer]:
 
 
 def unpack_body(batch: bytes | bytearray | memoryview, header: BatchHeader) -> pa.Buffer:
-    """The uncompressed body, over the same memory when it is stored so."""
+    """Returns the uncompressed body, over the same memory if it is stored without a codec."""
     if header.flags & BatchFlags.POSITION_MARK:
         raise CorruptBatch("a position mark has no columns")
     if len(batch) != header.batch_length:
@@ -115,8 +115,8 @@ def unpack_body(batch: bytes | bytearray | memoryview, header: BatchHeader) -> p
     length = header.uncompressed_length
     try:
         if header.codec is Codec.LZ4:
-            # The one-shot call leaves memory it never wrote behind a frame that is shorter than
-            # claimed; the stream tells how much there was.
+            # If a frame is shorter than claimed, the one-shot call returns memory that it never
+            # wrote; the stream tells how much there was.
             stream = pa.CompressedInputStream(pa.BufferReader(body), "lz4")
             body = stream.read_buffer(length + 1)
         elif header.codec is Codec.ZSTD:
@@ -140,9 +140,9 @@ BUFFER_COUNTS: Final = (
 
 
 def buffer_places(body: Buffer, expected: int) -> list[tuple[int, int]]:
-    """Start and length of each buffer of an uncompressed body.
+    """Returns start and length of each buffer of an uncompressed body.
 
-    Raises CorruptBatch unless its length table names so many, and they fill it.
+    Raises CorruptBatch unless its length table names `expected` buffers, and they fill the body.
     """
     size = len(body)
     position = 4 * (expected + 1)
@@ -164,7 +164,7 @@ def buffer_places(body: Buffer, expected: int) -> list[tuple[int, int]]:
 
 
 def rise_from_0(offsets: tuple[int, ...]) -> bool:
-    """They start at 0 and never fall."""
+    """Whether offsets start at 0 and never fall."""
     return not (offsets[0] or any(map(gt, offsets, offsets[1:])))
 
 
@@ -188,12 +188,12 @@ class BodyReader:
         return buffer
 
     def _aligned(self, length: int, to: int) -> pa.Buffer:
-        """A buffer of numbers; copied when the batch does not start at an aligned address."""
+        """Returns a buffer of numbers, copied if the batch does not start at an aligned address."""
         buffer = self._next(length)
         return pa.py_buffer(buffer.to_pybytes()) if buffer.address % to else buffer
 
     def _offsets(self, count: int) -> tuple[pa.Buffer, int]:
-        """`count + 1` offsets that start at 0 and never fall, and the last of them."""
+        """Returns `count + 1` offsets that start at 0 and never fall, and the last of them."""
         buffer = self._aligned(4 * (count + 1), 4)
         if count <= FEW_OFFSETS_MAX:
             few = struct.unpack(f"<{count + 1}i", buffer)

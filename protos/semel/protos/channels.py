@@ -1,10 +1,10 @@
 """One process's channels to nodes, one for each address, and ordinary calls on them.
 
-How it works. A channel is opened at the first call to its address and stays open when a call fails:
-others have calls on it, which its closing would cancel, and gRPC connects again by itself.
+How it works. A channel is opened at the first call to its address. It stays open when a call fails:
+closing it would cancel other calls, and gRPC connects again by itself.
 
-Not here: whom to ask (`masters.py`); clients, whose streams and calls have channels of their own to
-one address (`transport/connection.py` in the client).
+Not here: which node to ask (`masters.py`); clients, which have separate channels for streams and
+calls to one address (`transport/connection.py` in the client).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Channels:
     def __init__(
         self, levels: Callable[[], Levels] = own_levels, options: Options = CHANNEL_OPTIONS
     ) -> None:
-        """`levels` are this process's, told with every call."""
+        """`levels` returns this process's feature levels, which every call carries."""
         self._levels = levels
         self._options = options
         self._channels: dict[str, grpc.aio.Channel] = {}
@@ -34,7 +34,7 @@ class Channels:
     async def call(
         self, address: str, service: type[Any], method: str, request: Any, timeout_s: float
     ) -> Any:
-        """The reply to one call of a method of `service`, which is a stub. Raises SemelError."""
+        """Calls a method of `service`, a stub, once and returns the reply. Raises SemelError."""
         channel = self._channels.get(address)
         if channel is None:
             channel = grpc.aio.insecure_channel(address, options=self._options)

@@ -1,21 +1,21 @@
 """The body of a record batch: columns in Arrow's own buffer layout.
 
-How it works. `encode_batch` writes the buffers of Arrow arrays one behind the other;
-`decode_columns` gives arrays over the very same bytes. Without a codec neither touches a message:
-cost is a copy out, two CRCs, and on the way in a vectorised look at the offsets.
+How it works. `encode_batch` writes the buffers of Arrow arrays one behind the other, and
+`decode_columns` makes arrays over those bytes. Without a codec neither touches a single message:
+encoding costs one copy and two CRCs, decoding a vectorised check of the offsets.
 
 Format. `docs/formats/batch.md`, "Body".
 
 Invariants
-1. Whatever bytes come in, with CRCs however right, the answer is columns whose every offset lies
-   inside its data, or CorruptBatch: never another exception, never a read out of bounds.
-2. Offsets start at 0 and bitmaps end in zero bits, so equal messages have an equal `content_crc`
-   however the arrays they came from were sliced or chunked.
-3. Keys and message ids may be null; values, header names and header values are not.
+1. For any bytes, even with matching CRCs, decoding returns columns in which every offset lies
+   inside its data, or raises CorruptBatch. It raises nothing else and never reads out of bounds.
+2. Offsets start at 0 and bitmaps end in zero bits, so equal messages have an equal `content_crc`,
+   no matter how their arrays were sliced or chunked.
+3. Keys and message ids may be null; values, header names and header values may not.
 
-Not here: the headers (`batch.py`), a few messages without Arrow (`few_rows.py`), what readers get
-(`arrow_records.py`). The buffers are little-endian as on disk, so this module refuses to load on a
-big-endian machine.
+Not here: the headers (`batch.py`), a few messages without Arrow (`few_rows.py`), record batches for
+readers (`arrow_records.py`). The buffers are little-endian as on disk, so this module refuses to
+load on a big-endian machine.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Columns:
 
     @classmethod
     def of_few(cls, rows: FewRows) -> Columns:
-        """The same messages as Arrow has them."""
+        """Returns the same messages as Arrow arrays."""
         keys = None if rows.keys is None else pa.array(rows.keys, pa.binary())
         return cls(values=pa.array(rows.values, pa.binary()), keys=keys)
 
@@ -110,7 +110,7 @@ class Columns:
         sequences: Any = None,
         deliver_at: Any = None,
     ) -> Columns:
-        """Columns from Arrow arrays of any related type (large, view, string, dictionary,
+        """Makes columns from Arrow arrays of any related type (large, view, string, dictionary,
         chunked, sliced), from numpy arrays or from Python lists.
 
         Headers may be a list of mappings, of lists of pairs, or of None. Raises InvalidRequest
@@ -130,7 +130,7 @@ class Columns:
         return columns
 
     def check(self) -> None:
-        """Raises InvalidRequest when a length differs or a null stands where none may."""
+        """Raises InvalidRequest for lengths that differ, or a null where none is allowed."""
         count = len(self.values)
         for name, column in self._present():
             if len(column) != count:
@@ -139,7 +139,7 @@ class Columns:
                 raise InvalidRequest(f"{column.null_count} of the {name} are null")
 
     def slice(self, row_start: int, row_end: int) -> Columns:
-        """Rows `[row_start, row_end)`, without a copy."""
+        """Returns rows `[row_start, row_end)`, without a copy."""
         length = row_end - row_start
         return Columns(**{name: each.slice(row_start, length) for name, each in self._present()})
 
@@ -158,7 +158,7 @@ def _header_pairs(headers: Mapping[str, bytes] | Iterable[tuple[str, bytes]] | N
 
 
 def _one_array(column: Any) -> pa.Array:
-    """An array or chunked array as one array, sliced as it may be."""
+    """Returns an array or chunked array as one array, which may be a slice."""
     if not isinstance(column, pa.ChunkedArray):
         return column
     chunks = column.chunks
@@ -168,7 +168,8 @@ def _one_array(column: Any) -> pa.Array:
 
 
 def _cast(name: str, column: Any, wanted: pa.DataType) -> pa.Array | None:
-    """`column` as one array of type `wanted`; InvalidRequest when that loses anything."""
+    """Returns `column` as one array of type `wanted`. Raises InvalidRequest if that would lose
+    anything."""
     if column is None:
         return None
     try:
@@ -186,7 +187,7 @@ def _cast(name: str, column: Any, wanted: pa.DataType) -> pa.Array | None:
 
 
 def _cast_headers(headers: Any) -> pa.Array | None:
-    """`headers` as one HEADERS_TYPE array; lists of pairs and map arrays become lists."""
+    """Returns `headers` as one HEADERS_TYPE array; lists of pairs and map arrays become lists."""
     if headers is None:
         return None
     if not isinstance(headers, pa.Array | pa.ChunkedArray):
@@ -222,11 +223,12 @@ def encode_batch(
     source_positions: bool = False,
     message_bytes_max: int = MESSAGE_BYTES_MAX,
 ) -> bytes:
-    """One batch, header and body, ready to send.
+    """Returns one batch, header and body, ready to send.
 
     `timestamp_us` and `deliver_at_us` count for all messages unless the columns have their own.
     A codec that does not make the body smaller is left out. Raises MessageTooLarge for a message
-    or a batch over the hard limits, InvalidRequest for columns or sequences that contradict.
+    or a batch over the hard limits, and InvalidRequest for columns or sequences that contradict
+    each other.
     """
     count = len(columns)
     if not count:
@@ -284,7 +286,7 @@ def encode_batch(
     )
     try:
         packed_head = head.encode()
-        # What is written here must never be refused elsewhere: the same judge, once.
+        # A receiver must never refuse a batch that was written here, so it makes the same checks.
         decode_header(packed_head)
         _check_sequences(head, columns.sequences)
     except (struct.error, CorruptBatch) as error:
@@ -293,8 +295,8 @@ def encode_batch(
 
 
 def _buffers(columns: Columns | FewRows) -> tuple[int, list[Buffer], list[Buffer]]:
-    """Flags of the columns present, all buffers in the order of the body, and those of them
-    whose CRC is the content's."""
+    """Returns the flags of the columns present, all buffers in the order of the body, and the
+    buffers that `content_crc` covers."""
     if isinstance(columns, FewRows):
         flags, buffers = columns.buffers()
         return flags, buffers, buffers
@@ -351,10 +353,11 @@ def _check_message_sizes(columns: Columns | FewRows, limit: int) -> None:
 
 
 def decode_columns(batch: bytes | bytearray | memoryview, header: BatchHeader) -> Columns:
-    """The columns of `batch` (client header and body), over its own memory when it has no codec.
+    """Returns the columns of `batch` (client header and body), over its own memory if it has no
+    codec.
 
-    `header` is what `check_batch` returned for it: CRCs are not looked at again. Raises
-    CorruptBatch when a length, an offset or a sequence contradicts, and for a position mark.
+    `header` must be the result of `check_batch`: CRCs are not checked again. Raises CorruptBatch
+    when a length, an offset or a sequence contradicts another, and for a position mark.
     """
     reader = BodyReader(unpack_body(batch, header), header)
     flags = header.flags

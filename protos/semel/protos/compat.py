@@ -1,17 +1,17 @@
-"""What asyncio of a supported Python does wrong, done right for all of them, in one place.
+"""Corrections of asyncio's faults in the supported versions of Python, in one place.
 
 Use `compat.timeout`, `compat.timeout_at` and `compat.TaskGroup` instead of asyncio's, which the
-linter refuses, and `compat.parts_writer` instead of a transport's `writelines`. Where a Python is
-right, the names are asyncio's own. docs/decisions/pythons.md lists the versions.
+linter refuses, and `compat.parts_writer` instead of a transport's `writelines`. In a Python without
+the fault, the names are asyncio's own. docs/decisions/pythons.md lists the versions.
 
-- *TaskGroup* before 3.13: a task that fails while the group is being left has the parent's cancel
-  count raised for good; and a cancellation from outside that meets a failure inside is lost, so
-  that a parent which handles the failure goes on for ever (cpython gh-116720).
+- *TaskGroup* before 3.13: if a task fails while the parent leaves the group, the parent's cancel
+  count stays raised for good. And if a cancellation from outside meets a failure inside, it is
+  lost, so a parent that handles the failure goes on for ever (cpython gh-116720).
 - *timeout* before 3.11.4: in a task whose cancel count is not 0 it ends in CancelledError instead
-  of TimeoutError (gh-102780). That is so in every clean-up after a cancellation.
+  of TimeoutError (gh-102780). The count is not 0 in every clean-up after a cancellation.
 - *writelines* on asyncio's own sockets: from 3.12.0 to 3.12.8 and in 3.13.0 and 3.13.1 it never
-  pauses the writer, whose memory then grows without bound (CVE-2024-12254); before 3.13.10, in all
-  of 3.12 too, it registers the file descriptor of a connection that is lost, which may be another
+  pauses the writer, whose memory then grows without bound (CVE-2024-12254). Before 3.13.10, and in
+  all of 3.12, it registers the file descriptor of a lost connection, which may be another
   connection's by then (gh-136234). uvloop has neither fault.
 """
 
@@ -32,7 +32,7 @@ if sys.version_info >= (3, 13):
 else:
 
     class TaskGroup(asyncio.TaskGroup):
-        """As in Python 3.13: what it asked of its parent it takes back, and nothing else."""
+        """As in Python 3.13: it takes back its own cancellation of the parent, and no other."""
 
         _parent_cancel_requested: bool
         _parent_task: asyncio.Task[object]
@@ -63,7 +63,7 @@ else:
 
 
 class _Timeout(asyncio.Timeout):  # type: ignore[misc]  # final for a type checker only
-    """As in Python 3.11.4: only cancellations that came since it was entered are another's."""
+    """As in Python 3.11.4: it ignores cancellations of the task from before it was entered."""
 
     _cancelling = 0
 
@@ -94,17 +94,19 @@ if sys.version_info >= (3, 11, 4):
 else:
 
     def timeout(delay: float | None) -> asyncio.Timeout:
-        """`asyncio.timeout`: TimeoutError in the block after `delay` seconds; None: never."""
+        """`asyncio.timeout`: raises TimeoutError in the block after `delay` seconds; never for
+        None."""
         loop = asyncio.get_running_loop()
         return _Timeout(None if delay is None else loop.time() + delay)
 
     def timeout_at(when: float | None) -> asyncio.Timeout:
-        """`asyncio.timeout_at`: TimeoutError in the block at this time of the loop."""
+        """`asyncio.timeout_at`: raises TimeoutError in the block at this time of the loop."""
         return _Timeout(when)
 
 
 def runtime() -> str:
-    """What the calling program runs on, for its operator: "CPython 3.13.5, uvloop 0.23.0"."""
+    """Returns Python and event loop of this program, for its operator: "CPython 3.13.5, uvloop
+    0.23.0"."""
     loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
     if loop == "uvloop":
         loop += f" {version('uvloop')}"
@@ -112,7 +114,8 @@ def runtime() -> str:
 
 
 def parts_writer(transport: asyncio.WriteTransport) -> Callable[[Sequence[bytes]], None]:
-    """Gives what sends parts in a row, as `writelines` should; without a copy where it is right."""
+    """Returns a function that sends several parts in a row, as `writelines` should. It copies them
+    only where `writelines` is faulty."""
     if type(transport).__module__.partition(".")[0] != "asyncio":
         return transport.writelines
     return lambda parts: transport.write(b"".join(parts))

@@ -1,6 +1,6 @@
-"""Memberships with addresses, a part of control records.
+"""MEMBERSHIP records: voters and learners of a broker group, with addresses.
 
-Not here: the control records themselves, which are plain protobuf (`v1/control.proto`).
+Not here: control records, which are plain protobuf (`v1/control.proto`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from semel.protos.v1 import common_pb2, control_pb2
 
 
 def encode_membership(voters: Mapping[NodeId, str], learners: Mapping[NodeId, str]) -> bytes:
-    """Payload of a MEMBERSHIP record: nodes by rising id, with addresses."""
+    """Returns the payload of a MEMBERSHIP record: nodes by rising id, with addresses."""
     return control_pb2.MembershipRecord(
         voters=_addresses(voters), learners=_addresses(learners)
     ).SerializeToString(deterministic=True)
 
 
 def decode_membership(payload: bytes | memoryview) -> control_pb2.MembershipRecord:
-    """The record. Raises CorruptFrame."""
+    """Returns the record of a payload. Raises CorruptFrame."""
     try:
         return control_pb2.MembershipRecord.FromString(bytes(payload))
     except DecodeError:
@@ -30,7 +30,7 @@ def decode_membership(payload: bytes | memoryview) -> control_pb2.MembershipReco
 
 
 def membership_nodes(payload: bytes | memoryview) -> tuple[list[NodeId], list[NodeId]]:
-    """Ids of voters and learners. Raises CorruptFrame."""
+    """Returns the ids of voters and learners. Raises CorruptFrame."""
     record = decode_membership(payload)
     return (
         [NodeId(node.node_id) for node in record.voters],

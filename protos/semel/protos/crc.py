@@ -1,7 +1,8 @@
 """CRC32C over any bytes-like object, without copying large ones.
 
 `google_crc32c` takes only objects that own read-only memory, not memoryviews. A numpy view of the
-same memory passes its check, which costs half a microsecond; below a few KiB a copy is cheaper.
+same memory passes its check. Such a view costs half a microsecond; below a few KiB a copy is
+cheaper.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _COPY_BELOW: Final = 4096
 
 
 def crc32c(data: bytes | bytearray | memoryview, crc: int = 0) -> int:
-    """CRC32C of `data`, continuing from `crc`, the CRC of what stands before it."""
+    """Returns the CRC32C of `data`, continued from `crc`, the CRC of the bytes before it."""
     if isinstance(data, bytes):
         return google_crc32c.extend(crc, data)  # type: ignore[no-any-return]
     if len(data) < _COPY_BELOW:
@@ -24,7 +25,7 @@ def crc32c(data: bytes | bytearray | memoryview, crc: int = 0) -> int:
 
 
 def crc32c_range(data: bytes | bytearray | memoryview, start: int, stop: int) -> int:
-    """CRC32C of `data[start:stop]`; the range must lie inside."""
+    """Returns the CRC32C of `data[start:stop]`; the range must lie inside."""
     if stop - start < _COPY_BELOW:
         return google_crc32c.value(bytes(data[start:stop]))  # type: ignore[no-any-return]
     view = np.frombuffer(data, np.uint8, stop - start, start)

@@ -1,7 +1,7 @@
-"""Delivery times: which batches are delayed, and which times are a mistake.
+"""Delivery times: which batches are delayed, and which times are refused as mistakes.
 
-A batch is *delayed* when its header has a delivery time and no DELIVER_AT column: all its messages
-are due then. It is stored like any other and has no offsets until it is due.
+A batch is *delayed* if its header has a delivery time and it has no DELIVER_AT column: all its
+messages are due at that time. It is stored like any other batch and has no offsets until it is due.
 
 Not here: storing and releasing (the broker), grouping messages by time (the client).
 """
@@ -13,16 +13,18 @@ from typing import Final
 from semel.protos.batch import BatchFlags, BatchHeader
 
 AHEAD_MAX_US: Final = 3_651 * 86_400_000_000
-"""Ten years, and a day for clocks that differ: beyond it, a time is a number in another unit."""
+"""Ten years, and a day for clocks that differ. A later time is taken for a number in another
+unit."""
 
 
 def is_delayed(header: BatchHeader) -> bool:
-    """All its messages are due at its delivery time."""
+    """Whether all messages of the batch are due at its delivery time."""
     return header.deliver_at_us > 0 and not header.flags & BatchFlags.DELIVER_AT
 
 
 def time_refusal(deliver_at_us: int, now_us: int) -> str | None:
-    """Why a batch's delivery time is refused; None for a good one, such as one in the past."""
+    """Returns why a batch's delivery time is refused, or None for a good one, such as one that has
+    passed."""
     if deliver_at_us - now_us <= AHEAD_MAX_US:
         return None
     nanoseconds = abs(deliver_at_us // 1_000 - now_us) <= AHEAD_MAX_US

@@ -1,15 +1,15 @@
 """Every error of Semel, and its two-way map to the protocol's codes.
 
-How it works. One class per `ErrorCode`; its annotated attributes carry the names and types of
-`ErrorDetail`'s fields. `to_detail` and `from_detail` translate, so nothing else in the code base
-looks at codes. The families say whose fault it is and what helps:
+How it works. Each `ErrorCode` has one class, whose annotated attributes have the names and types of
+`ErrorDetail`'s fields. `to_detail` and `from_detail` translate, so no other code looks at codes.
+The families say who is at fault and what helps:
 
 - `RetriableError`: the same request, sent again (perhaps elsewhere), may succeed.
-- `FencedError`: somebody newer took over; this incarnation must stop.
+- `FencedError`: a newer owner took over; this incarnation must stop.
 - `CallerError`: the request itself cannot succeed.
 - `StorageError`: bytes are damaged, or have no room.
 
-A duplicate is no error. Errors keep their attributes when pickled (Spark sends them around).
+A duplicate is no error. Errors keep their attributes when they are pickled, as Spark does it.
 
 Invariants
 1. The map from code to class is total and one to one; a code from a newer peer becomes
@@ -29,7 +29,8 @@ from semel.protos.v1.errors_pb2 import ErrorCode, ErrorDetail
 
 
 class SemelError(Exception):
-    """Root of all errors. Raises TypeError for an attribute that its class does not have."""
+    """The root of all errors. The constructor raises TypeError for an attribute that the class does
+    not have."""
 
     code: ClassVar[ErrorCode] = errors_pb2.ERROR_CODE_UNSPECIFIED
     status: ClassVar[str] = "UNKNOWN"
@@ -51,7 +52,7 @@ class SemelError(Exception):
 
     @property
     def message(self) -> str:
-        """What happened, to what, and what to do."""
+        """The text: what happened, to what, and what to do."""
         return str(self.args[0]) if self.args else ""
 
     def __repr__(self) -> str:
@@ -75,7 +76,7 @@ class CallerError(SemelError):
 
 
 class StorageError(SemelError):
-    """Bytes are damaged, misplaced, or have no room."""
+    """Bytes are damaged or misplaced, or the disk has no room for them."""
 
 
 class NotMaster(RetriableError):
@@ -297,8 +298,8 @@ class TransactionAborted(CallerError):
 
 
 class UnsupportedVersion(CallerError):
-    """The other side, its group or the metadata has not the feature level that this needs (0: no
-    level is known to both). Nothing was done."""
+    """The other program, its group or the metadata lacks the feature level that the request needs
+    (`level`; 0 if the two programs have no level in common). Nothing was done."""
 
     code = errors_pb2.ERROR_CODE_UNSUPPORTED_VERSION
     status = "FAILED_PRECONDITION"
@@ -306,7 +307,7 @@ class UnsupportedVersion(CallerError):
 
 
 class Unauthenticated(CallerError):
-    """The caller did not prove who it is."""
+    """The caller did not prove its identity."""
 
     code = errors_pb2.ERROR_CODE_UNAUTHENTICATED
     status = "UNAUTHENTICATED"
@@ -341,7 +342,7 @@ class CorruptFrame(CorruptSegment):
 
 
 class DiskFull(StorageError):
-    """No room; nothing was written."""
+    """The disk has no room; nothing was written."""
 
     code = errors_pb2.ERROR_CODE_DISK_FULL
     status = "RESOURCE_EXHAUSTED"
@@ -376,7 +377,7 @@ class InternalError(SemelError):
 
 
 def _concrete(root: type[SemelError]) -> dict[ErrorCode, type[SemelError]]:
-    """All classes from `root` down that have a code of their own."""
+    """Returns `root` and its descendants that have a code of their own, by code."""
     found: dict[ErrorCode, type[SemelError]] = {}
     pending = [root]
     while pending:
@@ -390,17 +391,18 @@ def _concrete(root: type[SemelError]) -> dict[ErrorCode, type[SemelError]]:
 
 CLASS_OF_CODE: Final[dict[ErrorCode, type[SemelError]]] = _concrete(SemelError)
 STATUS_OF_CODE: Final[dict[ErrorCode, str]] = {c: k.status for c, k in CLASS_OF_CODE.items()}
-"""Name of the grpc.StatusCode for each code."""
+"""The name of the grpc.StatusCode of each code."""
 
 
 def to_detail(error: SemelError) -> ErrorDetail:
-    """The error as a message, with exactly the attributes of its class set."""
+    """Returns the error as a message, with exactly the attributes of its class set."""
     values: dict[str, Any] = {name: getattr(error, name) for name in error.attributes}
     return ErrorDetail(code=error.code, message=error.message, **values)
 
 
 def from_detail(detail: ErrorDetail) -> SemelError:
-    """The exception for `detail`; attributes the sender left out keep the class's defaults."""
+    """Returns the exception for `detail`. Attributes that the sender left out have the class's
+    defaults."""
     cls = CLASS_OF_CODE.get(detail.code, SemelError)
     given = {name: getattr(detail, name) for name in cls.attributes if detail.HasField(name)}
     return cls(detail.message, **given)

@@ -1,14 +1,14 @@
-"""A few messages as Python's own bytes: what `send()` and wait makes of every message, and what a
-reader that keeps up is given.
+"""A few messages as Python's own bytes objects, encoded and decoded without Arrow.
 
-How it works. To ask Arrow for arrays and their buffers costs the same for one message as for a
-hundred: 6 µs of the 13 that a batch of values takes, 11 of 21 with keys, and several times that
-where the processor's caches hold something else by now. So a few values and keys have their buffers
-written by `struct` and `join`, the same bytes to the last, and are cut out of a body likewise.
+How it works. Arrow's arrays and buffers cost the same for one message as for a hundred: 6 µs of the
+13 that a batch of values takes, 11 of 21 with keys, and several times that when the processor's
+caches are cold. A program that waits for each `send()` makes a batch of every message, and a reader
+that keeps up gets such batches. So `struct` and `join` write the buffers of a few values and keys,
+with exactly the same bytes, and such batches are decoded in the same way.
 
 Invariants
-1. What `cut_few` gives is what `decode_columns` gives. It refuses nothing: whatever is not as it
-   should be is left to `decode_columns`, which says what is wrong.
+1. `cut_few` returns the same messages as `decode_columns`. It raises nothing: for a batch that is
+   malformed it returns None, and `decode_columns` says what is wrong.
 
 Not here: every other column (`columns.py`).
 """
@@ -25,12 +25,12 @@ from semel.protos.errors import CorruptBatch
 from semel.protos.values import value
 
 FEW_ROWS_MAX: Final = 64
-"""Arrow is the faster one from some 150 on."""
+"""Arrow is faster from about 150 messages on."""
 
 
 @value
 class FewRows:
-    """The messages of one batch, of values and keys alone."""
+    """The messages of one batch, with values and keys alone."""
 
     values: list[bytes]
     keys: list[bytes] | None = None
@@ -42,7 +42,7 @@ class FewRows:
         return len(self.values)
 
     def buffers(self) -> tuple[int, list[Buffer]]:
-        """Flags of the columns, and the buffers of the body in their order."""
+        """Returns the flags of the columns, and the buffers of the body in their order."""
         if self.keys is None:
             return 0, _binary(self.values)
         count = len(self.keys)
@@ -52,7 +52,7 @@ class FewRows:
 
 
 def _binary(pieces: list[bytes]) -> list[Buffer]:
-    """Offsets and data, as `body.binary_buffers` has them."""
+    """Returns offsets and data, as `body.binary_buffers` does."""
     offsets = struct.pack(f"<{len(pieces) + 1}i", 0, *accumulate(map(len, pieces)))
     return [offsets, b"".join(pieces)]
 
@@ -60,10 +60,11 @@ def _binary(pieces: list[bytes]) -> list[Buffer]:
 def cut_few(
     batch: bytes | memoryview, header: BatchHeader
 ) -> tuple[list[bytes], list[bytes | None]] | None:
-    """Values and keys, a key None where there is none, of a batch that has nothing else.
+    """Returns the values and keys of a batch that has nothing else; the key of a message without
+    one is None.
 
-    `header` is what `check_batch` returned for it. None for a batch of many messages, with a codec
-    or with other columns, and for one whose lengths or offsets contradict.
+    `header` must be the result of `check_batch`. Returns None for a batch of many messages, with a
+    codec or with other columns, and if its lengths or offsets contradict each other.
     """
     count, keyed = header.count, header.flags == BatchFlags.KEY
     if count > FEW_ROWS_MAX or header.codec is not Codec.NONE or not (keyed or header.flags == 0):
@@ -89,7 +90,8 @@ def cut_few(
 
 
 def _pieces(count: int, offsets: memoryview, data: memoryview) -> list[bytes] | None:
-    """None unless there are `count + 1` offsets that rise from 0 to the end of the data."""
+    """Returns the pieces of the data between offsets, or None unless there are `count + 1` offsets
+    that rise from 0 to the end of the data."""
     if len(offsets) != 4 * (count + 1):
         return None
     places = struct.unpack(f"<{count + 1}i", offsets)

@@ -1,9 +1,9 @@
-"""Framed messages on TCP: what replicas speak to each other, and clients to brokers on hot streams.
+"""Framed messages on TCP, for streams between replicas and for hot streams of clients to brokers.
 
-How it works. Whoever wants such a stream asks for it over gRPC, which is where identity and rights
-are checked; it gets a port and a ticket, connects, shows the ticket in a hello and hears one byte
-when it is let in. From then on messages go as they are, each behind its length. Raw sockets,
-because a round trip of one kilobyte costs a tenth of what it costs on gRPC
+How it works. A program that wants such a stream asks for it over gRPC, which checks identity and
+rights. It gets a port and a ticket, connects, shows the ticket in a *hello*, and receives one byte
+if it is accepted. From then on each side sends its messages, each behind its length. The streams
+use plain sockets because a round trip of one kilobyte costs a tenth of one on gRPC
 (docs/decisions/replication-stream.md, docs/decisions/direct-streams.md).
 
 Format (little-endian; docs/formats/framed-streams.md has the tables, and a test compares them)
@@ -12,12 +12,12 @@ Format (little-endian; docs/formats/framed-streams.md has the tables, and a test
     hello     u32 magic "SMPS" | u8 version = 1 | 3 bytes zero | 16 bytes ticket
 
 Invariants
-1. A receiver hands on whole messages in the order of sending, each at most as long as it allows.
-2. A head whose halves differ ends the stream: what follows cannot be found again.
+1. A receiver passes on whole messages in the order of sending, each at most as long as it allows.
+2. A head whose halves do not match ends the stream: the next message cannot be found.
 3. A large message is received in place: the kernel copies its bytes to where they are decoded.
 
-Not here: what a message says (the broker's `raft/wire.py`, `streams.py`), who may open a stream and
-when.
+Not here: the contents of messages (the broker's `raft/wire.py`, `streams.py`), and the conditions
+for opening a stream.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ HELLO_VERSION: Final = 1
 TICKET_BYTES: Final = 16
 ACCEPTED: Final = b"\x01"
 MESSAGE_BYTES_MAX: Final = 32 << 20
-"""Above an entry's largest size (one batch of 8 MiB) by far."""
+"""Far above the largest size of an entry (one batch of 8 MiB)."""
 DIRECT_SILENCE_MAX_S: Final = 15
-"""Between client and broker: who says nothing for so long is gone, as by gRPC's keepalive here."""
+"""Seconds of silence after which client and broker give each other up, as gRPC's keepalive does."""
 
 _AREA_BYTES: Final = 64 << 10
 _INVERTED: Final = 0xFFFF_FFFF
@@ -47,19 +47,19 @@ _PROBES: Final = 3
 
 
 def encode_head(length: int) -> bytes:
-    """What stands before a message of `length` bytes."""
+    """Returns the head of a message of `length` bytes."""
     assert 0 < length <= MESSAGE_BYTES_MAX, f"a framed message of {length} bytes"
     return HEAD.pack(length, length ^ _INVERTED)
 
 
 def encode_hello(ticket: bytes) -> bytes:
-    """The first message of a stream, with its head."""
+    """Returns the first message of a stream, with its head."""
     assert len(ticket) == TICKET_BYTES
     return encode_head(HELLO.size) + HELLO.pack(HELLO_MAGIC, HELLO_VERSION, bytes(3), ticket)
 
 
 def decode_hello(message: bytes | memoryview) -> bytes:
-    """The ticket. Raises InvalidRequest."""
+    """Returns the ticket of a hello. Raises InvalidRequest."""
     if len(message) != HELLO.size:
         raise InvalidRequest(f"a stream begins with a hello of {HELLO.size} bytes")
     magic, version, zero, ticket = HELLO.unpack(message)
@@ -74,10 +74,10 @@ def decode_hello(message: bytes | memoryview) -> bytes:
 
 
 def tune(transport: asyncio.BaseTransport, *, silence_max_s: int) -> None:
-    """No delay for small messages, and a link that went silent is given up after `silence_max_s`.
+    """Sends small messages without delay, and gives up a peer that is silent for `silence_max_s`.
 
-    Without the latter, a link that was cut without a word would wait for the kernel's next
-    retransmission, which after a long cut is up to two minutes away.
+    Without that limit, a connection whose network was cut would wait for the kernel's next
+    retransmission, which may be two minutes away after a long cut.
     """
     sock = cast("socket.socket", transport.get_extra_info("socket"))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -93,16 +93,17 @@ def tune(transport: asyncio.BaseTransport, *, silence_max_s: int) -> None:
 
 
 def new_area() -> memoryview:
-    """Where sockets put what they deliver; all connections of one loop may share it."""
+    """Returns memory for received bytes, which all connections of one loop may share."""
     return memoryview(bytearray(_AREA_BYTES))
 
 
 class MessageBuffer:
-    """Finds whole messages in what a socket delivers; no I/O.
+    """Finds whole messages in the bytes that a socket delivers; does no I/O.
 
-    `target` is where the next bytes belong; `received(n)` says how many came and hands on what is
-    complete by then. The view handed on is valid during the call only, unless `owned` says that its
-    memory is the message's own. Between the calls nothing of a connection is in the area.
+    `target` returns the memory for the next bytes. `received(n)` takes note that n bytes came, and
+    passes on the messages that are complete by then. The view of a message is valid during that
+    call only, unless `owned` says that the memory belongs to the message. Between two calls the
+    area holds nothing of a connection.
     """
 
     def __init__(
@@ -113,18 +114,20 @@ class MessageBuffer:
         length_max: int = MESSAGE_BYTES_MAX,
     ) -> None:
         self.on_message = on_message
-        """May be exchanged while it is called, for the messages that follow."""
+        """The taker of messages. It may replace itself, for the messages that follow."""
         self.owned = False
+        """While `on_message` runs: the message has memory of its own."""
         self._area = new_area() if area is None else area
         self._length_max = length_max
         self._rest = b""
-        """Less than a head."""
+        """The beginning of a head that has not come whole."""
         self._cut: memoryview | None = None
         """A message that has come in part, in memory of its own."""
         self._filled = 0
-        """Bytes of it that are there."""
+        """Number of its bytes that have come."""
 
     def target(self) -> memoryview:
+        """Returns the memory for the next bytes."""
         cut, rest = self._cut, self._rest
         if cut is not None:
             return cut[self._filled :]
@@ -134,7 +137,8 @@ class MessageBuffer:
         return self._area
 
     def received(self, count: int) -> None:
-        """Raises InvalidRequest when the stream is damaged, or what the message's taker raises."""
+        """Passes on what is complete with `count` further bytes. Raises InvalidRequest when the
+        stream is damaged, and the errors of `on_message`."""
         cut = self._cut
         if cut is None:
             self._hand_on(len(self._rest) + count)

@@ -1,17 +1,19 @@
 """The log frame, version 1: one Raft entry as it is replicated, written and read.
 
 A frame is a 48-byte header and a payload of records: batches of any queues, control records, a
-membership, or nothing (NOOP). It is CRC'd, replicated and truncated whole. A record's *position* is
-the byte offset of its 8-byte header in the frame, so that (index, position) finds it.
+membership, or nothing (NOOP). CRCs cover all of it, and it is replicated and truncated as a whole.
+A record's *position* is the byte offset of its 8-byte header in the frame, so (index, position)
+finds it.
 
 Format. `docs/formats/frame.md`; tests compare its tables with the structs below.
 
 Invariants
-1. `check_frame` accepts exactly what `build_frame` makes: both CRCs, exact length, records that
-   fill the payload, as many as the header says.
+1. `check_frame` accepts exactly the frames that `build_frame` makes: both CRCs match, the length is
+   exact, and the records fill the payload and are as many as the header says.
 2. Every record starts at a multiple of 8 in the frame, and so does the next frame.
 
-Not here: what records mean (the broker's state), where frames lie (the broker's log).
+Not here: the meaning of records (the broker's state), the places of frames on disk (the broker's
+log).
 """
 
 from __future__ import annotations
@@ -47,10 +49,10 @@ _PADDING: Final = tuple(bytes(-n % 8) for n in range(8))
 
 
 class RecordKind(IntEnum):
-    """What a record is. A kind that a node does not know halts it."""
+    """The kinds of records. A node halts at a kind that it does not know."""
 
     NOOP = 1
-    """Empty; opens a term."""
+    """Empty; begins a term."""
     MEMBERSHIP = 2
     """The group's voters and learners, as protobuf."""
     BATCH = 3
@@ -67,7 +69,8 @@ _KINDS: Final = {kind.value: kind for kind in RecordKind}
 
 
 class NewerFrame(CorruptFrame):
-    """Its header is whole, of a version that this program does not know: no damage to repair."""
+    """The frame's header is whole, but of a version that this program does not know. The frame is
+    not damaged and needs no repair."""
 
 
 @value
@@ -95,7 +98,7 @@ def build_frame(
     time_us: int,
     records: Sequence[tuple[RecordKind, Sequence[bytes | memoryview]]],
 ) -> tuple[bytes, list[int]]:
-    """One frame of `records`, each given in parts, and the records' positions.
+    """Returns one frame of `records`, each given in parts, and the records' positions.
 
     Asserts that there is a record and that the frame keeps to the limits.
     """
@@ -138,7 +141,8 @@ def build_frame(
 
 
 def decode_frame_header(data: bytes | bytearray | memoryview, at: int = 0) -> FrameHeader:
-    """The frame header at `data[at:]`, checked by itself. Raises CorruptFrame, NewerFrame."""
+    """Returns the frame header at `data[at:]` after checking it alone. Raises CorruptFrame,
+    NewerFrame."""
     raw = bytes(data[at : at + FRAME_HEADER_BYTES])
     if len(raw) < FRAME_HEADER_BYTES:
         raise CorruptFrame(f"frame header is cut: {len(raw)} of {FRAME_HEADER_BYTES} bytes")
@@ -157,7 +161,8 @@ def decode_frame_header(data: bytes | bytearray | memoryview, at: int = 0) -> Fr
 
 
 def frame_length_at(data: bytes | bytearray | memoryview, at: int) -> int:
-    """What the header at `data[at:]` claims, unchecked: cut there, then `check_frame`.
+    """Returns the length that the header at `data[at:]` claims, without any check. Give a slice of
+    that length to `check_frame`.
 
     Raises CorruptFrame when there is no room for a header.
     """
@@ -168,9 +173,10 @@ def frame_length_at(data: bytes | bytearray | memoryview, at: int) -> int:
 
 
 def check_frame(data: bytes | bytearray | memoryview) -> FrameHeader:
-    """The header of the frame that fills `data` exactly, with its payload and records checked.
+    """Returns the header of the frame that fills `data` exactly, after checking payload and
+    records.
 
-    Record kinds are not judged. Raises CorruptFrame.
+    The records' kinds are not checked. Raises CorruptFrame.
     """
     header = decode_frame_header(data)
     end = len(data)
@@ -196,10 +202,10 @@ def check_frame(data: bytes | bytearray | memoryview) -> FrameHeader:
 def iter_records(
     frame: bytes | bytearray | memoryview,
 ) -> Iterator[tuple[int, RecordKind, memoryview]]:
-    """Position, kind and payload (a view) of each record of a frame that was checked before.
+    """Yields position, kind and payload (a view) of each record of a frame that was checked before.
 
-    Raises CorruptFrame for a kind that this version does not know, and for a length that leads
-    out of the frame.
+    Raises CorruptFrame for a kind that this version does not know, and for a record that reaches
+    beyond the frame.
     """
     view = memoryview(frame)
     end = len(view)

@@ -1,7 +1,7 @@
 """The identifiers that every part shares, as types of their own.
 
-They are plain integers at run time; mypy keeps an offset out of the place of an index. Offsets
-and sequences count messages, indexes and terms are Raft's.
+They are plain integers at run time; mypy refuses an offset where an index is wanted. Offsets and
+sequences count messages; indexes and terms are Raft's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ProducerId = NewType("ProducerId", int)
 """1 and up, below 2**63; given out by the controller."""
 
 NodeId = NewType("NodeId", int)
-"""One broker node, 1 and up; 0 stands for "none" in messages."""
+"""One broker node, 1 and up; 0 means "none" in messages."""
 
 GroupId = NewType("GroupId", int)
 """One broker group (not a consumer group, which has a name)."""
@@ -34,11 +34,11 @@ Sequence = NewType("Sequence", int)
 """A producer's own number of a message in a queue."""
 
 NO_SEQUENCE: Final = Sequence(-1)
-"""The last sequence of a producer that has written nothing yet."""
+"""The last sequence of a producer that has stored nothing yet."""
 
 
 class QueueKey(NamedTuple):
-    """A queue's name everywhere on the wire and on disk."""
+    """The identity of a queue, on the wire and on disk."""
 
     topic_id: TopicId
     queue_id: QueueId

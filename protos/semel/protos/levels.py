@@ -1,19 +1,19 @@
-"""Feature levels: what a program speaks, how it says so, and what two programs make of it.
+"""Feature levels: the range that a program knows, how programs exchange it, and their checks.
 
-How it works. Levels are numbered through for the whole of Semel. A *program* speaks a range of
-them, which its code decides. A *log* of a broker group, and the controllers' *metadata*, are at one
-of them, the active level: it stands in the log or in the metadata, decides which kinds of records
-and rules may appear there, and rises only when an operator says so.
+How it works. One series of numbers covers the whole of Semel. A *program* knows a range of levels,
+which its code determines. A *log* of a broker group, and the controllers' *metadata*, are each at
+one level, the *active* one. It is written in the log or in the metadata, determines which kinds of
+records and rules may appear there, and rises only when an operator orders it.
 
-Every call carries the caller's levels in its metadata (`semel-levels-bin`), and is checked before
-its handler sees it; who asks for a stream is told the other side's levels before it may send the
-first byte. A caller that says nothing is of a time before levels were told: it may speak up to
-`UNTOLD_MAX`, and nobody can say what it lacks.
+Every call carries the caller's levels in its metadata (`semel-levels-bin`), which are checked
+before the handler runs. A client that opens a stream gets the broker's levels before it sends the
+first byte. A caller without levels is older than this exchange: it may know levels up to
+`UNTOLD_MAX`, and how many of them is unknown.
 
 Format. The metadata's value is a serialized `Levels` (`v1/common.proto`).
 
-Not here: raising a level (`broker/replica/feature_levels.py`, `controller/epoch.py`), the
-handshake.
+Not here: raising a level (`broker/replica/feature_levels.py`, `controller/epoch.py`), opening
+streams (`transport/streams.py` of the client).
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ MOVE_LEVEL: Final = 4
 DELAY_LEVEL: Final = 5
 """From here on a log may hold batches with a delivery time."""
 METADATA_LEVEL: Final = 6
-"""From here on a log may hold commits with metadata. All programs of this level tell their levels;
-an older one halts at the entry that names it."""
+"""From here on a log may hold commits with metadata. All programs that know this level send their
+levels; an older program halts at the entry that raises a log to it."""
 
 LEVEL_MIN: Final = 0
-"""The lowest level that this program speaks; a log that never needed one is at 0."""
+"""The lowest level that this program knows; a log that never needed another is at 0."""
 LEVEL_MAX: Final = 6
-"""The highest level whose rules this program knows: of logs and of metadata alike."""
+"""The highest level that this program knows, for logs and for metadata alike."""
 UNTOLD_MAX: Final = 5
-"""The highest level of any program that does not tell its levels."""
+"""The highest level of any program that does not send its levels."""
 
 _FEATURES: Final = {
     SPLIT_LEVEL: "splits of queues",
@@ -60,15 +60,16 @@ _FEATURES: Final = {
 
 @functools.cache
 def program_version() -> str:
-    """Version of this program, for people."""
+    """Returns the version of this program, for human readers."""
     return importlib.metadata.version("semel")
 
 
 @functools.lru_cache(maxsize=256)
 def own_levels(level_max: int = LEVEL_MAX, active: int = 0) -> Levels:
-    """What this program says of itself; `level_max` is lower where it plays an older one.
+    """Returns the levels that this program sends. A lower `level_max` makes it behave as an older
+    program.
 
-    The same object for the same arguments: not to be changed.
+    The same arguments give the same object, which must not be changed.
     """
     return Levels(
         min=min(LEVEL_MIN, level_max), max=level_max, version=program_version(), active=active
@@ -76,12 +77,13 @@ def own_levels(level_max: int = LEVEL_MAX, active: int = 0) -> Levels:
 
 
 def levels_metadata(levels: Levels) -> tuple[tuple[str, bytes], ...]:
-    """The same as metadata of a call or of an answer."""
+    """Returns levels as metadata of a call or of an answer."""
     return ((LEVELS_KEY, levels.SerializeToString()),)
 
 
 def told_levels(metadata: Iterable[tuple[str, str | bytes]] | None) -> Levels | None:
-    """What the other side says of itself; None when it is older than this.
+    """Returns the levels that the other side sent, or None from a program that is older than this
+    exchange.
 
     Raises InvalidRequest.
     """
@@ -100,12 +102,12 @@ def _decoded(value: bytes) -> Levels:
 
 
 def untold_levels() -> Levels:
-    """What can be said of a program that does not tell."""
+    """Returns the levels to assume of a program that does not send them."""
     return Levels(min=0, max=UNTOLD_MAX, version="")
 
 
 def check_levels(own: Levels, own_name: str, other: Levels, other_name: str) -> None:
-    """Raises UnsupportedVersion unless both programs speak a level in common."""
+    """Raises UnsupportedVersion unless both programs know a level in common."""
     if max(own.min, other.min) <= min(own.max, other.max):
         return
     older = own_name if own.max < other.max else other_name
@@ -125,7 +127,7 @@ def check_member(peer: str, told: Levels, level: int) -> None:
 
 
 def lacking(level: int, active: int, where: str) -> UnsupportedVersion:
-    """What needs `level` is asked of a log that is at a lower one."""
+    """Returns the error for a request that needs `level` of a log at a lower one."""
     return UnsupportedVersion(
         f"{where} is at feature level {active}, and {_FEATURES.get(level, 'this')} need"
         f" level {level}: upgrade every node, then say `semel cluster upgrade`",

@@ -1,18 +1,17 @@
-"""Which node of a group is asked next, until its master answers.
+"""The order in which the nodes of a group are asked until the master answers.
 
-How it works. A caller knows some nodes of a group and does not know which of them is the master: a
-`Round` gives it each node once. A node that is not the master may name the one that is, which is
-asked next. `MasterSearch` adds what a failed call to a broker means: whether another node is asked,
-and what the caller is told in the end. The caller makes the calls, keeps the time and decides
-whether a round is followed by another.
+How it works. A caller knows some nodes of a group and does not know which of them is the master. A
+`Round` gives it each node once. A node that is not the master may name the master, which is asked
+next. `MasterSearch` interprets the errors of calls to brokers: it decides whether another node is
+asked, and which error the caller gets in the end. The caller makes the calls, keeps the time and
+decides whether another round follows.
 
 Invariants
 1. A round gives no address twice.
-2. A search never ends with NotMaster. Its caller often answers a request itself, and whoever made
-   that request would take NotMaster for a word about the caller's own group, and go to the nodes of
-   the other one.
-3. A search ends with an error of another class at once unless it is one that another node may not
-   have.
+2. A search never ends with NotMaster. Its caller is often a broker that serves a request of its
+   own client. That client would take NotMaster for an answer about the broker's group, and would
+   ask the nodes of the wrong group from then on.
+3. An error that another node might not give lets the search go on. Any other error ends it at once.
 
 Not here: the calls (`channels.py`); clients, which keep each group's master and its term, ask all
 nodes at once for a new one and share the search between calls (`transport/cluster.py` in the
@@ -34,12 +33,12 @@ class Round:
     """The nodes that one call may ask, each at most once."""
 
     def __init__(self, addresses: Iterable[str] = ()) -> None:
-        """`addresses` are asked in this order; empty ones are left out."""
+        """Takes the addresses to ask, in this order; empty ones are left out."""
         self._waiting = deque(addresses)
         self._asked = {""}
 
     def next(self) -> str:
-        """HOST:PORT of the node to ask; "" when all were asked."""
+        """Returns HOST:PORT of the node to ask, or "" when all were asked."""
         while self._waiting:
             address = self._waiting.popleft()
             if address not in self._asked:
@@ -53,11 +52,11 @@ class Round:
         return not self._waiting
 
     def ask_next(self, address: str) -> None:
-        """A node named this one as the master."""
+        """Takes the address that a node gave for the master: it is asked next."""
         self._waiting.appendleft(address)
 
     def ask_too(self, addresses: Iterable[str]) -> None:
-        """These are asked after all others."""
+        """Has these asked after all others."""
         self._waiting.extend(one for one in addresses if one not in self._asked)
 
 
@@ -71,26 +70,26 @@ class MasterSearch:
         *,
         passing: tuple[type[SemelError], ...] = _SILENT,
     ) -> None:
-        """`group` names the group in errors; `passing` are the errors of one node after which
-        another one is asked, by default those that say nothing about the request."""
+        """`group` names the group in errors. `passing` are the errors after which another node is
+        asked, by default those that say nothing about the request."""
         self._group = group
         self._passing = passing
         self._round = Round(addresses)
         self._last: SemelError | None = None
 
     def next(self) -> str:
-        """HOST:PORT of the node to ask; "" when all were asked in this round."""
+        """Returns HOST:PORT of the node to ask, or "" when all were asked in this round."""
         return self._round.next()
 
     def again(self, addresses: Iterable[str]) -> None:
-        """Begins a new round; the errors of the earlier ones are not forgotten."""
+        """Begins a new round, and remembers the errors of the earlier ones."""
         self._round = Round(addresses)
 
     def on_error(self, error: SemelError, *, cut_short: bool = False) -> None:
-        """The node that was asked last did not do it. Raises errors that do not pass.
+        """Handles the error of the node that was asked last. Raises it if the search ends with it.
 
-        `cut_short` says that it had less time than others: its silence then does not replace what
-        an earlier node said.
+        `cut_short` says that the node had less time than others. If it was silent, that does not
+        replace the error of an earlier node.
         """
         if not isinstance(error, self._passing):
             raise error
@@ -101,7 +100,7 @@ class MasterSearch:
 
     @property
     def error(self) -> SemelError:
-        """What the caller is told when it gives up: the last node's word, with the group's name."""
+        """The error for a caller that gives up: the last node's, with the group's name."""
         match self._last:
             case None:
                 return Unavailable(f"no node of {self._group} is known")

@@ -1,19 +1,20 @@
-"""What both servers share to be measured: metrics with their meaning, a histogram, one page.
+"""Metrics of both servers: their meaning, a histogram, and the page that is served over HTTP.
 
-How it works. A part lists its metrics as a table of `Metric` in its `probe.py`, keeps plain numbers
-where things happen, and gathers them into `Samples` when somebody asks. `render` turns them into
-Prometheus text; docs/metrics.md is made from the same tables. Nothing is added up for a page that
-nobody reads, but for the counts that a histogram keeps.
+How it works. A part lists its metrics as a table of `Metric` in its `probe.py`. It keeps plain
+numbers where things happen, and gathers them into `Samples` when the page is read. `render` turns
+them into Prometheus text; docs/metrics.md is made from the same tables. Only histograms count
+continuously; everything else costs nothing as long as nobody reads the page.
 
 `MetricsServer` answers `GET /metrics` over HTTP/1.0 on the process's own event loop, one page a
 connection. The page is rendered in a thread, so that a large one does not hold up the loop.
 
 Invariants
-1. A name that is not in the table cannot be put on a page, nor a sample with other labels.
-2. At most `_CONNECTIONS_MAX` readers at once, each for at most `_TIMEOUT_S`, and one page at a
-   time: a stranger on this port costs a bounded amount of memory, descriptors and work.
+1. A page has only names that are in the table, and their samples have the table's labels.
+2. The server has at most `_CONNECTIONS_MAX` readers at once, each for at most `_TIMEOUT_S`, and
+   makes one page at a time. So a stranger on this port costs a bounded amount of memory,
+   descriptors and work.
 
-Not here: which metrics there are (`broker/probe.py`, `controller/probe.py`).
+Not here: the metrics themselves (`broker/probe.py`, `controller/probe.py`).
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _REQUEST_BYTES_MAX: Final = 16 << 10
 
 
 class Histogram:
-    """How often something took how long. Counted by one thread, read by any."""
+    """Counts of durations, by length. One thread counts, any thread may read."""
 
     __slots__ = ("_counts", "total_s")
 
@@ -55,17 +56,17 @@ class Histogram:
         self.total_s = 0.0
 
     def observe(self, seconds: float) -> None:
-        """It took so long once more."""
+        """Counts one duration."""
         self._counts[bisect_left(SECONDS, seconds)] += 1
         self.total_s += seconds
 
     @property
     def count(self) -> int:
-        """How often it was observed."""
+        """Number of durations."""
         return sum(self._counts)
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """(upper bound, observations up to it), the last one for `+Inf`."""
+        """Returns (upper bound, number of durations up to it) pairs, the last one for `+Inf`."""
         found, rows = 0, []
         bounds = [*map(str, SECONDS), "+Inf"]
         for bound, count in zip(bounds, list(self._counts), strict=True):
@@ -82,9 +83,9 @@ class Metric:
     """`semel_<part>_<noun>_<unit>`; counters end in `_total`."""
     kind: Literal["counter", "gauge", "histogram"]
     unit: str
-    """For people: bytes, seconds, messages, …"""
+    """For human readers: bytes, seconds, messages, …"""
     text: str
-    """What it means, in one sentence."""
+    """Its meaning, in one sentence."""
     labels: tuple[str, ...] = ()
 
 
@@ -95,13 +96,13 @@ class Samples:
     """The figures of one page."""
 
     def __init__(self, metrics: Iterable[Metric], common: Mapping[str, str]) -> None:
-        """`common` labels stand on every sample."""
+        """Every sample has the `common` labels."""
         self.metrics = {metric.name: metric for metric in metrics}
         self.common = dict(common)
         self.rows: dict[str, list[tuple[tuple[str, ...], Value]]] = {}
 
     def add(self, name: str, value: Value, **labels: object) -> None:
-        """One figure; its labels must be those of the table."""
+        """Adds one figure; its labels must be those of the table."""
         metric = self.metrics[name]
         assert set(labels) == set(metric.labels), f"{name} has the labels {metric.labels}"
         assert isinstance(value, Histogram) == (metric.kind == "histogram"), name
@@ -110,7 +111,8 @@ class Samples:
 
 
 def render(samples: Samples) -> bytes:
-    """Prometheus text, with the standard figures of this process behind ours. Any thread."""
+    """Returns Prometheus text: the samples, then the standard figures of this process. Any thread
+    may call it."""
     from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
     registry = CollectorRegistry()
@@ -120,7 +122,7 @@ def render(samples: Samples) -> bytes:
 
 
 class _Collector:
-    """What prometheus_client asks for its families."""
+    """The samples in the form that prometheus_client reads."""
 
     def __init__(self, samples: Samples) -> None:
         self._samples = samples
@@ -154,10 +156,10 @@ def _family(
 
 
 class MetricsServer:
-    """`GET /metrics` on HOST:PORT; `page` gathers the figures, on the loop."""
+    """Serves `GET /metrics`."""
 
     def __init__(self, host: str, port: int, page: Callable[[], Awaitable[Samples]]) -> None:
-        """Port 0 takes a free one."""
+        """`page` gathers the figures, on the event loop. Port 0 takes a free port."""
         self._host = host
         self._port = port
         self._page = page
@@ -168,7 +170,8 @@ class MetricsServer:
         """HOST:PORT, once it serves."""
 
     async def start(self) -> None:
-        """Raises OSError when the address cannot be had, or what writes the text is missing."""
+        """Begins to serve. Raises OSError if the address cannot be used, or if the library that
+        writes the text is not installed."""
         if importlib.util.find_spec("prometheus_client") is None:
             raise OSError("metrics need prometheus-client: install semel[broker]")
         try:
@@ -184,7 +187,7 @@ class MetricsServer:
         self.address = str(Address(self._host, port))
 
     async def close(self) -> None:
-        """Ends it; a page under way is not finished."""
+        """Stops serving; a page under way is cut off."""
         if self._server is not None:
             self._server.close()
         for writer in self._readers.values():
@@ -201,7 +204,7 @@ class MetricsServer:
                 async with compat.timeout(_TIMEOUT_S):
                     await self._serve(reader, writer)
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # whoever asked went away, was too slow, or speaks no HTTP
+            pass  # the reader went away, was too slow, or does not speak HTTP
         except Exception:
             logger.exception("the metrics page could not be made")
         finally:

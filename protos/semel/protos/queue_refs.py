@@ -1,4 +1,4 @@
-"""Queues as messages name them."""
+"""References to queues in protobuf messages."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from semel.protos.v1 import common_pb2
 
 
 def queue_ref(key: QueueKey) -> common_pb2.QueueRef:
-    """The queue, for a message."""
+    """Returns the reference to a queue."""
     return common_pb2.QueueRef(topic_id=key.topic_id, queue_id=key.queue_id)
 
 
 def queue_key_of(reference: common_pb2.QueueRef) -> QueueKey:
-    """The queue a message names."""
+    """Returns the queue that a reference names."""
     return QueueKey(TopicId(reference.topic_id), QueueId(reference.queue_id))

@@ -2,8 +2,8 @@
 
 A topic has 65,536 slots; each queue owns a half-open range of them. The slot of a message is the
 low 16 bits of MurmurHash3 (x86, 32 bits, seed 0; Austin Appleby, public domain) of its key, or of
-its source position as 8 little-endian bytes. Nothing else enters, so the same message goes to the
-same slot from any client, version and machine: an exact resume depends on it.
+its source position as 8 little-endian bytes. Nothing else counts, so the same message goes to the
+same slot from any client, version and machine. An exact resume depends on that.
 
 Not here: which queues a topic has now (the controller's routes).
 """
@@ -36,7 +36,7 @@ _U32: Final = np.uint64(0xFFFFFFFF)
 
 
 def slot_of_key(key: bytes) -> int:
-    """The slot of one key."""
+    """Returns the slot of one key."""
     return mmh3.hash(key, 0, signed=False) & SLOT_MASK
 
 
@@ -44,7 +44,7 @@ def slots_of_keys(
     keys: pa.Array | pa.ChunkedArray | Sequence[bytes | None],
     positions: npt.NDArray[np.int64] | None = None,
 ) -> Slots:
-    """The slot of each key; a null key takes the slot of its source position.
+    """Returns the slot of each key. A null key takes the slot of its source position.
 
     Raises InvalidRequest for a null key without `positions`.
     """
@@ -74,7 +74,7 @@ def _slots_of_mixed_keys(
 
 
 def slots_of_positions(positions: npt.NDArray[np.int64]) -> Slots:
-    """The slot of each source position."""
+    """Returns the slot of each source position."""
     words = positions.astype(np.int64, copy=False).view(np.uint64)
     low = (words & _U32).astype(np.uint32)
     high = (words >> np.uint64(32)).astype(np.uint32)
@@ -97,7 +97,7 @@ def _rotate(x: npt.NDArray[np.uint32], bits: int) -> npt.NDArray[np.uint32]:
 
 
 def split_slots(queues: int) -> list[tuple[int, int]]:
-    """`queues` half-open ranges that cover all slots, no two differing by more than one in size.
+    """Returns `queues` half-open ranges that cover all slots; their sizes differ by at most one.
 
     Raises InvalidRequest unless 1 <= queues <= 65,536.
     """
@@ -110,8 +110,8 @@ def split_slots(queues: int) -> list[tuple[int, int]]:
 def queue_for_slots(
     starts: npt.NDArray[np.int64] | Sequence[int], slots: npt.NDArray[Any] | Sequence[int]
 ) -> npt.NDArray[np.int64]:
-    """For each slot the place, in `starts`, of the range that holds it.
+    """Returns, for each slot, the index in `starts` of the range that holds it.
 
-    `starts` are the first slots of ranges that cover everything: rising, from 0.
+    `starts` are the first slots of ranges that cover all slots: they rise, from 0.
     """
     return np.searchsorted(np.asarray(starts), np.asarray(slots), side="right") - 1

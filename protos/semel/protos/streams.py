@@ -10,12 +10,12 @@ Format. `docs/formats/streams.md`; a test compares its tables with the structs b
     produce request   8 bytes head, u64 ping number | per batch: u32 length, u32 0, batch, pad to 8
     fetch reply       u32 header length, u32 0, FetchReplyHeader, pad to 8 | stored batches, padded
 
-Between a client and a broker on one machine the batches may stand in memory of the client instead.
+Between a client and a broker on one machine the batches may be in memory of the client instead.
 
 Invariants
 1. `decode_produce(encode_produce(x)) == x` and likewise for pings and fetch replies.
-2. A decoder accepts only messages that it accounts for to the last byte. Padding is zero.
-3. Nothing of a batch is looked at here; lengths alone are judged.
+2. A decoder accepts a message only if every byte of it belongs to a known field. Padding is zero.
+3. This module checks lengths and never looks into a batch.
 
 Not here: the batch (`batch.py`), the meaning of acknowledgements (`v1/broker.proto`).
 """
@@ -50,9 +50,9 @@ PRODUCE_BATCHES_MAX: Final = 0xFFFF
 MEMORY_NAME: Final = "semel-fetch"
 """Name of the memfd that a client offers for the batches of fetch replies."""
 MEMORY_SECRET_BYTES: Final = 32
-"""What it begins with."""
+"""Bytes of the secret at its beginning."""
 MEMORY_HEAD_BYTES: Final = 4096
-"""Nothing else is in front of this byte."""
+"""Byte at which the batches begin; only the secret is in front of it."""
 
 _TAG: Final = 0x0A
 _PADDING: Final = tuple(bytes(-n % 8) for n in range(8))
@@ -60,14 +60,14 @@ _PADDING: Final = tuple(bytes(-n % 8) for n in range(8))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ping:
-    """A sign of life that is answered by `ProduceReply.pong`."""
+    """A question whether the broker lives, which `ProduceReply.pong` answers."""
 
     number: int
     """1 and up, chosen by the client; u64."""
 
 
 def frame_prefix(length: int) -> bytes:
-    """What stands before `length` bytes of data in the wire form of `Frame`."""
+    """Returns the bytes in front of `length` bytes of data in the wire form of `Frame`."""
     prefix = bytearray((_TAG,))
     while length > 0x7F:
         prefix.append(length & 0x7F | 0x80)
@@ -77,7 +77,7 @@ def frame_prefix(length: int) -> bytes:
 
 
 def frame_data(message: bytes | memoryview) -> memoryview:
-    """The data of a `Frame` in wire form, as a view. Raises InvalidRequest."""
+    """Returns the data of a `Frame` in wire form, as a view. Raises InvalidRequest."""
     view = memoryview(message)
     if len(view) < 2 or view[0] != _TAG:
         raise InvalidRequest("stream message is not a Frame; send Frame.data and nothing else")
@@ -100,7 +100,7 @@ def frame_data(message: bytes | memoryview) -> memoryview:
 
 
 def encode_produce(batches: Sequence[bytes]) -> bytes:
-    """A produce request with whole client batches, as a `Frame` in wire form.
+    """Returns a produce request with whole client batches, as a `Frame` in wire form.
 
     Asserts that there is a batch and at most `PRODUCE_BATCHES_MAX`.
     """
@@ -117,12 +117,12 @@ def encode_produce(batches: Sequence[bytes]) -> bytes:
 
 
 def encode_ping(number: int) -> bytes:
-    """A ping as a `Frame` in wire form."""
+    """Returns a ping as a `Frame` in wire form."""
     return frame_prefix(PRODUCE_HEAD_BYTES) + PRODUCE_HEAD_STRUCT.pack(KIND_PING, 0, 0, 0, number)
 
 
 def decode_produce(message: bytes | memoryview) -> Ping | list[bytes]:
-    """A ping, or the batches of a produce request, each as bytes of its own.
+    """Returns a ping, or the batches of a produce request, each as bytes of its own.
 
     Raises InvalidRequest when the envelope is malformed.
     """
@@ -162,7 +162,8 @@ def decode_produce(message: bytes | memoryview) -> Ping | list[bytes]:
 
 
 def padded(parts: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
-    """Stored batches as they stand behind the header of a fetch reply: each at a multiple of 8."""
+    """Returns stored batches as a fetch reply has them behind its header: each at a multiple of
+    8."""
     pieces: list[bytes | memoryview] = []
     for part in parts:
         pieces.append(part)
@@ -172,17 +173,17 @@ def padded(parts: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
 
 
 def padded_bytes(parts: Sequence[bytes | memoryview]) -> int:
-    """What they take so."""
+    """Returns the length of the same batches with their padding."""
     return sum(len(part) + 7 & ~7 for part in parts)
 
 
 def encode_fetch_reply(
     header: broker_pb2.FetchReplyHeader, parts: Sequence[bytes | memoryview]
 ) -> bytes:
-    """A fetch reply as a `Frame` in wire form.
+    """Returns a fetch reply as a `Frame` in wire form.
 
-    `parts` are the stored batches, in the order of `header.results[].batches`; the header's
-    lengths must be theirs (asserted), and they are not part of it with `in_memory`.
+    `parts` are the stored batches, in the order of `header.results[].batches`. They must have the
+    lengths that the header names (asserted). With `in_memory` the reply does not contain them.
     """
     assert [r.length for result in header.results for r in result.batches] == [
         len(part) for part in parts
@@ -197,7 +198,7 @@ def encode_fetch_reply(
 
 
 def decode_fetch_reply(message: bytes) -> tuple[broker_pb2.FetchReplyHeader, list[memoryview]]:
-    """The header of a fetch reply and its stored batches, as views of `message`.
+    """Returns the header of a fetch reply and its stored batches, as views of `message`.
 
     Raises CorruptBatch when the reply is malformed; the batches themselves are not checked.
     """
@@ -208,7 +209,7 @@ def decode_fetch_reply(message: bytes) -> tuple[broker_pb2.FetchReplyHeader, lis
 def decode_fetch_header(
     message: bytes | memoryview,
 ) -> tuple[broker_pb2.FetchReplyHeader, memoryview]:
-    """The header of a fetch reply and what stands behind it. Raises CorruptBatch."""
+    """Returns the header of a fetch reply and the bytes behind it. Raises CorruptBatch."""
     try:
         data = frame_data(message)
     except InvalidRequest as error:
@@ -232,8 +233,8 @@ def decode_fetch_header(
 def fetched_batches(
     header: broker_pb2.FetchReplyHeader, rest: memoryview, memory: memoryview | None = None
 ) -> list[memoryview]:
-    """The stored batches of a fetch reply: views of the `rest` behind its header, or with
-    `in_memory` of the memory that its request named. Raises CorruptBatch."""
+    """Returns the stored batches of a fetch reply as views of `rest`, the bytes behind its header,
+    or with `in_memory` of the memory that its request named. Raises CorruptBatch."""
     data = rest
     if header.in_memory:
         if memory is None or len(rest):
