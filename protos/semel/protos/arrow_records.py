@@ -63,8 +63,8 @@ _NO_HEADERS: Final = Repeater(HEADERS_TYPE)
 def record_arrays(
     columns: Columns, header: BatchHeader, row_start: int, base_offset: int
 ) -> list[pa.Array]:
-    """Returns the arrays of RECORD_SCHEMA for decoded columns, whose first row is row `row_start` of
-    the batch and has offset `base_offset`."""
+    """Returns the arrays of RECORD_SCHEMA for decoded columns. The first of their rows is row
+    `row_start` of the batch and has offset `base_offset`."""
     count = len(columns)
     keys, stamps, headers, sequences = (
         columns.keys,

@@ -76,8 +76,8 @@ def due_at(deliver_at: object, now_us: int) -> int:
 
 
 def due_column(deliver_at: Any, count: int, now_us: int) -> Rows:
-    """Returns when each of `count` messages is due, 0 for at once. `column` is an Arrow array (of
-    timestamps with a zone or of whole microseconds) or a list; a null is at once. Raises
+    """Returns when each of `count` messages is due, 0 for at once. `deliver_at` is an Arrow array
+    (of timestamps with a zone or of whole microseconds) or a list; a null is at once. Raises
     InvalidRequest."""
     if isinstance(deliver_at, list | tuple):
         try:

@@ -9,6 +9,7 @@ seals the open chunk, and bulk calls are sorted by due time.
 A caller that waits for room releases the lock. Meanwhile the topic may be deleted and forgotten.
 Its intake is then marked as forgotten, and the caller continues with the intake that has the
 topic's name now.
+
 Invariants
 1. A message is in exactly one chunk, and chunks leave in the order in which they were begun.
 2. `buffered` counts every message that was appended and is not settled. It exceeds `buffer_bytes`
@@ -85,7 +86,7 @@ def extra_of(
 
 
 class Piece(NamedTuple):
-    """The messages of a bulk call that one chunk takes."""
+    """A range of a bulk call's messages that goes into one chunk."""
 
     columns: Columns
     positions: Rows | None

@@ -120,11 +120,12 @@ class ProducerCore:
     # --- life -----------------------------------------------------------------------------------
 
     def start(self) -> None:
+        """Starts the task that gives late messages their outcome."""
         self._expiry = self._cluster.spawn(self._expire(), "semel-producer-expiry")
         self._expiry.add_done_callback(self._on_expiry_ended)
 
     def _on_expiry_ended(self, task: asyncio.Task[None]) -> None:
-        """Starts the task that gives late messages their outcome."""
+        """Ends the producer if that task failed: late messages would never get an outcome."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self.fail(InternalError(f"client: {task.get_name()}: {error!r}"))
@@ -489,7 +490,7 @@ class ProducerCore:
                     self._forget(name, topic, error)
 
     def _name_of(self, lane: Lane) -> str:
-        """The topic's."""
+        """Returns the name of the lane's topic; empty if the topic was forgotten."""
         return next((name for name, topic in self._topics.items() if topic.has(lane)), "")
 
     def _forget(self, name: str, topic: ProducerTopic, error: SemelError) -> None:

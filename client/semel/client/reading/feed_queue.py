@@ -128,7 +128,8 @@ def cut(
     batch: broker_pb2.BatchRange,
     stored: memoryview,
 ) -> None:
-    """Returns the rows of a batch from the queue's offset up to its end."""
+    """Appends the rows of a batch to `deliveries`, from the queue's offset up to its end, and moves
+    the offset on. Raises InternalError for a batch that begins behind the offset."""
     if queue.ended:
         return
     start, end = batch.row_start, batch.row_end

@@ -69,7 +69,7 @@ memory, or are worth a poll each."""
 POLLS: Final = 2
 """Number of polls under way at a time, each for a share of the queues."""
 OVERDUE_S: Final = 1.5
-"""A poll unanswered for so long after that: the broker hangs."""
+"""Seconds after the end of a poll's wait without an answer: the broker is then taken for hung."""
 TIMER_S: Final = 0.002
 """Timers of whole milliseconds may be early by this much, and an early one does not fire again."""
 REST_S: Final = 0.05
@@ -104,7 +104,8 @@ class FeedOwner(Protocol):
         """The queue was split, and everything it holds was fetched. It is not fetched again."""
 
     def on_queue_error(self, queue: FeedQueue, error: SemelError) -> None:
-        """The broker refuses to read the queue, which is not fetched again until `Feed.wake`."""
+        """The broker refuses to read the queue. The queue still counts as asked, so it is not
+        fetched again until `FeedQueue.fetch_from` or the owner resets that."""
 
 
 class Feed:

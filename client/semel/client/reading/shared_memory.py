@@ -1,14 +1,16 @@
 """Memory that a broker on the same machine writes batches to, instead of sending them.
 
 How it works. A fetch stream that is busy makes a *region*, a sealed memfd, and offers it to its
-broker by process and descriptor. Every poll names a free *slot* of it; a broker that could open the
-region writes the batches of its answer there and sends the header alone. What gRPC does with a
-byte on its way (six copies, two of them under each interpreter's lock) is two copies then. A slot
-is free again once nothing refers to it: arrays and views that the application keeps hold theirs.
-Without a free slot, with another machine between, with an older broker the batches are sent.
+broker by process and descriptor. Every poll names a free *slot* of it. A broker that could open the
+region writes the batches of its answer there and sends the header alone. Each byte is then copied
+twice, while gRPC copies it six times, two of them under each interpreter's lock. A slot is free
+again once nothing refers to it; arrays and views that the application keeps refer to theirs. The
+broker sends the batches as usual if no slot is free, if it runs on another machine, or if it is of
+an older version.
 
-An *exchange* decides for one stream: it offers while the stream is busy, takes the memory back when
-it has been quiet, and offers no more once a broker has sent what it could have put there.
+An *exchange* decides for one stream. It offers memory while the stream is busy, and takes it back
+when the stream has been quiet. It offers none any more once a broker has sent batches that would
+have fit into a slot.
 
 Invariants
 1. A slot is written by the answer to the one poll that named it, and named again only when nobody
@@ -16,9 +18,9 @@ Invariants
 2. A region belongs to one stream. If a hung broker writes after its stream was given up, no reader
    looks there.
 3. After a fork no slot is named that the child may see: earlier regions are given up.
-4. A process that ends, in whatever way, leaves nothing behind: a memfd has no name.
+4. A process leaves nothing behind when it ends, even when it is killed: a memfd has no name.
 
-Not here: which answers come that way (`reading/fetch.py`), the broker's side
+Not here: which polls name a slot (`reading/fetch.py`), the broker's side
 (`server/shared_memory.py` of the broker).
 """
 
@@ -48,7 +50,7 @@ with contextlib.suppress(ImportError):  # a system without it has no memfd eithe
 
 SLOTS_MAX: Final = 16
 BUSY_BYTES: Final = 256 << 10
-"""Bytes of an answer from which on the next ones may be worth a region."""
+"""Size in bytes of an answer that makes the stream busy, so that a region is worth its memory."""
 PADDING_BYTES: Final = 64 << 10
 """Bytes that a slot has beyond the bytes of an answer's batches."""
 QUIET_S: Final = 5.0
@@ -66,7 +68,7 @@ class Slot:
     def __init__(self, region: Region, at: int, free: deque[int]) -> None:
         self.region = region
         self.at = at
-        """Byte of the region."""
+        """First byte of the slot in the region."""
         self._free = free
 
     def __del__(self) -> None:
@@ -84,7 +86,7 @@ class Slot:
 
 
 class Region:
-    """Slots of one stream."""
+    """The memory of one stream, divided into slots."""
 
     def __init__(self, slot_bytes: int, slots: int) -> None:
         """Raises OSError on systems without such memory."""
@@ -143,7 +145,8 @@ class Exchange:
     """The memory that one fetch stream offers to its broker."""
 
     def __init__(self, slot_bytes: int, held_bytes: int, *, allowed: bool) -> None:
-        """Takes the size of a slot, and the bytes that the application buffers."""
+        """`slot_bytes` is the size of an answer, `held_bytes` the bytes that the application
+        buffers."""
         self._slot_bytes = slot_bytes
         self._held_bytes = held_bytes
         self._allowed = allowed

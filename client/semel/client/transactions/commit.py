@@ -213,7 +213,7 @@ class TransactionCore:
         await self.drop_stagers(stagers)
 
     async def drop_stagers(self, stagers: dict[GroupId, set[int]]) -> None:
-        """The same by broker group."""
+        """Gives up the batches of stagers, listed by broker group, as far as the brokers answer."""
         await asyncio.gather(
             *(
                 self._call(
@@ -282,7 +282,7 @@ class TransactionCore:
         replies = await _all(self._call(group, "Describe", request) for group in groups)
         return dict(zip(groups, replies, strict=True))
 
-    # --- whom to ask ----------------------------------------------------------------------------
+    # --- the coordinator ------------------------------------------------------------------------
 
     async def _coordinator(self, transaction_id: str) -> GroupId:
         known = self._coordinators.get(transaction_id)

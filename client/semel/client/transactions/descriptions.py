@@ -1,4 +1,4 @@
-"""What `semel transaction` and the SDK tell of transactions."""
+"""Descriptions of transactions, for `semel transaction` and the SDK."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 
 
 class TransactionPart(NamedTuple):
-    """What one broker group has on hold of one epoch."""
+    """The messages of one epoch that one broker group has staged or pinned."""
 
     group: int
     state: str
-    """staged (given up when its time is over) or pinned (waits for the coordinator's word)."""
+    """staged (given up when its time is over) or pinned (waits for the coordinator's decision)."""
     epoch: int
     messages: int
     bytes: int
     writers: int
-    """How many have staged; 1 for what is pinned."""
+    """Number of writers that staged them; 1 if they are pinned."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,9 +35,9 @@ class TransactionInfo:
     unpublished_on: list[int] = field(default_factory=list)
     """Participants of a last epoch that is not published everywhere."""
     open_epoch: int | None = None
-    """Somebody has begun to commit it, and it is not decided."""
+    """The epoch whose commit was begun and is not decided; None if there is none."""
     age_ms: int = 0
-    """Since the oldest open step, log time; 0 when nothing is open."""
+    """Milliseconds of log time since the oldest open step; 0 when nothing is open."""
     parts: list[TransactionPart] = field(default_factory=list)
 
     @property
@@ -53,21 +53,21 @@ class TransactionInfo:
 
     @property
     def participants(self) -> list[int]:
-        """Broker groups that have something on hold, or to publish."""
+        """Broker groups that have staged or pinned messages, or messages to publish."""
         return sorted({*self.unpublished_on, *(part.group for part in self.parts)})
 
     @property
     def bytes(self) -> int:
-        """On hold."""
+        """Bytes that are staged or pinned."""
         return sum(part.bytes for part in self.parts)
 
     @property
     def messages(self) -> int:
-        """On hold."""
+        """Messages that are staged or pinned."""
         return sum(part.messages for part in self.parts)
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, for printing."""
+        """Returns all attributes, for printing."""
         value = asdict(self)
         value["parts"] = [part._asdict() for part in self.parts]
         value |= {

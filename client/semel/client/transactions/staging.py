@@ -44,7 +44,7 @@ from semel.protos.v1 import broker_pb2, transaction_records_pb2, transactions_pb
 SERVICE: Final[type[Any]] = transactions_pb2_grpc.TransactionsStub
 END_WAIT_S: Final = 1.0
 TTL_MS_DEFAULT: Final = 3_600_000
-"""One hour, for which a task's stage may wait for the slowest task of its job."""
+"""One hour. A task's stage may wait that long for the slowest task of its job."""
 
 
 class StagedPart(NamedTuple):
@@ -60,8 +60,8 @@ class StagedPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageReceipt:
-    """The batches that one writer has staged. It is small, and may be pickled and sent to the
-    program that commits."""
+    """The sums over the batches that one writer has staged. A receipt is small, and may be pickled
+    and sent to the program that commits."""
 
     transaction_id: str
     epoch: int
@@ -71,7 +71,7 @@ class StageReceipt:
 
     @property
     def messages(self) -> int:
-        """In all queues."""
+        """Number of messages in all queues."""
         return sum(part.messages for part in self.parts)
 
 

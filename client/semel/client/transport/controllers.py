@@ -1,11 +1,11 @@
 """The controllers of one cluster: their addresses, and which of them to ask.
 
 How it works. A call goes to the controller that answered last. When that one does not answer, or
-names another active controller, the call goes on to the others. A slow call stays with its
-controller, a controller that hangs is left: while a call waits, the client asks the controller from
-time to time whether it lives. A client that was given some of the controllers learns the others
-from the routes. Brokers keep a copy of the routes. So brokers may be given instead of controllers,
-and they are asked for routes when no controller answers.
+names another active controller, the call goes on to the others. While a call waits, the client
+asks the controller from time to time whether it lives: a slow call stays with its controller, and a
+controller that hangs is given up if another one is known. A client that was given some of the
+controllers learns the others from the routes. Brokers keep a copy of the routes. So brokers may be
+given instead of controllers, and they are asked for routes when no controller answers.
 
 Invariants
 1. Only calls that may be repeated go through `call`: their first attempt may have taken effect.
