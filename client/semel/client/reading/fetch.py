@@ -192,10 +192,21 @@ class Feed:
         """Appends deliveries to the line."""
         with self._lock:
             for delivery in deliveries:
-                self.buffered += len(delivery.stored)
-                delivery.queue.buffered += len(delivery.stored)
+                self._count(delivery, 1)
             self._line.extend(deliveries)
         self.notify()
+
+    def _count(self, delivery: Delivery, sign: int) -> None:
+        """Adds a delivery to the buffered bytes, or with -1 takes it away. The lock is held."""
+        self.buffered += sign * len(delivery.stored)
+        delivery.queue.buffered += sign * len(delivery.stored)
+
+    def _fetch_again(self, delivery: Delivery) -> None:
+        """Fetches a queue again from the caller's position, unless the delivery is void."""
+        queue = delivery.queue
+        if queue.turn == delivery.turn:
+            queue.fetch_again()
+            self.wake()
 
     @property
     def room(self) -> int:
@@ -239,8 +250,7 @@ class Feed:
                         raise failure
                     return None
                 delivery = self._line.popleft()
-                self.buffered -= len(delivery.stored)
-                delivery.queue.buffered -= len(delivery.stored)
+                self._count(delivery, -1)
                 # A reader that keeps up wakes no task: that would cost as much as a small batch.
                 tell = self._room_wanted and self.buffered < self.prefetch_bytes
                 if tell:
@@ -249,6 +259,14 @@ class Feed:
                 self._call_soon(self.wake)
             if delivery.turn == delivery.queue.turn:
                 return delivery
+
+    def put_back(self, delivery: Delivery) -> None:
+        """Returns a delivery that cannot be decoded to the head of the line, so that nothing
+        behind it is given out before it, and has its queue fetched again."""
+        with self._lock:
+            self._count(delivery, 1)
+            self._line.appendleft(delivery)
+        self._call_soon(lambda: self._fetch_again(delivery))
 
     @property
     def finished(self) -> bool:

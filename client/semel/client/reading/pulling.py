@@ -4,6 +4,9 @@ How it works. A `Puller` decodes the delivery at the head of the line, gives out
 them as outstanding, in one step of the caller's thread. A wait leaves a callable with the feed,
 which calls it from the I/O thread; blocking and awaiting differ in nothing else.
 
+A batch that is damaged is not passed over: it goes back to the head of the line, and its queue is
+fetched again from the caller's position, which may bring an undamaged copy.
+
 The I/O thread may void the deliveries in line at any moment, also between two statements here. Rows
 that were given out nevertheless are entered under the token with which they were fetched, so no
 commit can overlook them. If the queue is then fetched again from the caller's earlier position, the
@@ -65,7 +68,12 @@ class Puller:
             row = max(0, delivery.queue.delivered - delivery.base_offset)
             if row >= delivery.row_end - delivery.row_start:
                 continue
-            self._rows = rows = delivery.rows()
+            try:
+                rows = delivery.rows()
+            except SemelError:
+                self._feed.put_back(delivery)
+                raise
+            self._rows = rows
             self._row = row
             self._queue = delivery.queue
             self._turn = delivery.turn
@@ -107,7 +115,12 @@ class Puller:
         batches: list[pa.RecordBatch] = []
         size = 0
         while size < GATHER_BYTES and (rows := self._next(bool(batches))) is not None:
-            batches.append(rows.arrow(self._row))
+            try:
+                batches.append(rows.arrow(self._row))
+            except SemelError:
+                if not batches:
+                    raise
+                break  # the next call meets it again
             size += rows.size
             self._advance(rows, rows.count)
         if len(batches) > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from semel.client.config import ClientConfig
@@ -42,20 +43,23 @@ class Box:
 
     def __init__(self, prefetch_bytes: int = 1 << 20) -> None:
         self.woken = 0
+        self.soon: list[Callable[[], None]] = []
+        """What the I/O thread was asked to call; it calls nothing by itself."""
         self.ended: list[QueueKey] = []
         self.feed = Feed(
             self,
             None,  # type: ignore[arg-type]
             fetch_bytes=1 << 20,
             prefetch_bytes=prefetch_bytes,
-            call_soon=lambda function: self._wake(),
+            call_soon=self._call_soon,
         )
         self.queue = FeedQueue("t", KEY, GroupId(1), 0)
         self.feed.queues[KEY] = self.queue
         self.puller = Puller(self.feed)
 
-    def _wake(self) -> None:
+    def _call_soon(self, function: Callable[[], None]) -> None:
         self.woken += 1
+        self.soon.append(function)
 
     def on_queue_end(self, queue: FeedQueue) -> None:
         self.ended.append(queue.key)

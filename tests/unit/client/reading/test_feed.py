@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -10,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.client.core.routing import Master
-from semel.client.message import ARROW_SCHEMA
+from semel.client.message import ARROW_SCHEMA, Rows
 from semel.client.reading.feed_queue import Delivery, FeedQueue, cut
 from semel.client.reading.fetch import _Asked, _FetchLink, _Poll
-from semel.client.reading.pulling import await_ready, wait_ready
+from semel.client.reading.pulling import Puller, await_ready, wait_ready
 from semel.protos.errors import (
     CorruptBatch,
     InternalError,
@@ -163,6 +165,75 @@ def test_a_damaged_batch_is_refused() -> None:
     box.feed.deliver([Delivery(box.queue, 0, 0, memoryview(damaged), 0, 0, 1)])
     with pytest.raises(CorruptBatch):
         box.puller.messages(1)
+
+
+def damaged(values: list[bytes], base_offset: int) -> memoryview:
+    batch = bytearray(stored(values, base_offset))
+    batch[-1] ^= 1
+    return memoryview(batch)
+
+
+WAYS: dict[str, Callable[[Puller], Any]] = {
+    "messages": lambda puller: puller.messages(9),
+    "arrow": lambda puller: puller.arrow(),
+    "drain": lambda puller: list(puller.drain()),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_damaged_batch_is_not_passed_over(way: str) -> None:
+    """A commit of what comes after it would cover it."""
+    box = Box()
+    box.feed.deliver([Delivery(box.queue, 0, 0, damaged([b"a", b"b"], 0), 0, 0, 2)])
+    box.put([b"c"], 2)
+    for _ in range(2):
+        with pytest.raises(CorruptBatch):
+            WAYS[way](box.puller)
+    assert (box.queue.delivered, box.puller.outstanding.spans()) == (0, [])
+    for function in box.soon:
+        function()
+    assert (box.queue.offset, box.queue.asked) == (0, False), "it is fetched once more"
+    box.put([b"a", b"b", b"c"], 0)
+    assert len(WAYS[way](box.puller)) == 3
+    assert box.feed.buffered == box.queue.buffered == 0
+
+
+def test_a_damaged_batch_can_be_sought_over() -> None:
+    box = Box()
+    box.feed.deliver([Delivery(box.queue, 0, 0, damaged([b"a", b"b"], 0), 0, 0, 2)])
+    with pytest.raises(CorruptBatch):
+        box.puller.messages(1)
+    box.queue.go_to(2)
+    for function in box.soon:
+        function()
+    box.put([b"c"], 2)
+    assert [message.value for message in box.puller.messages(9)] == [b"c"]
+
+
+@pytest.mark.parametrize("found", ["at first", "late"])
+def test_columns_before_a_damaged_batch_are_given_out(
+    monkeypatch: pytest.MonkeyPatch, found: str
+) -> None:
+    """The damage shows when the batch is checked, or only when its columns are decoded."""
+    box = Box()
+    box.put([b"a"], 0)
+    bad = damaged([b"b"], 1) if found == "at first" else stored([b"b"], 1)
+    box.feed.deliver([Delivery(box.queue, 0, 9, bad, 1, 0, 1)])
+    whole = Rows.arrow
+
+    def arrow(rows: Rows, start: int = 0) -> pa.RecordBatch:
+        if rows.base_offset == 1:
+            raise CorruptBatch("its columns make no sense")
+        return whole(rows, start)
+
+    monkeypatch.setattr(Rows, "arrow", arrow)
+    first = box.puller.arrow()
+    assert first is not None
+    assert first.column("value").to_pylist() == [b"a"]
+    for _ in range(2):
+        with pytest.raises(CorruptBatch):
+            box.puller.arrow()
+    assert box.queue.delivered == 1
 
 
 def test_room_is_told_once() -> None:
