@@ -57,6 +57,9 @@ from semel.protos.v1 import broker_pb2
 logger = logging.getLogger(__name__)
 
 RELEASE_TIMEOUT_S: Final = 2.0
+REFUSED_PAUSE_S: Final = 1.0
+"""Seconds after which a queue that a broker refused to read is fetched again. The caller gets the
+error each time, until the queue can be read or the caller seeks elsewhere."""
 
 
 class ConsumerCore:
@@ -269,7 +272,9 @@ class ConsumerCore:
                 self.locks.forget(queue)
                 self._membership.beat_now()
             case _:
+                # The lock is kept, so that what was given out before can still be committed.
                 self.feed.fail(error)
+                self.feed.ask_later(queue, REFUSED_PAUSE_S)
 
     # --- asked from outside ---------------------------------------------------------------------
 

@@ -105,7 +105,7 @@ class FeedOwner(Protocol):
 
     def on_queue_error(self, queue: FeedQueue, error: SemelError) -> None:
         """The broker refuses to read the queue. The queue still counts as asked, so it is not
-        fetched again until `FeedQueue.fetch_from` or the owner resets that."""
+        fetched again until `FeedQueue.fetch_from` or the owner (`Feed.ask_later`) resets that."""
 
 
 class Feed:
@@ -163,8 +163,23 @@ class Feed:
         for link in self._links.values():
             link.wake()
 
+    def ask_later(self, queue: FeedQueue, pause_s: float) -> None:
+        """Fetches a queue that was refused again after `pause_s`, unless it has begun elsewhere or
+        was removed by then."""
+        turn = queue.turn
+
+        def ask() -> None:
+            if queue.turn == turn:
+                queue.asked = False
+                self.wake()
+
+        asyncio.get_running_loop().call_later(pause_s, ask)
+
     def wanted(self, group_id: GroupId) -> list[FeedQueue]:
-        """Returns the queues to fetch at this moment, the emptiest first."""
+        """Returns the queues to fetch at this moment, the emptiest first; none after a final
+        error, which is raised once the line is empty."""
+        if self._final is not None:
+            return []
         with self._lock:
             if self.buffered >= self.prefetch_bytes:
                 self._room_wanted = True
@@ -221,7 +236,8 @@ class Feed:
             waiter()
 
     def fail(self, error: SemelError, *, final: bool = False) -> None:
-        """Has the caller's next call raise `error`, or every call if it is `final`."""
+        """Has the caller's next call raise `error` once the line is empty. If it is `final`, every
+        call does, and nothing more is fetched."""
         if self._final is None:
             self._final = error if final else None
             self._failure = error

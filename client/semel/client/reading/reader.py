@@ -1,8 +1,9 @@
 """A reader of a topic without a consumer group: no locks, no commits, any offset.
 
 How it works. The reader turns the start, and the end if one is given, into one offset per queue
-before the first fetch; the feed does the rest. If retention trims a queue ahead of a slow reader,
-reading ends with OffsetOutOfRange: messages are never left out silently. A reader of all queues
+before the first fetch; the feed does the rest. Messages are never left out silently: if a queue
+cannot be read any further (retention trimmed it ahead of a slow reader, its topic was deleted, its
+bytes are damaged), reading ends, and every further call raises the error. A reader of all queues
 without an end continues with the children of a queue that is split meanwhile.
 
 Not here: the API (`api/aio_reading.py`).
@@ -104,7 +105,7 @@ class ReaderCore:
             try:
                 route = await self._cluster.topic(self._topic, refresh=True)
             except UnknownTopic as error:
-                self.feed.fail(error)
+                self.feed.fail(error, final=True)
                 return
             except SemelError as error:
                 logger.info("children not found queue=%s error=%s", parent, error.message)
@@ -122,8 +123,8 @@ class ReaderCore:
         if isinstance(error, QueueMoved):  # continues in the new group, at the same offset
             queue.group_id, queue.asked = GroupId(error.group_id), False
             self.feed.add(queue)
-        else:
-            self.feed.fail(error)
+        else:  # going on without this queue would leave its messages out
+            self.feed.fail(error, final=True)
 
     def positions(self) -> dict[int, int]:
         """Returns the next offset to give out, by queue."""

@@ -11,9 +11,18 @@ from typing import Any
 
 import pytest
 
+from semel.client.consumer import consumer as consumer_module
 from semel.client.consumer import locks as locks_module
 from semel.client.message import Message, Rows
-from semel.protos.errors import InternalError, InvalidRequest, LockLost, Unavailable
+from semel.protos.errors import (
+    CorruptSegment,
+    InternalError,
+    InvalidRequest,
+    LockLost,
+    OffsetOutOfRange,
+    SemelError,
+    Unavailable,
+)
 from tests.kit.simulated_group import Lock, Program, SimulatedGroup, key_of
 
 
@@ -417,6 +426,51 @@ async def test_a_background_task_that_dies_is_told(group: SimulatedGroup) -> Non
     for _ in range(2):
         with pytest.raises(InternalError, match=r"semel-consumer-locks.*a bug"):
             await program.poll()
+
+
+@pytest.mark.parametrize(
+    ("error", "reset"),
+    [
+        (CorruptSegment("all copies are damaged"), "earliest"),
+        (OffsetOutOfRange("trimmed", log_start_offset=9, log_end_offset=9), "error"),
+    ],
+)
+async def test_a_queue_that_is_refused_is_asked_for_again_and_keeps_its_lock(
+    group: SimulatedGroup, monkeypatch: pytest.MonkeyPatch, error: SemelError, reset: str
+) -> None:
+    """It would otherwise give nothing for ever, after one error that a caller may have logged."""
+    monkeypatch.setattr(consumer_module, "REFUSED_PAUSE_S", 0.0)
+    group.locks[key_of(0)].committed = 0
+    program = await joined(group, auto_offset_reset=reset)
+    program.put(0, 5)
+    assert len(await program.poll()) == 5
+    queue, feed = program.queue(), program.core.feed
+    for _ in range(2):
+        queue.asked = True  # as `_on_reply` leaves it
+        program.core.on_queue_error(queue, error)
+        with pytest.raises(type(error)):
+            await program.poll()
+        await asyncio.sleep(0.01)
+        assert feed.wanted(queue.group_id) == [queue]
+        assert queue.offset == 5
+    await program.commit()
+    assert group.locks[key_of(0)].committed == 5
+
+
+async def test_a_queue_that_was_refused_is_asked_for_at_most_once(
+    group: SimulatedGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller has sought elsewhere meanwhile, and that is asked for already."""
+    monkeypatch.setattr(consumer_module, "REFUSED_PAUSE_S", 0.0)
+    program = await joined(group)
+    queue = program.queue()
+    queue.asked = True
+    program.core.on_queue_error(queue, CorruptSegment("all copies are damaged"))
+    await program.core.seek("orders", 0, 50)
+    assert program.core.feed.wanted(queue.group_id) == [queue]
+    queue.asked = True
+    await asyncio.sleep(0.01)
+    assert queue.asked
 
 
 async def test_a_commit_needs_no_database_and_a_transaction_needs_one(

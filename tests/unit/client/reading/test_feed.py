@@ -393,6 +393,18 @@ def test_after_a_final_failure_every_call_fails() -> None:
             box.puller.messages(1)
 
 
+def test_after_a_final_failure_nothing_more_is_fetched() -> None:
+    """Else a queue that grows would put the error off for ever."""
+    box = Box()
+    box.put([b"a"], 0)
+    assert box.feed.wanted(GroupId(1)) == [box.queue]
+    box.feed.fail(InternalError("final"), final=True)
+    assert box.feed.wanted(GroupId(1)) == []
+    assert len(box.puller.messages(9)) == 1
+    with pytest.raises(InternalError, match="final"):
+        box.puller.messages(9)
+
+
 @pytest.mark.parametrize("way", ["arrow", "messages"])
 def test_a_failure_takes_nothing_along_that_was_there_before_it(way: str) -> None:
     box = Box()
