@@ -97,10 +97,10 @@ class _OneUse(Identity):
     """The highest epoch that a queue has refused."""
 
     async def _fence(
-        self, queues: list[QueueRoute], session: int, timeout_s: float, *, after_expiry: bool
+        self, queues: list[QueueRoute], template: broker_pb2.FenceProducerRequest, timeout_s: float
     ) -> list[broker_pb2.ProducerRow]:
         try:
-            return await super()._fence(queues, session, timeout_s, after_expiry=after_expiry)
+            return await super()._fence(queues, template, timeout_s)
         except DedupStateExpired as error:
             self.floor = max(self.floor, error.epoch_floor)
             raise

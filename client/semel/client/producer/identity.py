@@ -37,6 +37,9 @@ class Identity:
         self._cluster = cluster
         self._fixed = False
         self._task: asyncio.Task[None] | None = None
+        """The newest call to the controllers; it may have ended."""
+        self._elsewhere: ProducerFenced | None = None
+        """Another process has opened the name: no lane may use the epoch that was got since."""
 
     @classmethod
     def given(cls, cluster: Cluster, name: str, producer_id: ProducerId, epoch: int) -> Identity:
@@ -54,7 +57,9 @@ class Identity:
         """Asks the controllers for id and epoch, once. Raises SemelError."""
         if self._fixed:
             return
-        if self._task is None or (self._task.done() and not self.producer_id):
+        if self._task is None or self._task.done():
+            if self.producer_id:
+                return
             self._task = self._cluster.spawn(self._open(), "semel-open-producer")
         await asyncio.shield(self._task)
 
@@ -64,7 +69,8 @@ class Identity:
         self.producer_id, self.epoch = ProducerId(reply.producer_id), reply.epoch
 
     async def reopen(self, old: tuple[ProducerId, int]) -> None:
-        """Gets a new epoch (an anonymous producer a new id), unless `old` was replaced already.
+        """Gets a new epoch (an anonymous producer a new id), unless `old` was replaced already. All
+        lanes that call it at a time get the same one.
 
         Raises ProducerFenced when another process opened the name since, or when this producer may
         not raise the epoch.
@@ -74,62 +80,69 @@ class Identity:
                 f"producer {self.name!r} was forgotten; it goes on under a higher epoch only",
                 current_epoch=self.epoch,
             )
+        if self._elsewhere is not None:
+            raise self._elsewhere
         if self.pair != old:
             return
-        self._task = self._cluster.spawn(self._open(), "semel-open-producer")
+        if self._task is None or self._task.done():
+            self._task = self._cluster.spawn(self._open_again(old[1]), "semel-open-producer")
         await asyncio.shield(self._task)
-        if self.name and self.epoch > old[1] + 1:
-            raise ProducerFenced(
+
+    async def _open_again(self, old: int) -> None:
+        await self._open()
+        if self.name and self.epoch > old + 1:
+            self._elsewhere = ProducerFenced(
                 f"producer {self.name!r} was opened elsewhere; this one ends",
                 current_epoch=self.epoch - 1,
             )
+            raise self._elsewhere
 
     async def fence(
         self, queues: list[QueueRoute], session: int, timeout_s: float, *, after_expiry: bool
     ) -> list[broker_pb2.ProducerRow]:
-        """Fences queues under the present id and epoch. Returns their rows in the same order.
+        """Fences queues under the id and epoch that are present when it is called. Returns their
+        rows in the same order.
 
         Raises DedupStateExpired when a queue may have forgotten what this producer stored, unless
         the producer continues `after_expiry`.
         """
+        request = broker_pb2.FenceProducerRequest(
+            producer_id=self.producer_id,
+            epoch=self.epoch,
+            session=session,
+            name=self.name,
+            after_expiry=after_expiry,
+        )
         until = time.monotonic() + timeout_s
         while True:
             try:
-                return await self._fence(queues, session, timeout_s, after_expiry=after_expiry)
+                return await self._fence(queues, request, timeout_s)
             except QueueMoved:  # the routes know the new group by now
                 if time.monotonic() >= until:
                     raise
                 await asyncio.sleep(MOVED_PAUSE_S)
 
     async def _fence(
-        self, queues: list[QueueRoute], session: int, timeout_s: float, *, after_expiry: bool
+        self, queues: list[QueueRoute], template: broker_pb2.FenceProducerRequest, timeout_s: float
     ) -> list[broker_pb2.ProducerRow]:
-        requests = [
-            (group_id, keys[start : start + FENCE_QUEUES_MAX])
-            for group_id, keys in self._cluster.routes.by_home(queues).items()
-            for start in range(0, len(keys), FENCE_QUEUES_MAX)
-        ]
+        """Sends `template` for each broker group's queues."""
+        requests = []
+        for group_id, keys in self._cluster.routes.by_home(queues).items():
+            for start in range(0, len(keys), FENCE_QUEUES_MAX):
+                request = broker_pb2.FenceProducerRequest()
+                request.CopyFrom(template)
+                some = keys[start : start + FENCE_QUEUES_MAX]
+                request.queues.extend(queue_ref(key) for key in some)
+                requests.append((group_id, some, request))
         replies = await asyncio.gather(
             *(
-                self._cluster.call_master(
-                    group_id,
-                    "FenceProducer",
-                    broker_pb2.FenceProducerRequest(
-                        queues=[queue_ref(key) for key in keys],
-                        producer_id=self.producer_id,
-                        epoch=self.epoch,
-                        session=session,
-                        name=self.name,
-                        after_expiry=after_expiry,
-                    ),
-                    timeout_s,
-                )
-                for group_id, keys in requests
+                self._cluster.call_master(group_id, "FenceProducer", request, timeout_s)
+                for group_id, _, request in requests
             )
         )
         rows = {
             key: row
-            for (_, keys), reply in zip(requests, replies, strict=True)
+            for (_, keys, _), reply in zip(requests, replies, strict=True)
             for key, row in zip(keys, reply.rows, strict=True)
         }
         return [rows[queue.key] for queue in queues]

@@ -116,7 +116,7 @@ class StagerIdentity(Identity):
         )
 
     async def _fence(
-        self, queues: list[QueueRoute], session: int, timeout_s: float, *, after_expiry: bool
+        self, queues: list[QueueRoute], template: broker_pb2.FenceProducerRequest, timeout_s: float
     ) -> list[broker_pb2.ProducerRow]:
         """Sends OPEN in place of FENCE. A stager that brokers have forgotten is refused in any
         case."""
@@ -134,7 +134,7 @@ class StagerIdentity(Identity):
                         epoch=self.transaction_epoch,
                         stager_id=self.producer_id,
                         writer=self.writer,
-                        session=session,
+                        session=template.session,
                         ttl_ms=self._ttl_ms,
                         queues=[queue_ref(key) for key in keys],
                     ),
