@@ -122,3 +122,16 @@ def test_who_has_no_name_notices_nothing(client: Client) -> None:
                 ticks += 1
         producer.send(TOPIC, b"two").result(10)
         assert stored(client) == before + ticks + 1
+
+
+def test_queues_that_are_forgotten_together_do_not_end_a_named_producer(client: Client) -> None:
+    """Each of them makes it open its name again, at the same time."""
+    client.admin.create_topic("four", queues=4)
+    with client.producer("feeder", after_expiry="restart") as producer:
+        for value in (b"before", b"after"):
+            for future in [producer.send("four", value, queue=queue) for queue in range(4)]:
+                assert not future.result(60).duplicate
+            if value == b"before":
+                forget(client, "feeder")
+    queues = client.admin.describe_topic("four").queues
+    assert [queue.log_end_offset for queue in queues] == [2] * 4
