@@ -189,7 +189,7 @@ class ProducerCore:
     async def open_topic(self, name: str) -> ProducerTopic:
         """Returns the topic once it can be sent to. Raises SemelError."""
         if self._done:
-            raise self.intake.failure() or Closed("the producer is closed")
+            raise self._ending
         topic = self._topics.get(name)
         if topic is not None:
             return topic
@@ -199,6 +199,11 @@ class ProducerCore:
             self._opening[name] = task
             task.add_done_callback(lambda _: self._opening.pop(name, None))
         return await asyncio.shield(task)
+
+    @property
+    def _ending(self) -> Exception:
+        """Why the producer has ended."""
+        return self.intake.failure() or Closed("the producer is closed")
 
     async def _open(self, name: str) -> ProducerTopic:
         route, _ = await asyncio.gather(self._cluster.topic(name), self.identity.ensure())
@@ -217,6 +222,8 @@ class ProducerCore:
             except ProducerFenced as error:
                 self.fail(error)
                 raise
+        if self._done:  # its lanes would stay with the wire, which all producers share
+            raise self._ending
         topic = ProducerTopic(route, lanes, self.config, self.lane_to)
         intake = self.intake.topic(name)
         intake.message_bytes_max = topic.message_bytes_max
@@ -325,7 +332,8 @@ class ProducerCore:
         return await self.identity.fence(queues, session, timeout_s, after_expiry=after_expiry)
 
     def _fence_later(self, lane: Lane) -> None:
-        """Sends the first fence of a lane in use. All lanes of one loop turn share a request."""
+        """Sends the first fence of a lane in use. All lanes of one loop turn and broker group share
+        a request."""
         if lane.fencing:
             return
         lane.fencing = True
@@ -335,8 +343,14 @@ class ProducerCore:
 
     def _start_first_fences(self) -> None:
         lanes, self._lanes_to_fence = self._lanes_to_fence, []
-        if lanes and not self._done:
-            self._cluster.spawn(self._first_fences(lanes), "semel-fence")
+        if self._done:
+            return
+        # One task for each broker group: a group without a master must not hold up the others.
+        by_group: dict[GroupId, list[Lane]] = {}
+        for lane in lanes:
+            by_group.setdefault(self._cluster.routes.home(lane.route), []).append(lane)
+        for some in by_group.values():
+            self._cluster.spawn(self._first_fences(some), "semel-fence")
 
     async def _first_fences(self, lanes: list[Lane]) -> None:
         try:
