@@ -48,8 +48,8 @@ class Round:
 
     @property
     def over(self) -> bool:
-        """No address waits to be looked at."""
-        return not self._waiting
+        """Every address known so far was asked."""
+        return self._asked.issuperset(self._waiting)
 
     def ask_next(self, address: str) -> None:
         """Takes the address that a node gave for the master: it is asked next."""

@@ -51,6 +51,19 @@ def test_who_is_named_comes_next_and_who_is_added_comes_last() -> None:
     assert [nodes.next() for _ in range(5)] == ["d:1", "b:1", "c:1", "", ""]
 
 
+def test_a_round_is_over_when_only_addresses_that_were_asked_are_named() -> None:
+    nodes = Round(["a:1", "b:1"])
+    assert not nodes.over
+    nodes.next()
+    nodes.next()
+    nodes.ask_next("a:1")
+    nodes.ask_next("")
+    assert nodes.over
+    nodes.ask_too(["c:1"])
+    assert not nodes.over
+    assert [nodes.next(), nodes.next()] == ["c:1", ""]
+
+
 def test_a_search_follows_the_hint_of_a_node_that_is_not_the_master() -> None:
     search = MasterSearch("broker group 2", ["a:1", "b:1", "c:1"])
     assert search.next() == "a:1"

@@ -167,8 +167,9 @@ class Cluster:
         await self.controllers.watch(request, self._on_routes)
 
     async def topic(self, name: str, *, refresh: bool = False) -> TopicRoute:
-        """Returns the route of a topic. Raises UnknownTopic, and Unavailable if the route was never
-        fetched and no controller answers."""
+        """Returns the route of a topic; with `refresh` the newest one that anybody tells. Raises
+        UnknownTopic, and Unavailable or TimedOut if the route was never fetched and no controller
+        answers."""
         known = self.routes.topic(name)
         if known is not None and not refresh:
             return known
@@ -180,7 +181,7 @@ class Cluster:
                 self.routes.on_topic_gone(name, known.topic_id)
             self._keeper.on_topic_gone(name)
             raise
-        except Unavailable:
+        except (Unavailable, TimedOut):
             if known is None:
                 raise
         found = self.routes.topic(name)

@@ -3,9 +3,9 @@
 How it works. A call goes to the controller that answered last. When that one does not answer, or
 names another active controller, the call goes on to the others. While a call waits, the client
 asks the controller from time to time whether it lives: a slow call stays with its controller, and a
-controller that hangs is given up if another one is known. A client that was given some of the
-controllers learns the others from the routes. Brokers keep a copy of the routes. So brokers may be
-given instead of controllers, and they are asked for routes when no controller answers.
+controller that hangs is given up if somebody else may be asked. A client that was given some of
+the controllers learns the others from the routes. Brokers keep a copy of the routes. So brokers may
+be given instead of controllers, and they are asked for routes when no controller answers.
 
 Invariants
 1. Only calls that may be repeated go through `call`: their first attempt may have taken effect.
@@ -42,6 +42,8 @@ HANG_S: Final = 0.8
 """Seconds after which a waiting call makes the client ask whether the controller lives."""
 BROKERS_TOO: Final = ("GetRoutes", "OpenProducer")
 """Methods that brokers answer too, from their copy of the routes and their range of ids."""
+COPIES_MAX: Final = 3
+"""Most brokers that are asked for their copies in one round of a call."""
 CALL_POLICY: Final = BackoffPolicy(initial_ms=20, max_ms=300)
 WATCH_POLICY: Final = BackoffPolicy(initial_ms=100, max_ms=2_000)
 
@@ -82,10 +84,12 @@ class Controllers:
         last: SemelError | None = None
         while True:
             asked = Round(self._addresses)
+            copies = list(self._copies()) if method in BROKERS_TOO else []
+            others = bool(copies) or len(self._addresses) > 1
             copied: Any = None  # the best answer so far, from a broker's copy
             while (address := asked.next()) and (left := deadline - time.monotonic()) > 0:
                 try:
-                    reply = await self._ask(address, method, request, left)
+                    reply = await self._ask(address, method, request, left, others=others)
                 except NotMaster as error:
                     last = error
                     asked.ask_next(error.master_address)
@@ -101,10 +105,9 @@ class Controllers:
                     else:
                         self._prefer(address)
                         return reply
-                if asked.over and copied is None and method in BROKERS_TOO:
-                    asked.ask_too(
-                        random.sample(copies := list(self._copies()), min(3, len(copies)))
-                    )
+                if asked.over and copied is None and copies:
+                    asked.ask_too(random.sample(copies, min(COPIES_MAX, len(copies))))
+                    copies = []
             if copied is not None:
                 return copied
             wait = backoff.next_ms() / 1000
@@ -152,14 +155,17 @@ class Controllers:
                     break
             await asyncio.sleep(backoff.next_ms() / 1000)
 
-    async def _ask(self, address: str, method: str, request: Any, timeout_s: float) -> Any:
-        """Makes one call. Raises SemelError; a controller that hangs gives Unavailable."""
+    async def _ask(
+        self, address: str, method: str, request: Any, timeout_s: float, *, others: bool
+    ) -> Any:
+        """Makes one call. Raises SemelError; if there are others to ask, a controller that hangs
+        gives Unavailable."""
         call = asyncio.ensure_future(
             self._connections.call(address, CONTROLLER, method, request, timeout_s)
         )
         try:
             while not (await asyncio.wait({call}, timeout=HANG_S))[0]:
-                if len(self._addresses) > 1 and not await self._lives(address):
+                if others and not await self._lives(address):
                     raise Unavailable(f"{address} hangs; whether the call took effect is unknown")
             return call.result()
         finally:

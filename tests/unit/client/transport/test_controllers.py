@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import grpc.aio
 import pytest
 
+from semel.client.core.retry import BackoffPolicy
 from semel.client.transport import controllers as module
 from semel.client.transport.connection import Connections
 from semel.client.transport.controllers import Controllers
@@ -33,6 +35,8 @@ class Told(ControllerServicer):
         self.hanging = False
         self.slow: asyncio.Event | None = None
         """What a call waits for while the controller itself lives."""
+        self.copied = False
+        """It is a broker with a copy of the routes."""
         self.calls = 0
         self.left = asyncio.Event()
         """It is not active any more: watches end."""
@@ -42,7 +46,7 @@ class Told(ControllerServicer):
         await self._pass()
         if self.slow is not None:
             await self.slow.wait()
-        return pb.Routes(version=1, cluster_id=self.address)
+        return pb.Routes(version=1, cluster_id=self.address, copied=self.copied)
 
     async def WatchRoutes(self, request: Any, context: Any) -> AsyncGenerator[pb.Routes]:  # noqa: N802
         await self._pass()
@@ -90,6 +94,20 @@ async def told(count: int) -> AsyncIterator[tuple[list[Told], Controllers]]:
         await connections.close()
         for server in servers:
             await server.stop(None)
+
+
+def make_broker(one: Told, client: Controllers) -> None:
+    """Has the client know it as its only broker, which answers from a copy of the routes."""
+    one.master, one.copied = one.address, True
+    client._copies = lambda: [one.address]
+
+
+@contextmanager
+def dead_address() -> Iterator[str]:
+    """HOST:PORT where connections are refused."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"
 
 
 async def asked(client: Controllers, timeout_s: float = 10.0) -> str:
@@ -170,6 +188,43 @@ async def test_silence_counts_where_there_was_time_for_an_answer(
         with pytest.raises(told_of) as caught:
             await asking
         assert ("a standby" in str(caught.value)) == (told_of is Unavailable)
+
+
+@pytest.mark.parametrize("first", ["the dead one", "the standby"])
+async def test_a_broker_is_asked_when_a_standby_names_a_dead_controller(first: str) -> None:
+    """The standby has not noticed yet, and goes on naming it for a while."""
+    async with told(2) as ((broker, standby), client):
+        with dead_address() as dead:
+            make_broker(broker, client)
+            standby.master = dead
+            client._addresses = [dead, standby.address]
+            if first == "the standby":
+                client._addresses.reverse()
+            assert await asked(client) == broker.address
+            assert (standby.calls, broker.calls) == (1, 1)
+
+
+async def test_a_round_asks_three_of_the_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
+    once = BackoffPolicy(initial_ms=60_000, max_ms=60_000)
+    monkeypatch.setattr(module, "CALL_POLICY", once)
+    async with told(7) as ((*brokers, controller), client):
+        for one in (*brokers, controller):
+            one.master = ""
+        client._copies = lambda: [one.address for one in brokers]
+        with pytest.raises(Unavailable):
+            await asked(client, 10.0)
+        assert controller.calls == 1
+        assert sum(one.calls for one in brokers) == 3
+
+
+async def test_a_broker_is_asked_when_the_only_controller_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "HANG_S", 0.05)
+    async with told(2) as ((broker, controller), client):
+        make_broker(broker, client)
+        controller.hanging = True
+        assert await asked(client) == broker.address
 
 
 async def test_a_watch_follows_the_active_controller() -> None:
