@@ -131,11 +131,13 @@ class Controllers:
         async def read(address: str) -> None:
             stream = self._connections.stream(address, CONTROLLER, "WatchRoutes", request, None)
             async for routes in stream:
+                self._prefer(address)
                 on_routes(routes)
                 backoff.reset()
 
         while True:
-            for address in self.addresses:
+            asked = Round(self._addresses)
+            while address := asked.next():
                 reading = self._watch = asyncio.ensure_future(read(address))
                 self._watched = address
                 try:
@@ -150,9 +152,8 @@ class Controllers:
                     raise error
                 known = translate(error, address)
                 logger.debug("route watch ended address=%s error=%s", address, known)
-                if isinstance(known, NotMaster) and known.master_address:
-                    self._prefer(known.master_address)
-                    break
+                if isinstance(known, NotMaster):
+                    asked.ask_next(known.master_address)
             await asyncio.sleep(backoff.next_ms() / 1000)
 
     async def _ask(

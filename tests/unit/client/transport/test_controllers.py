@@ -256,3 +256,21 @@ async def test_a_watch_leaves_a_controller_that_calls_have_left() -> None:
             assert await seen.get() == two.address
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_a_watch_reaches_the_active_controller_although_a_standby_names_a_dead_one() -> None:
+    async with told(2) as ((active, standby), client):
+        with dead_address() as dead:
+            standby.master = dead
+            client._addresses = [standby.address, dead, active.address]
+            seen: asyncio.Queue[str] = asyncio.Queue()
+            watching = asyncio.ensure_future(
+                client.watch(
+                    pb.GetRoutesRequest(), lambda routes: seen.put_nowait(routes.cluster_id)
+                )
+            )
+            async with compat.timeout(60):
+                assert await seen.get() == active.address
+            assert client.addresses[0] == active.address
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
