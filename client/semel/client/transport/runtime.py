@@ -58,25 +58,36 @@ class Runtime:
         self, coroutine: Coroutine[Any, Any, _Result], timeout: float | None, late: str
     ) -> _Result:
         """Blocks for the coroutine's result. Raises TimedOut, whose text begins with `late`, after
-        `timeout` seconds."""
+        `timeout` seconds, and Closed if the client is closed meanwhile."""
         if threading.current_thread() is self.thread:
             coroutine.close()
             raise InvalidRequest("a callback must not call a blocking method of the client")
         future = self.submit(coroutine)
         try:
-            return future.result(timeout)
+            try:
+                return future.result(timeout)
+            except TimeoutError:
+                if not future.done():
+                    raise TimedOut(f"{late} within {timeout:g} s") from None
+                return future.result()  # it came at the last moment, or raises its own TimeoutError
         except concurrent.futures.CancelledError:
-            raise Closed("the client was closed while the call was under way") from None
-        except TimeoutError:
-            if future.done():
-                raise
-            raise TimedOut(f"{late} within {timeout:g} s") from None
+            raise _closed() from None
         finally:
             future.cancel()
 
     async def await_run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-        """Awaits the coroutine's result on the caller's own loop."""
-        return await asyncio.wrap_future(self.submit(coroutine))
+        """Awaits the coroutine's result on the caller's own loop. Raises Closed if the client is
+        closed meanwhile."""
+        task = asyncio.current_task()
+        before = 0 if task is None else task.cancelling()
+        future = self.submit(coroutine)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            # A TaskGroup of the caller's would swallow the cancellation of a task of the client's.
+            if future.cancelled() and (task is None or task.cancelling() == before):
+                raise _closed() from None
+            raise
 
     def call_soon(self, function: Callable[..., object], *arguments: object) -> None:
         """Calls a function on the I/O thread. A no-op once the thread has ended."""
@@ -88,6 +99,10 @@ class Runtime:
         if os.getpid() == self.pid and self.thread.is_alive():
             self.call_soon(self.loop.stop)
             self.thread.join(_EXIT_WAIT_S)
+
+
+def _closed() -> Closed:
+    return Closed("the client was closed while the call was under way")
 
 
 def finish(awaited: asyncio.Future[None] | None) -> None:
