@@ -461,6 +461,7 @@ class _FetchLink:
             error = from_detail(header.error)
             if isinstance(error, Throttled):
                 self._rest(error.retry_after_ms)
+                self._wake.set()
                 return
             raise error
         if self._any and not header.results:

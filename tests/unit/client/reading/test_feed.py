@@ -20,6 +20,7 @@ from semel.protos.errors import (
     CorruptBatch,
     InternalError,
     OffsetOutOfRange,
+    Throttled,
     Unavailable,
     UnknownQueue,
     to_detail,
@@ -441,3 +442,17 @@ def test_a_node_that_is_behind_is_asked_once_and_no_master_is_blamed(answer: str
     master = Master(address="master:1", node_id=NodeId(1), term=Term(1))
     link._on_ended(master, Unavailable("gone"))
     assert cluster.failed == [master]
+
+
+async def test_a_poll_that_is_throttled_is_made_again() -> None:
+    box = Box()
+    box.feed.cluster = Nowhere()  # type: ignore[assignment]
+    link = _FetchLink(box.feed, GroupId(1))
+    header = broker_pb2.FetchReplyHeader(
+        correlation_id=1, error=to_detail(Throttled("later", retry_after_ms=5))
+    )
+    box.queue.asked = True
+    link._polls[1] = _Poll(0.0, [_Asked(box.queue, box.queue.turn, False)], None)
+    link._on_reply(encode_fetch_reply(header, []))
+    assert box.feed.wanted(GroupId(1)) == [box.queue]
+    assert link._wake.is_set(), "whoever asks sleeps until then"
