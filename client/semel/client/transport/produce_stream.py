@@ -196,7 +196,7 @@ class Wire:
                 master = await self._cluster.master(self.group_id)
             except SemelError as error:
                 self._on_no_stream(error)
-                await asyncio.sleep(backoff.next_ms() / 1000)
+                await self._rest(backoff)
                 continue
             for lane in list(self._lanes()):
                 lane.on_stream_lost()
@@ -211,16 +211,20 @@ class Wire:
                 self._on_ended(master, InternalError(f"client: {group.exceptions[0]!r}"))
             if asyncio.get_running_loop().time() - up_since > 1.0:
                 backoff.reset()
-            await asyncio.sleep(backoff.next_ms() / 1000)
-            if self.in_flight_bytes <= 0 and not any(lane.pending for lane in self._lanes()):
-                # No lane needs a master. A lane of a wire that searches is given
-                # nothing, so chunks in the intake must learn that this wire no longer searches.
-                self._work.clear()
-                self.searching = False
-                self._tell_room()
-            else:
-                # The writer clears it when it has nothing more to write; answers are still owed.
-                self._work.set()
+            await self._rest(backoff)
+
+    async def _rest(self, backoff: Backoff) -> None:
+        """Pauses after the end of a stream, or after a search without success."""
+        await asyncio.sleep(backoff.next_ms() / 1000)
+        if self.in_flight_bytes <= 0 and not any(lane.pending for lane in self._lanes()):
+            # No lane needs a master. A lane of a wire that searches is given
+            # nothing, so chunks in the intake must learn that this wire no longer searches.
+            self._work.clear()
+            self.searching = False
+            self._tell_room()
+        else:
+            # The writer clears it when it has nothing more to write; answers are still owed.
+            self._work.set()
 
     def _lanes(self) -> Iterator[WireLane]:
         return (lane for link in self._links for lane in link.lanes)

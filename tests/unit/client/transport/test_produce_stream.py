@@ -7,12 +7,20 @@ from collections.abc import Coroutine
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from semel.client.core.batching import Part
 from semel.client.core.sequences import Decision
 from semel.client.producer.lanes import Lane, Link
 from semel.client.transport.produce_stream import Wire
 from semel.protos import compat
-from semel.protos.errors import SemelError, Throttled, UnsupportedVersion, to_detail
+from semel.protos.errors import (
+    SemelError,
+    Throttled,
+    UnknownGroup,
+    UnsupportedVersion,
+    to_detail,
+)
 from semel.protos.ids import GroupId, QueueKey
 from semel.protos.levels import LEVEL_MAX
 from semel.protos.v1 import broker_pb2
@@ -75,12 +83,14 @@ class Owner:
         self.config = SimpleNamespace(max_in_flight_bytes=8 << 20)
         self.performed: list[Any] = []
         self.rooms = 0
+        self.room = asyncio.Event()
 
     def perform(self, lane: Any, decisions: list[Decision]) -> None:
         self.performed.append(lane)
 
     def on_room(self) -> None:
         self.rooms += 1
+        self.room.set()
 
 
 class Stream:
@@ -114,11 +124,15 @@ class OneMaster:
         self.opened = asyncio.Event()
         self.refusal: SemelError | None = None
         """The error with which streams are refused."""
+        self.unknown: SemelError | None = None
+        """The error with which searches for a master end."""
         self._master = SimpleNamespace(address="b:1")
         self.routes = SimpleNamespace(master=lambda _: self._master)
         self.tasks: list[asyncio.Task[None]] = []
 
     async def master(self, _: GroupId) -> Any:
+        if self.unknown is not None:
+            raise self.unknown
         return self._master
 
     def on_master_error(self, *_: Any) -> None:
@@ -311,6 +325,26 @@ async def test_what_waits_for_a_broker_of_another_version_fails_at_once() -> Non
     assert lane.refusals[0] is box.cluster.refusal
     assert link.last_error is box.cluster.refusal
     assert link.available, "or what comes next would wait in the intake for its delivery timeout"
+    box.end()
+
+
+@pytest.mark.parametrize("error", [UnknownGroup("gone"), UnsupportedVersion("newer")])
+async def test_a_search_that_cannot_succeed_ends_when_nobody_needs_it(error: SemelError) -> None:
+    box = Box()
+    box.cluster.unknown = error
+    lane = FakeLane()
+    lane.pending.append(cast(Any, None))
+    owner, link = box.producer(lane)
+    link.on_ready(cast(Lane, lane))
+    while box.wire.last_error is None:
+        await asyncio.sleep(0)
+    lane.pending.clear()  # as when its messages are late
+    owner.room.clear()
+    async with compat.timeout(60):
+        await owner.room.wait()
+        while box.wire._work.is_set():
+            await asyncio.sleep(0.01)
+    assert not box.wire.searching
     box.end()
 
 
