@@ -192,8 +192,9 @@ class Cluster:
     # --- brokers --------------------------------------------------------------------------------
 
     async def master(self, group_id: GroupId) -> Master:
-        """Returns the group's master; waits until there is one. Raises UnknownGroup, and
-        UnsupportedVersion when this client cannot speak to any node of the group."""
+        """Returns the group's master; waits until there is one. Raises UnknownGroup when the
+        controllers do not know the group, and UnsupportedVersion when this client cannot speak to
+        any node of it."""
         known = self.routes.master(group_id)
         if known is not None:
             return known
@@ -212,7 +213,9 @@ class Cluster:
                 return known
             addresses = self.routes.replicas(group_id)
             if not addresses:
-                raise UnknownGroup(f"no broker group {group_id} in the routes")
+                await self._look_up(group_id)
+                await asyncio.sleep(backoff.next_ms() / 1000)
+                continue
             probes = {
                 asyncio.ensure_future(self._probe(group_id, address)) for address in addresses
             }
@@ -236,6 +239,22 @@ class Cluster:
             patience = min(2 * patience, PROBE_S)
             if self.routes.master(group_id) is None:
                 await asyncio.sleep(backoff.next_ms() / 1000)
+
+    async def _look_up(self, group_id: GroupId) -> None:
+        """Fetches the groups for one that is not in the routes: a queue may have moved to a group
+        that is new. Raises UnknownGroup if the controllers do not know it either."""
+        request = controller_pb2.GetRoutesRequest(groups_only=True)
+        try:
+            routes = await self.controller("GetRoutes", request)
+        except SemelError as error:
+            if not error.retriable:
+                raise
+            logger.info("group not found group=%s error=%s", group_id, error.message)
+            return
+        self._on_routes(routes)
+        # A broker's copy may be older than the group.
+        if not self.routes.replicas(group_id) and not routes.copied:
+            raise UnknownGroup(f"no broker group {group_id} in the routes")
 
     async def _probe(self, group_id: GroupId, address: str) -> UnsupportedVersion | None:
         """Asks a node for its status. Returns the error if it can never answer this client."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from semel.client.config import ClientConfig, build
 from semel.client.transport.cluster import Cluster
-from semel.protos.errors import SemelError, TimedOut, Unavailable
+from semel.protos.errors import SemelError, TimedOut, Unavailable, UnknownGroup
+from semel.protos.ids import GroupId
 from semel.protos.v1 import controller_pb2
 
 ROUTES = controller_pb2.Routes(version=1, cluster_id="c", topics=[{"name": "t", "topic_id": 7}])
@@ -20,8 +22,12 @@ class Played(Cluster):
     def __init__(self) -> None:
         super().__init__(("c:1",), build(ClientConfig, {}), None)
         self.answer: controller_pb2.Routes | SemelError = ROUTES
+        self.asked = 0
+        self.on_asked: Callable[[], None] = lambda: None
 
     async def controller(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
+        self.asked += 1
+        self.on_asked()
         if isinstance(self.answer, SemelError):
             raise self.answer
         return self.answer
@@ -37,3 +43,43 @@ async def test_a_known_route_is_good_enough_when_no_controller_answers(error: Se
     assert (await cluster.topic("t")).topic_id == 7
     cluster.answer = error
     assert (await cluster.topic("t", refresh=True)).topic_id == 7
+
+
+def with_group(version: int) -> controller_pb2.Routes:
+    routes = controller_pb2.Routes(version=version, cluster_id="c")
+    group = routes.groups.add(group_id=2, master_id=1, term=3)
+    group.nodes.add(node_id=1, address="b:1")
+    return routes
+
+
+async def test_a_group_that_is_new_is_looked_up() -> None:
+    """A queue may have moved there while no controller could tell about the group."""
+    cluster = Played()
+    cluster.answer = with_group(1)
+    assert (await cluster.master(GroupId(2))).address == "b:1"
+    assert cluster.asked == 1
+
+
+@pytest.mark.parametrize(
+    "first",
+    [Unavailable("refused"), controller_pb2.Routes(version=1, cluster_id="c", copied=True)],
+)
+async def test_a_group_is_waited_for_until_a_controller_can_tell(
+    first: controller_pb2.Routes | SemelError,
+) -> None:
+    """A broker's copy of the routes may be older than the group."""
+    cluster = Played()
+    cluster.answer = first
+
+    def on_asked() -> None:
+        if cluster.asked == 3:
+            cluster.answer = with_group(2)
+
+    cluster.on_asked = on_asked
+    assert (await cluster.master(GroupId(2))).address == "b:1"
+
+
+async def test_a_group_that_no_controller_knows_is_an_error() -> None:
+    cluster = Played()
+    with pytest.raises(UnknownGroup):
+        await cluster.master(GroupId(2))
