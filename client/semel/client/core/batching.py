@@ -224,7 +224,8 @@ class Chunk:
     def wake(self) -> None:
         """Calls the callables that wait for a part to be settled."""
         waiters, self.waiters = self.waiters, []
-        for waiter in waiters:
+        # A copy: a thread whose wait is over may remove its callable from this list meanwhile.
+        for waiter in tuple(waiters):
             waiter()
 
 

@@ -32,15 +32,24 @@ def wait_settled(chunk: Chunk, done: Callable[[], bool], timeout: float | None) 
     while not done():
         event = threading.Event()
         chunk.waiters.append(event.set)
-        # A part that was settled in between has called its waiters before ours was added.
-        if done():
-            return True
-        left = None if deadline is None else deadline - time.monotonic()
-        if left is not None and (left <= 0 or not event.wait(left)):
-            return done()
-        if left is None:
-            event.wait()
+        try:
+            # A part that was settled in between has called its waiters before ours was added.
+            if done():
+                return True
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and (left <= 0 or not event.wait(left)):
+                return done()
+            if left is None:
+                event.wait()
+        finally:
+            _forget(chunk, event.set)
     return True
+
+
+def _forget(chunk: Chunk, waiter: Callable[[], None]) -> None:
+    """Removes a waiter that was not called: a caller may wait again and again."""
+    with contextlib.suppress(ValueError):
+        chunk.waiters.remove(waiter)
 
 
 async def await_settled(chunk: Chunk, done: Callable[[], bool]) -> None:
@@ -54,9 +63,12 @@ async def await_settled(chunk: Chunk, done: Callable[[], bool]) -> None:
                 loop.call_soon_threadsafe(finish, future)
 
         chunk.waiters.append(wake)
-        if done():
-            return
-        await future
+        try:
+            if done():
+                return
+            await future
+        finally:
+            _forget(chunk, wake)
 
 
 class SendFuture:
