@@ -46,6 +46,8 @@ REDRIVE_GROUP: Final = "semel.redrive"
 """The consumer group whose locks and records redrives use; it has no members, and is not deleted:
 its records say which letters may have come back without standing in a ledger."""
 
+_NUMBER_MAX: Final = 2**63 - 1
+_DIGITS_MAX: Final = len(str(_NUMBER_MAX))
 _TOPIC_CHARACTERS: Final = re.compile(r"[^A-Za-z0-9._-]")
 _GROUP_CHARACTERS_MAX: Final = 200
 
@@ -74,7 +76,8 @@ class Letter(NamedTuple):
 
 
 def read(headers: Iterable[tuple[str, bytes]]) -> Letter:
-    """Reads the headers. A missing text is empty; a missing or malformed number is 0."""
+    """Reads the headers, which any producer may have written. A missing text is empty; a number
+    that is missing, malformed or does not fit into 64 bits is 0."""
     found = {name: value for name, value in headers if name.startswith(PREFIX)}
 
     def text(name: str) -> str:
@@ -82,7 +85,9 @@ def read(headers: Iterable[tuple[str, bytes]]) -> Letter:
 
     def number(name: str) -> int:
         value = found.get(name, b"")
-        return int(value) if value.isdigit() else 0
+        if len(value) > _DIGITS_MAX or not value.isdigit():
+            return 0
+        return int(value) if int(value) <= _NUMBER_MAX else 0
 
     topic = text(ORIGIN_TOPIC)
     origin = Origin(topic, number(ORIGIN_QUEUE), number(ORIGIN_OFFSET)) if topic else None

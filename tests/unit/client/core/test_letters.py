@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,6 +41,24 @@ def test_what_fails_again_and_again_is_no_larger_than_what_failed_once(
     assert letters.own(again) == letters.own(headers)
     letter = letters.read(again)
     assert letter == (ORIGIN, 7, "billing", 1, "why", 12, letters.REJECTED, "")
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [
+        (b"7", 7),
+        (b"%d" % (2**63 - 1), 2**63 - 1),
+        (b"%d" % 2**63, 0),
+        (b"9" * 5_000, 0),
+        (b"-1", 0),
+        (b"", 0),
+        ("\u0663".encode(), 0),
+    ],
+)
+def test_a_number_that_anybody_may_have_written_is_read_without_harm(
+    value: bytes, read: int
+) -> None:
+    assert letters.read([(letters.ATTEMPTS, value)]).attempts == read
 
 
 @given(HEADERS)
