@@ -169,8 +169,7 @@ class AdminCore:
             "DeleteTopic", controller_pb2.DeleteTopicRequest(name=name, if_exists=if_exists)
         )
         route = self._cluster.routes.topic(name)
-        if route is not None:
-            self._cluster.routes.on_topic_gone(name, route.topic_id)
+        self._cluster.on_topic_gone(name, None if route is None else route.topic_id)
         return bool(reply.deleted)
 
     async def list_topics(self) -> list[TopicSummary]:

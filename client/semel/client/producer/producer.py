@@ -509,7 +509,7 @@ class ProducerCore:
 
     def _forget(self, name: str, topic: ProducerTopic, error: SemelError) -> None:
         del self._topics[name]
-        self._cluster.routes.on_topic_gone(name, topic.route.topic_id)
+        self._cluster.on_topic_gone(name, topic.route.topic_id)
         self.intake.forget(name)
         for lane in topic.lanes:
             lane.link.remove(lane)

@@ -46,7 +46,7 @@ from semel.protos.errors import (
     UnknownTopic,
     UnsupportedVersion,
 )
-from semel.protos.ids import GroupId
+from semel.protos.ids import GroupId, TopicId
 from semel.protos.v1 import broker_pb2, controller_pb2
 
 logger = logging.getLogger(__name__)
@@ -177,9 +177,7 @@ class Cluster:
         try:
             self._on_routes(await self.controller("GetRoutes", request))
         except UnknownTopic:
-            if known is not None:
-                self.routes.on_topic_gone(name, known.topic_id)
-            self._keeper.on_topic_gone(name)
+            self.on_topic_gone(name, None if known is None else known.topic_id)
             raise
         except (Unavailable, TimedOut):
             if known is None:
@@ -188,6 +186,13 @@ class Cluster:
         if found is None:
             raise UnknownTopic(f"there is no topic {name!r}")
         return found
+
+    def on_topic_gone(self, name: str, topic_id: TopicId | None) -> None:
+        """The topic does not exist any more, as a broker or a controller reported. `topic_id` is
+        that of the one that is gone, if it was known: another may have its name by now."""
+        if topic_id is not None:
+            self.routes.on_topic_gone(name, topic_id)
+        self._keeper.on_topic_gone(name)
 
     # --- brokers --------------------------------------------------------------------------------
 

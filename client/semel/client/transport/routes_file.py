@@ -12,7 +12,8 @@ missing. Only their owner can read file and directory.
 
 Invariants
 1. A file that cannot be written or read does no other harm.
-2. A file's version never falls, and it keeps the topics of all clients.
+2. A file's version never falls, and it keeps the topics of all clients, until one of them reports
+   that a topic is gone.
 
 Not here: when it is read (`transport/cluster.py`).
 """
@@ -65,14 +66,14 @@ def find(directory: Path, addresses: Collection[str]) -> Routes | None:
     return None if best is None else best[1]
 
 
-def save(directory: Path, routes: Routes) -> None:
-    """BLOCKING. Merges routes into their cluster's file."""
+def save(directory: Path, routes: Routes, gone: Collection[str] = ()) -> None:
+    """BLOCKING. Merges routes into their cluster's file, and drops the topics `gone` from it."""
     if not re.fullmatch(r"[\w.-]{1,128}", routes.cluster_id) or routes.cluster_id.startswith("."):
         return  # the name must not lead outside the directory
     path = directory / f"{routes.cluster_id}{SUFFIX}"
     try:
         before = _read(path)
-        merged = _merge(before, routes) if before is not None else routes
+        merged = _merge(before, routes, gone) if before is not None else routes
         if merged == before:
             os.utime(path)
             return
@@ -89,20 +90,25 @@ class RoutesKeeper:
         self._directory = directory
         self._newest = Routes()
         self._topics: dict[str, TopicRoute] = {}
+        self._gone: set[str] = set()
+        """Topics to drop from the file, which another client may have written there."""
         self._learned = asyncio.Event()
 
     def on_routes(self, routes: Routes) -> None:
         """Takes routes from a controller, or a copy of them: all groups, and some topics."""
         if routes.cluster_id != self._newest.cluster_id:
-            self._newest, self._topics = Routes(), {}
+            self._newest, self._topics, self._gone = Routes(), {}, set()
         if routes.version >= self._newest.version:
             self._newest = routes
         self._topics.update((topic.name, topic) for topic in routes.topics)
+        self._gone.difference_update(topic.name for topic in routes.topics)
         self._learned.set()
 
     def on_topic_gone(self, name: str) -> None:
-        """A controller reported that the topic does not exist."""
+        """The topic does not exist, as a broker or a controller reported."""
         self._topics.pop(name, None)
+        self._gone.add(name)
+        self._learned.set()
 
     async def run(self) -> None:
         """Writes at most once per `PAUSE_S`, until it is cancelled."""
@@ -119,17 +125,18 @@ class RoutesKeeper:
             routes.CopyFrom(self._newest)
             del routes.topics[:]
             routes.topics.extend(self._topics.values())
-            await asyncio.to_thread(save, self._directory, routes)
+            gone, self._gone = self._gone, set()
+            await asyncio.to_thread(save, self._directory, routes, gone)
 
 
-def _merge(old: Routes, new: Routes) -> Routes:
-    """Returns the topics of both, and everything else from the newer version."""
+def _merge(old: Routes, new: Routes, gone: Collection[str]) -> Routes:
+    """Returns the topics of both but those `gone`, and everything else from the newer version."""
     first, second = (old, new) if new.version >= old.version else (new, old)
     merged = Routes()
     merged.CopyFrom(second)
-    names = {topic.name for topic in second.topics}
-    merged.topics.extend(topic for topic in first.topics if topic.name not in names)
-    merged.topics.sort(key=lambda topic: topic.name)
+    topics = {topic.name: topic for topic in (*first.topics, *second.topics)}
+    del merged.topics[:]
+    merged.topics.extend(topics[name] for name in sorted(topics.keys() - gone))
     return merged
 
 

@@ -14,6 +14,7 @@ from semel.client.transport.cluster import Cluster
 from semel.client.transport.routes_file import RoutesKeeper, find, routes_directory, save
 from semel.protos import compat
 from semel.protos.errors import Unavailable
+from semel.protos.ids import TopicId
 from semel.protos.v1.common_pb2 import NodeAddress
 from semel.protos.v1.controller_pb2 import GroupRoute, Routes, TopicRoute
 
@@ -116,6 +117,25 @@ async def test_what_a_client_learned_is_written_and_deleted_topics_are_not(tmp_p
     running.cancel()
     await keeper.flush()  # a client that ends leaves nothing unwritten
     assert names(find(tmp_path, [CONTROLLER])) == ["a", "c"]
+
+
+async def test_a_topic_that_is_gone_leaves_the_file_whoever_wrote_it(tmp_path: Path) -> None:
+    """Else the file would grow with each topic that anybody ever made."""
+    save(tmp_path, routes(1, "a", "b", "c"))
+    cluster = Cluster((CONTROLLER,), ClientConfig(), tmp_path)
+    cluster._on_routes(routes(2, "a"))
+    cluster.on_topic_gone("b", None)
+    cluster.on_topic_gone("a", TopicId(2))
+    await cluster._keeper.flush()
+    assert names(find(tmp_path, [CONTROLLER])) == ["c"]
+    save(tmp_path, routes(3, "b"))  # another client made it again
+    cluster._on_routes(routes(3))
+    await cluster._keeper.flush()
+    assert names(find(tmp_path, [CONTROLLER])) == ["b", "c"]
+    cluster.on_topic_gone("c", None)
+    cluster._on_routes(routes(4, "c"))
+    await cluster._keeper.flush()
+    assert names(find(tmp_path, [CONTROLLER])) == ["b", "c"], "it was made again before it went"
 
 
 async def test_a_client_without_controllers_starts_with_the_file_alone(tmp_path: Path) -> None:
