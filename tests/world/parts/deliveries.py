@@ -38,7 +38,7 @@ from semel.client.core import letters
 from semel.client.dead_letters import redrive as redriving
 from semel.client.dead_letters.retrying import Retrying
 from semel.client.reading.feed_queue import FeedQueue
-from semel.protos.errors import LockLost, ProducerFenced, UnknownTopic
+from semel.protos.errors import Closed, LockLost, ProducerFenced, UnknownTopic
 from tests.checking.raw_log import Fold
 from tests.world import soak
 from tests.world.clients import AUDITS, READS, TOPIC, ClientHost, Member
@@ -148,6 +148,8 @@ class Sorter(Member):
         except LockLost:
             world.count("sorter: lock lost")
             return
+        except Closed as error:
+            raise AssertionError(f"{self.name} is open, and was told: {error}") from None
         for place, attempt, decision in decided:
             self.decisions.acknowledged[place][attempt].add(decision)
             world.count(f"message {decision}")

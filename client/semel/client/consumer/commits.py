@@ -213,13 +213,14 @@ class Commits:
         )
         ready: list[_Due] = []
         for one, result in [*((one, one.to) for one in plain), *zip(noted, results, strict=True)]:
-            if isinstance(result, int) and self._locks.holds(one.queue):
+            held = self._locks.holds(one.queue)
+            if isinstance(result, int) and held:
                 ready.append(one._replace(to=result))
                 continue
-            if isinstance(result, (int, FencedError)):
-                problem = _lost(one.span)
-            elif isinstance(result, SemelError):
+            if isinstance(result, SemelError) and held and not isinstance(result, FencedError):
                 problem = result
+            elif isinstance(result, (int, SemelError)):
+                problem = _lost(one.span)  # its copies end with the lock, whatever they say of that
             else:
                 raise result
             lost.append(one.span)

@@ -19,7 +19,7 @@ from semel.client import Origin, RetryPolicy, SqlOffsets
 from semel.client.core import letters
 from semel.client.core.copies import read_record, record_bytes
 from semel.client.dead_letters import relay, retrying
-from semel.protos.errors import LockLost, ProducerFenced, TimedOut, Unavailable
+from semel.protos.errors import Closed, LockLost, ProducerFenced, TimedOut, Unavailable
 from semel.protos.v1.copies_pb2 import CopyAttempt
 from tests.kit.simulated_group import Program, SimulatedGroup, key_of
 
@@ -74,7 +74,9 @@ class HandRelay:
         pass
 
     def close(self) -> None:
-        pass
+        """Fails what is under way, as a producer does."""
+        self.failure = self.failure or Closed("the producer is closed")
+        self.durable.set()
 
 
 @pytest.fixture
@@ -217,17 +219,19 @@ async def test_what_is_noted_after_a_cancelled_commit_is_copied_besides(
     assert group.locks[key_of(0)].committed == 4
 
 
+@pytest.mark.parametrize("copied", [True, False])
 async def test_nothing_is_committed_under_a_lock_that_was_lost_while_copies_were_made(
-    group: SimulatedGroup, program: Program
+    group: SimulatedGroup, program: Program, copied: bool
 ) -> None:
     """The next owner skips the originals of copies that are there, and they are committed then."""
     messages = await program.poll(4)
     program.core.note(messages[1], "no", rejected=True)
     commit = await begun(program)
     program.core.locks.on_lost(key_of(0), program.queue().token)
+    if copied:  # just before the relay was closed
+        HandRelay.made.failure = None
     calls = group.calls.count("Commit")
-    HandRelay.made.durable.set()
-    with pytest.raises(LockLost):
+    with pytest.raises(LockLost, match="offsets 0 to 4 uncommitted"):
         await commit
     assert group.calls.count("Commit") == calls
     assert group.locks[key_of(0)].committed == -1
