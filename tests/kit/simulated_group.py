@@ -7,6 +7,7 @@ are noted. Nothing is fetched: tests put batches in line themselves.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -47,9 +48,13 @@ class Lock:
 
 @dataclass
 class SimulatedGroup:
-    """Controllers and one broker group."""
+    """Controllers and broker groups."""
 
     locks: dict[QueueKey, Lock] = field(default_factory=lambda: {key_of(0): Lock()})
+    homes: dict[QueueKey, GroupId] = field(default_factory=dict)
+    """Broker groups of queues that are not at HOME."""
+    masterless: dict[GroupId, asyncio.Event] = field(default_factory=dict)
+    """Calls to these broker groups wait for a master, and then fail."""
     calls: list[str] = field(default_factory=list)
     """Methods of the broker that were answered, in order."""
     held_back: dict[str, asyncio.Event] = field(default_factory=dict)
@@ -81,16 +86,20 @@ class SimulatedGroup:
         return task
 
     def _route(self, key: QueueKey) -> QueueRoute:
-        return QueueRoute(key=key, group_id=HOME, slot_start=0, slot_end=65_536)
+        home = self.homes.get(key, HOME)
+        return QueueRoute(key=key, group_id=home, slot_start=0, slot_end=65_536)
 
     def topics(self) -> Iterable[Any]:
         return [SimpleNamespace(name=TOPIC, every=[self._route(key) for key in self.locks])]
 
     def by_home(self, queues: Iterable[QueueRoute]) -> dict[GroupId, list[QueueKey]]:
-        return {HOME: [queue.key for queue in queues]}
+        found: dict[GroupId, list[QueueKey]] = {}
+        for queue in queues:
+            found.setdefault(self.home(queue), []).append(queue.key)
+        return found
 
     def home(self, queue: QueueRoute) -> GroupId:
-        return queue.group_id
+        return self.homes.get(queue.key, HOME)
 
     def on_moved(self, error: Any) -> None:
         pass
@@ -107,6 +116,9 @@ class SimulatedGroup:
     async def call_master(
         self, group_id: GroupId, method: str, request: Any, timeout_s: float | None = None
     ) -> Any:
+        if group_id in self.masterless:
+            await self.masterless[group_id].wait()
+            raise Unavailable(f"broker group {group_id} has no master")
         answer = {
             "AcquireLocks": self._acquire_locks,
             "Commit": self._commit,
@@ -210,10 +222,7 @@ class Program:
 
     async def acquire(self) -> None:
         """One round of acquiring what is assigned and not held."""
-        locks = self.core.locks
-        wanted = [key for key in locks.membership.assigned if key not in locks.held]
-        if wanted:
-            await locks._acquire(wanted)
+        self.core.locks.acquire(math.inf)
         await self.rest()
 
     async def rest(self) -> None:

@@ -85,7 +85,13 @@ class ConsumerCore:
         )
         self.puller = Puller(self.feed)
         self.locks = Locks(
-            cluster, group, config, self.feed, on_held=self._on_held, on_gone=self._on_gone
+            cluster,
+            group,
+            config,
+            self.feed,
+            spawn=self._spawn,
+            on_held=self._on_held,
+            on_gone=self._on_gone,
         )
         self._cluster = cluster
         self._subscribed = list(topics)
@@ -120,7 +126,6 @@ class ConsumerCore:
         for coroutine, name in (
             (self._membership.run(), "beat"),
             (self.locks.keep(), "locks"),
-            (self.locks.renew(), "renew"),
         ):
             self._tasks.append(self._spawn(coroutine, f"semel-consumer-{name}"))
 
@@ -142,12 +147,13 @@ class ConsumerCore:
         time."""
         for task in self._tasks:
             task.cancel()
+        self.locks.end()
         self.feed.end()
-        with contextlib.suppress(SemelError, TimeoutError):
+        with contextlib.suppress(TimeoutError):
             async with compat.timeout(RELEASE_TIMEOUT_S):
                 await self.commits.told()
-                await self.locks.release(self.locks.held.values())
-        self.locks.held.clear()
+                await self.locks.release_all()
+        self.locks.abandon()
         self.feed.close()
         self._retrying.close()
         if self._fenced is None:
@@ -161,7 +167,7 @@ class ConsumerCore:
     def _on_fenced(self, error: MemberFenced) -> None:
         """Another process is this member now: its locks are newer than this one's."""
         self._fenced = error
-        self.locks.forget_all()
+        self.locks.abandon()
         for task in self._tasks:
             task.cancel()
         self.feed.fail(error, final=True)
@@ -185,7 +191,7 @@ class ConsumerCore:
             logger.info("queue does not begin group=%s error=%s", self.group, error.message)
             if not error.retriable and not isinstance(error, FencedError):
                 self.feed.fail(error)
-            await self.locks.give_up(queue)
+            self.locks.give_up(queue)
             return
         if self.locks.holds(queue):
             self.feed.add(queue)

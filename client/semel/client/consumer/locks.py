@@ -6,6 +6,11 @@ should hold, repeatedly while another member still has them. It releases a lock 
 hold once nothing delivered is uncommitted there, or a grace time is over. While the controllers are
 down it continues with what it holds.
 
+`keep` only decides what is due. The calls are tasks, at most one of a kind for each broker group
+(`consumer/group_tasks.py`): releases and then acquisitions; renewals; fetches of routes after a
+group did not answer. So a group without a master keeps no lock of another group from being renewed,
+handed over or acquired.
+
 A lost lock is forgotten here, whether a renewal, a fetch or a commit, also one in the background,
 reports the loss. Nothing else needs to be notified, because everything that was given out carries
 its token (`reading/outstanding.py`).
@@ -13,8 +18,13 @@ its token (`reading/outstanding.py`).
 Invariants
 1. A held queue is one object as long as it is held. Another lock of the same queue gets another
    object.
+2. A queue is in one acquisition at a time, and is released at a broker group before it is acquired
+   there again.
+3. At a broker group that answers in time the locks are renewed before two thirds of their session
+   are over, whatever other broker groups do.
 
-Not here: where a held queue begins (`consumer/consumer.py`), progress (`consumer/commits.py`).
+Not here: when a refused lock is asked for again (`consumer/lock_retries.py`), where a held queue
+begins (`consumer/consumer.py`), progress (`consumer/commits.py`).
 """
 
 from __future__ import annotations
@@ -23,10 +33,12 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from semel.client.consumer.config import ConsumerConfig
+from semel.client.consumer.group_tasks import GroupTasks, Spawn
+from semel.client.consumer.lock_retries import LockRetries
 from semel.client.consumer.membership import Membership
 from semel.client.core.routing import QueueRoute
 from semel.client.reading.feed_queue import FeedQueue
@@ -49,11 +61,8 @@ from semel.protos.v1 import broker_pb2
 
 logger = logging.getLogger(__name__)
 
-LOCK_RETRY_MIN_S: Final = 0.05
-LOCK_RETRY_MAX_S: Final = 1.0
-LOCKED_RETRY_MAX_S: Final = 0.4
-"""Waits while another member has the lock, short so that a hand-over takes no longer than
-needed."""
+LEAVING_CHECK_S: Final = 0.05
+"""Seconds between looks at queues that are kept for outstanding commits."""
 RELEASE_GRACE_S: Final = 5.0
 """Seconds for which a queue that should go to another member is kept for outstanding commits."""
 
@@ -68,10 +77,12 @@ class Locks:
         config: ConsumerConfig,
         feed: Feed,
         *,
+        spawn: Spawn,
         on_held: Callable[[FeedQueue, broker_pb2.LockGrant], None],
         on_gone: Callable[[FeedQueue], None],
     ) -> None:
-        """`on_held` is called when a lock was granted, `on_gone` when it was lost or released."""
+        """`on_held` is called when a lock was granted, `on_gone` when it was lost or released.
+        `spawn` starts a task whose failure ends the consumer."""
         self.membership: Membership
         """The member's identity; set before any request."""
         self.held: dict[QueueKey, FeedQueue] = {}
@@ -85,11 +96,19 @@ class Locks:
         self._on_gone = on_gone
         self._leaving: dict[QueueKey, float] = {}
         """Until when commits are awaited, by held queue that is not assigned any more."""
-        self._retry_at: dict[QueueKey, float] = {}
-        self._refusals: dict[QueueKey, int] = {}
-        """Number of refusals in a row because another member has the lock or an ancestor is
-        unread."""
+        self._retries = LockRetries()
         self._paused: set[QueueKey] = set()
+        self._going_back: dict[GroupId, list[FeedQueue]] = {}
+        """Queues that are not held any more, and whose locks are still to be released."""
+        self._asked_for: set[QueueKey] = set()
+        """Queues in an acquisition that is under way."""
+        self._began = time.monotonic()
+        """The beginning of the rhythm in which locks are renewed."""
+        self._ended = False
+        self._hand_overs = GroupTasks(spawn, "semel-consumer-hand-over")
+        """Releases, then acquisitions."""
+        self._renewals = GroupTasks(spawn, "semel-consumer-renew")
+        self._searches = GroupTasks(spawn, "semel-consumer-search")
 
     def find(self, key: QueueKey, token: int) -> FeedQueue | None:
         """Returns the queue if it is held under this token, else None."""
@@ -108,79 +127,89 @@ class Locks:
 
     async def keep(self) -> None:
         """Acquires queues that are assigned and not held, releases those held and not assigned."""
+        self._began = time.monotonic()
         while True:
             self.changed.clear()
-            now = time.monotonic()
-            await self._let_go(now)
-            wanted = [
-                key
-                for key in self._assigned
-                if key not in self.held and self._retry_at.get(key, 0.0) <= now
-            ]
-            if wanted:
-                try:
-                    await self._acquire(wanted)
-                except SemelError as error:
-                    logger.info("acquire failed group=%s error=%s", self._group, error.message)
-                    for key in wanted:
-                        self._retry_at[key] = time.monotonic() + LOCK_RETRY_MAX_S
-            due = [at for key, at in self._retry_at.items() if key in self._assigned]
-            if self._leaving:
-                due.append(time.monotonic() + LOCK_RETRY_MIN_S)
-            wait = max(0.01, min(due) - time.monotonic()) if due else None
             with contextlib.suppress(TimeoutError):
-                async with compat.timeout(wait):
+                async with compat.timeout(self.turn(time.monotonic())):
                     await self.changed.wait()
 
-    async def _acquire(self, keys: list[QueueKey]) -> None:
-        by_group = self._cluster.routes.by_home(self._assigned[key][1] for key in keys)
-        results = await asyncio.gather(
-            *(self._acquire_at(group_id, some) for group_id, some in by_group.items()),
-            return_exceptions=True,
-        )
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+    def turn(self, now: float) -> float | None:
+        """Begins the releases and acquisitions that are due, at each broker group that is done with
+        those before. Returns the seconds until others may be due; None if only `changed` tells."""
+        self._let_go(now)
+        self.acquire(now)
+        # A queue whose time has come is asked for, or waits for its group: that sets `changed`.
+        due = [at for key in self._missing() if (at := self._retries.at(key)) > now]
+        if self._leaving:
+            due.append(now + LEAVING_CHECK_S)
+        return max(0.01, min(due) - now) if due else None
 
-    async def _acquire_at(self, group_id: GroupId, keys: list[QueueKey]) -> None:
-        places = {key: self._assigned[key] for key in keys}
-        reply = await self._cluster.call_master(
-            group_id,
-            "AcquireLocks",
-            broker_pb2.AcquireLocksRequest(
-                group=self._group,
-                member_id=self.membership.member_id,
-                generation=self.membership.generation,
-                queues=[queue_ref(key) for key in keys],
-                lock_ms=self._config.lock_ms,
-                session_ms=self._config.session_ms,
-            ),
+    def _missing(self) -> list[QueueKey]:
+        """Returns the queues that are assigned, and neither held nor asked for."""
+        return [
+            key for key in self._assigned if key not in self.held and key not in self._asked_for
+        ]
+
+    def acquire(self, now: float) -> None:
+        """Begins the acquisitions that are due, and the releases that come before them."""
+        wanted = self._cluster.routes.by_home(
+            self._assigned[key][1] for key in self._missing() if self._retries.at(key) <= now
         )
-        now = time.monotonic()
-        for key, grant in zip(keys, reply.grants, strict=True):
-            if grant.token:
-                self._retry_at.pop(key, None)
-                self._refusals.pop(key, None)
-                self._hold(key, places[key][0], group_id, grant)
-                continue
-            error = from_detail(grant.error)
-            wait = LOCK_RETRY_MAX_S
-            if isinstance(error, QueueLocked | ParentUnread):
-                # Each attempt is an entry in the group's log, and the other member may be slow.
-                refusals = self._refusals[key] = self._refusals.get(key, 0) + 1
-                wait = min(LOCK_RETRY_MIN_S * 2 ** min(refusals - 1, 8), LOCKED_RETRY_MAX_S)
-                wait = min(max(error.retry_after_ms / 1000, wait), LOCK_RETRY_MAX_S)
-            elif isinstance(error, QueueMoved):
-                self._cluster.routes.on_moved(error)
-                wait = LOCK_RETRY_MIN_S
-            elif isinstance(error, Throttled):  # the queue is moving to another group
-                wait = max(error.retry_after_ms / 1000, LOCK_RETRY_MIN_S)
-            elif isinstance(error, StaleGeneration):
+        for group_id in dict.fromkeys([*self._going_back, *wanted]):
+            if not self._hand_overs.running(group_id):
+                back = self._going_back.pop(group_id, [])
+                topics = {key: self._assigned[key][0] for key in wanted.get(group_id, ())}
+                self._asked_for.update(topics)
+                self._hand_overs.start(group_id, self._hand_over(group_id, back, topics))
+
+    async def _hand_over(
+        self, group_id: GroupId, back: Sequence[FeedQueue], topics: Mapping[QueueKey, str]
+    ) -> None:
+        """Releases locks at a broker group, then acquires others; `topics` are theirs."""
+        try:
+            if back:
+                await self._release_at(group_id, back)
                 self.membership.beat_now()
-                wait = LOCK_RETRY_MIN_S * 4
+            if topics and not self._ended:
+                await self._acquire_at(group_id, topics)
+        finally:
+            self._asked_for.difference_update(topics)
+            self.changed.set()
+
+    async def _acquire_at(self, group_id: GroupId, topics: Mapping[QueueKey, str]) -> None:
+        request = broker_pb2.AcquireLocksRequest(
+            group=self._group,
+            member_id=self.membership.member_id,
+            generation=self.membership.generation,
+            queues=[queue_ref(key) for key in topics],
+            lock_ms=self._config.lock_ms,
+            session_ms=self._config.session_ms,
+        )
+        try:
+            reply = await self._cluster.call_master(group_id, "AcquireLocks", request)
+        except SemelError as error:
+            logger.info("acquire failed group=%s error=%s", self._group, error.message)
+            self._retries.put_off(topics, time.monotonic())
+            self._look_for(group_id, topics.values())
+            return
+        now = time.monotonic()
+        for (key, topic), grant in zip(topics.items(), reply.grants, strict=True):
+            if grant.token:
+                self._retries.on_granted(key)
+                self._hold(key, topic, group_id, grant)
             else:
-                logger.info("lock refused group=%s queue=%s error=%s", self._group, key, error)
-            self._retry_at[key] = now + wait
+                refusal = from_detail(grant.error)
+                self._retries.on_refused(key, refusal, now)
+                self._on_refused(key, refusal)
+
+    def _on_refused(self, key: QueueKey, error: SemelError) -> None:
+        if isinstance(error, QueueMoved):
+            self._cluster.routes.on_moved(error)
+        elif isinstance(error, StaleGeneration):
+            self.membership.beat_now()
+        elif not isinstance(error, QueueLocked | ParentUnread | Throttled):
+            logger.info("lock refused group=%s queue=%s error=%s", self._group, key, error)
 
     def _hold(
         self, key: QueueKey, topic: str, group_id: GroupId, grant: broker_pb2.LockGrant
@@ -191,12 +220,19 @@ class Locks:
         queue.paused = key in self._paused
         self.held[key] = queue
         self._leaving.pop(key, None)
+        if self._ended:
+            return  # it is held to be released
+        if not self._renewals.running(group_id):
+            self._renewals.start(group_id, self._renew(group_id))
         self._on_held(queue, grant)
 
     # --- giving back ----------------------------------------------------------------------------
 
-    async def _let_go(self, now: float) -> None:
-        """Releases queues that are not assigned any more and have nothing uncommitted."""
+    def _held_at(self, group_id: GroupId) -> list[FeedQueue]:
+        return [queue for queue in self.held.values() if queue.group_id == group_id]
+
+    def _let_go(self, now: float) -> None:
+        """Gives up queues that are not assigned any more and have nothing uncommitted."""
         for key in [key for key in self._leaving if key in self._assigned]:
             # It was assigned again before it was released.
             del self._leaving[key]
@@ -215,62 +251,87 @@ class Locks:
                 queue.fetch_again()
             if queue.delivered <= queue.done or now >= self._leaving[key]:
                 ready.append(queue)
-        if not ready:
-            return
         for queue in ready:
-            self.forget(queue)
-        with contextlib.suppress(SemelError):
-            await self.release(ready)
-        self.membership.beat_now()
+            self._give_back(queue)
+
+    def _give_back(self, queue: FeedQueue) -> None:
+        """Gives out nothing more under this lock, and has it released in the group's turn."""
+        self.forget(queue)
+        self._going_back.setdefault(queue.group_id, []).append(queue)
 
     def on_progress(self) -> None:
         """Progress was committed: queues that are leaving may be ready for release."""
         if self._leaving:
             self.changed.set()
 
-    async def give_up(self, queue: FeedQueue) -> None:
+    def give_up(self, queue: FeedQueue) -> None:
         """Releases a lock, to acquire it again later."""
-        self.forget(queue)
-        self._retry_at[queue.key] = time.monotonic() + LOCK_RETRY_MAX_S
-        with contextlib.suppress(SemelError):
-            await self.release([queue])
+        self._give_back(queue)
+        self._retries.put_off([queue.key], time.monotonic())
         self.changed.set()
 
-    async def release(self, queues: Iterable[FeedQueue]) -> None:
-        """Releases locks. Raises SemelError; then the locks end with their session."""
-        by_group: dict[GroupId, list[FeedQueue]] = {}
-        for queue in queues:
-            by_group.setdefault(queue.group_id, []).append(queue)
-        await asyncio.gather(
-            *(
-                self._cluster.call_master(
-                    group_id,
-                    "ReleaseLocks",
-                    broker_pb2.ReleaseLocksRequest(
-                        group=self._group,
-                        member_id=self.membership.member_id,
-                        locks=[_lock_ref(queue) for queue in some],
-                    ),
-                )
-                for group_id, some in by_group.items()
-            )
+    async def _release_at(self, group_id: GroupId, queues: Iterable[FeedQueue]) -> None:
+        """Releases locks of one broker group. If it does not answer, they end with their
+        session."""
+        request = broker_pb2.ReleaseLocksRequest(
+            group=self._group,
+            member_id=self.membership.member_id,
+            locks=[_lock_ref(queue) for queue in queues],
         )
+        try:
+            await self._cluster.call_master(group_id, "ReleaseLocks", request)
+        except SemelError as error:
+            logger.info("release failed group=%s error=%s", self._group, error.message)
+
+    def end(self) -> None:
+        """Begins nothing more. Locks that calls under way are granted are held until they are
+        released, and not read."""
+        self._ended = True
+        self._renewals.cancel()
+        self._searches.cancel()
+
+    async def release_all(self) -> None:
+        """Releases every lock, after `end`; first awaits the calls that are about to be granted
+        some. No broker group waits for another one."""
+        groups = {queue.group_id for queue in self.held.values()}
+        groups |= {*self._going_back, *self._hand_overs.groups()}
+        await asyncio.gather(*(self._release_all_at(group_id) for group_id in groups))
+
+    async def _release_all_at(self, group_id: GroupId) -> None:
+        await self._hand_overs.ended(group_id)
+        for queue in self._held_at(group_id):
+            self._give_back(queue)
+        queues = self._going_back.pop(group_id, [])
+        if queues:
+            await self._release_at(group_id, queues)
+
+    def abandon(self) -> None:
+        """Drops every lock, and cancels the calls under way: what they are granted ends with its
+        session."""
+        self.end()
+        self._hand_overs.cancel()
+        self._going_back.clear()
+        self.forget_all()
 
     # --- keeping and losing ---------------------------------------------------------------------
 
-    async def renew(self) -> None:
-        """Renews the locks until it is cancelled."""
-        interval = max(0.1, self._config.session_ms / 3000)
-        while True:
-            await asyncio.sleep(interval)
-            by_group: dict[GroupId, list[FeedQueue]] = {}
-            for queue in self.held.values():
-                by_group.setdefault(queue.group_id, []).append(queue)
-            await asyncio.gather(
-                *(self._renew_at(group_id, some) for group_id, some in by_group.items())
-            )
+    async def _renew(self, group_id: GroupId) -> None:
+        """Renews the locks held at a broker group: a third of a session after its last answer, and
+        two thirds after the last call at the latest, if it has answered by then.
 
-    async def _renew_at(self, group_id: GroupId, queues: list[FeedQueue]) -> None:
+        All broker groups begin in one rhythm, so that an idle program wakes up seldom."""
+        interval = max(0.1, self._config.session_ms / 3000)
+        now = time.monotonic()
+        at = now + interval - (now - self._began) % interval
+        while True:
+            await asyncio.sleep(max(0.0, at - time.monotonic()))
+            latest = at + 2 * interval
+            queues = self._held_at(group_id)
+            if queues:
+                await self._renew_at(group_id, queues)
+            at = min(time.monotonic() + interval, latest)
+
+    async def _renew_at(self, group_id: GroupId, queues: Sequence[FeedQueue]) -> None:
         request = broker_pb2.RenewLocksRequest(
             group=self._group,
             member_id=self.membership.member_id,
@@ -282,14 +343,19 @@ class Locks:
             )
         except SemelError as error:
             logger.info("renew failed group=%s error=%s", self._group, error.message)
-            await self._look_for(queues)
+            self._look_for(group_id, [queue.topic for queue in queues])
             return
         for lost in reply.lost:
             self.on_lost(queue_key_of(lost.queue), lost.token)
 
-    async def _look_for(self, queues: list[FeedQueue]) -> None:
-        """Fetches the routes: the queues' group does not answer, so they may have moved."""
-        for topic in {queue.topic for queue in queues}:
+    def _look_for(self, group_id: GroupId, topics: Iterable[str]) -> None:
+        """Has the routes fetched: a broker group does not answer, so its queues may have moved."""
+        if not self._ended and not self._searches.running(group_id):
+            search = self._search(dict.fromkeys(topics), self._held_at(group_id))
+            self._searches.start(group_id, search)
+
+    async def _search(self, topics: Iterable[str], queues: Iterable[FeedQueue]) -> None:
+        for topic in topics:
             with contextlib.suppress(SemelError):
                 await self._cluster.topic(topic, refresh=True)
         for queue in queues:

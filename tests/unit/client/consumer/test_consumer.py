@@ -346,12 +346,14 @@ async def test_a_queue_that_goes_to_another_member_waits_for_what_is_out(
     locks = program.core.locks
     locks.membership.assigned = {}
     locks.changed.clear()
-    await locks._let_go(100.0)
+    locks.turn(100.0)
+    await program.rest()
     assert await program.poll() == [], "what was fetched is not given out any more"
     assert "ReleaseLocks" not in group.calls
     await program.commit()
     assert locks.changed.is_set(), "it may go at once"
-    await locks._let_go(100.1)
+    locks.turn(100.1)
+    await program.rest()
     assert group.calls[-2:] == ["Commit", "ReleaseLocks"]
     assert group.locks[key_of(0)].committed == 4
     assert locks.held == {}
@@ -363,10 +365,13 @@ async def test_a_queue_is_not_kept_from_another_member_for_ever(group: Simulated
     old = await program.poll(4)
     locks = program.core.locks
     locks.membership.assigned = {}
-    await locks._let_go(100.0)
-    await locks._let_go(100.0 + locks_module.RELEASE_GRACE_S - 0.1)
+    locks.turn(100.0)
+    await program.rest()
+    locks.turn(100.0 + locks_module.RELEASE_GRACE_S - 0.1)
+    await program.rest()
     assert "ReleaseLocks" not in group.calls
-    await locks._let_go(100.0 + locks_module.RELEASE_GRACE_S)
+    locks.turn(100.0 + locks_module.RELEASE_GRACE_S)
+    await program.rest()
     assert group.calls[-1] == "ReleaseLocks"
     with pytest.raises(LockLost):
         await program.commit(old[-1])
@@ -380,11 +385,13 @@ async def test_a_queue_that_comes_back_goes_on_where_it_was(group: SimulatedGrou
     assert offsets(await program.poll(4)) == [0, 1, 2, 3]
     locks = program.core.locks
     assigned, locks.membership.assigned = locks.membership.assigned, {}
-    await locks._let_go(100.0)
+    locks.turn(100.0)
+    await program.rest()
     queue = program.queue()
     assert (queue.paused, await program.poll()) == (True, [])
     locks.membership.assigned = assigned
-    await locks._let_go(100.1)
+    locks.turn(100.1)
+    await program.rest()
     assert program.queue() is queue
     assert (queue.paused, queue.offset, queue.asked) == (False, 4, False)
     program.put(4, 12)

@@ -84,7 +84,7 @@ async def test_each_call_is_about_the_lock_that_it_was_made_for(
     await renewing
     for error in (LockLost("late"), QueueMoved("late", group_id=1), UnknownQueue("late")):
         program.core.on_queue_error(old, error)
-    await locks.release([old])
+    await locks._release_at(old.group_id, [old])
     assert program.queue() is new
     assert program.core.feed.queues[new.key] is new
     assert [one.token for request in renewed for one in request.locks] == [old.token]
@@ -151,7 +151,7 @@ async def test_a_lock_that_is_refused_is_asked_for_again_after_a_while(
     await program.core._membership.join()
     for wait in times:
         await program.acquire()
-        assert program.core.locks._retry_at[key_of(0)] == pytest.approx(50.0 + wait)
+        assert program.core.locks._retries.at(key_of(0)) == pytest.approx(50.0 + wait)
     assert program.core._membership._beat_now.is_set() == beats
 
 
