@@ -1,13 +1,14 @@
 """Applies committed entries to the replicated state, and answers those who wait for that.
 
 How it works. Frames come from the log's cache at once, else from disk in the reader pool, after
-which `apply` goes on. Each applied entry answers its requests (`Proposer.on_applied`), tells the
-lock clock, and wakes long polls; `on_applied` is called once all that is at hand is applied.
+which `apply` goes on. For each applied entry the proposer answers its requests
+(`Proposer.on_applied`), the lock clock is told, and long polls wake; `on_applied` is called once
+every committed entry that is here is applied.
 
 Invariants
 1. The state is applied in index order, each entry once, and only entries that are committed.
-2. At most one read from disk is under way. A snapshot that was installed meanwhile makes its frames
-   worthless.
+2. At most one read from disk is under way. Its frames are dropped if a snapshot was installed
+   meanwhile.
 
 Not here: what an entry changes (`state/`), when entries are committed (`raft/`).
 """
@@ -33,7 +34,7 @@ from semel.protos.errors import Unavailable
 from semel.protos.frames import decode_frame_header
 
 _FRAMES_MAX = 64
-"""Entries that are applied before the state of others is looked at again."""
+"""At most this many entries are applied before the commit index is read again."""
 _READ_BYTES = 8 << 20
 
 
@@ -68,12 +69,12 @@ class Applier:
         self._loop = asyncio.get_running_loop()
         self._reading = False
         self.waiters: list[tuple[int, asyncio.Future[None]]] = []
-        """Those who wait until an index is applied."""
+        """Callers that wait until an index is applied."""
         self.watchers = QueueWatchers()
         self.delaying = asyncio.Event()
-        """Something is delayed; cleared by whoever looks after it."""
+        """Set when something is delayed; cleared by the background work that releases it."""
         self.on_applied: Callable[[State], None] = lambda _: None
-        """Called when all that is at hand is applied."""
+        """Called when every committed entry that is here is applied."""
 
     @property
     def on_fatal(self) -> Callable[[str], None]:
@@ -133,7 +134,7 @@ class Applier:
         self.waiters = [waiter for waiter in self.waiters if not waiter[1].done()]
 
     async def wait_applied(self, index: int, timeout_s: float | None) -> None:
-        """Raises Unavailable when this node does not get so far in time."""
+        """Waits until entry `index` is applied. Raises Unavailable if that takes too long."""
         if self._replica.state.applied_index >= index:
             return
         future: asyncio.Future[None] = self._loop.create_future()

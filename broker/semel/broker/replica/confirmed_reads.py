@@ -1,9 +1,10 @@
 """Reads that a quorum confirms, many to a round of heartbeats.
 
-How it works. A master that was replaced without knowing it would answer from the past. So a call
-that wants to answer "this is the end" or "this is not stored" waits for one round: the core notes
-its commit index, a quorum answers heartbeats sent after that, and the state is applied up to there.
-All calls that come while a round is under way wait for the next one, which serves them together.
+How it works. A master that was replaced without knowing it would answer from an old state. So a
+call that is to answer "this is the end" or "this is not stored" waits for one round: the core notes
+its commit index, a quorum answers heartbeats that were sent after that, and the state is applied up
+to there. All calls that come while a round is under way wait for the next one, which serves them
+together.
 
 Not here: the round itself (`raft/read_index.py`).
 """
@@ -20,7 +21,7 @@ _Waiters = list[asyncio.Future[None]]
 
 
 class ConfirmedReads:
-    """The calls that wait; `start_round(context)` asks the core for a round."""
+    """The calls that wait for a round; `start_round(context)` asks the core for one."""
 
     def __init__(self, start_round: Callable[[int], None]) -> None:
         self._start_round = start_round

@@ -5,14 +5,14 @@ in which the master makes an entry. Each is handed to the Raft core, and what th
 performed at once (`_perform`), in this order:
 
 1. Entries are truncated and appended: handed to the log's writer, which syncs them beside all this.
-2. A new term or vote is written and synced *here and now*, on the loop: elections are rare, and
-   nothing of the new term may leave before it. While the disk has no room for it, everything else
-   is performed all the same (a deposed master admits nothing more), the messages that wait for it
-   stay here, and the node takes nothing from its peers, as if it were cut off; each tick tries to
-   save it again.
+2. A new term or vote is written and synced at once, on the loop: elections are rare, and no message
+   of the new term may leave before it. While the disk has no room for it, everything else is
+   performed all the same (a deposed master admits nothing more), the messages that depend on it
+   wait, and the node ignores messages of its peers, as if it were cut off; each tick tries to save
+   it again.
 3. Messages leave. A master's entries go to the slaves in parallel with its own write. An
-   acknowledgement exists only once the core heard of the sync (`on_synced`), on slaves and master
-   alike.
+   acknowledgement exists only once the core has heard of the sync (`on_synced`), on slaves and
+   master alike.
 4. Committed entries are applied, and only then clients are answered.
 
 Requests are not admitted one by one: the first one of a loop turn schedules `_turn` for the end of
@@ -21,9 +21,9 @@ the turn, which makes one entry of all pending requests.
 Invariants
 1. Everything here runs on one event loop; the core, the log's index, the state and the proposer are
    touched by nobody else. Reader threads see immutable bytes only.
-2. A failed write or sync ends the process (`on_fatal`): it is never retried, never answered around.
-   A full disk is no failed write.
-3. A Ready is performed as a whole. Whatever is raised meanwhile, of any class, ends the process.
+2. A failed write or sync ends the process (`on_fatal`): it is never retried, and nothing is
+   answered in spite of it. A full disk does not count as a failed write.
+3. A Ready is performed as a whole. Any exception that is raised meanwhile ends the process.
 
 Not here: what others ask of the node (`replica/replica.py`), applying (`replica/applier.py`), the
 decisions (`raft/`), the writer (`log/`).
@@ -168,7 +168,7 @@ class Driver:
             if self._mastership.lock_clock is not None:
                 self._mastership.lock_clock.refresh_all(now_ms)
         if self._term_and_vote.unsaved is not None and not self._term_and_vote.try_again():
-            return  # no time goes by for a node that could tell nobody what it decides
+            return  # the core gets no ticks while no decision of this node could leave it
         self._core.on_log_stalled(self._log.oldest_unsynced_age_ms(now_ms))
         self._core.tick(now_ms)
         if self._mastership.proposer is not None:
@@ -179,12 +179,14 @@ class Driver:
         self.drain()
 
     def loop_stopped(self) -> bool:
-        """The loop stood still (SIGSTOP), and no tick has dealt with that yet."""
+        """Whether the loop was stopped (SIGSTOP) and no tick has dealt with that yet."""
         return monotonic_ms() - self._last_tick_ms > _LOOP_GAP_MS
 
     def _on_synced_by_log(self, index: int, term: int) -> None:
-        """Called in a thread, or on the loop, which then need not be woken. The core hears of it
-        later in both cases, as the log holds its locks now."""
+        """Called by a thread of the log, or on the loop, which then need not be woken.
+
+        The log holds its locks during this call, so the core hears of the sync later in both cases.
+        """
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -208,7 +210,7 @@ class Driver:
         self.drain()
 
     def schedule_turn(self) -> None:
-        """Something is pending: the end of this loop turn makes an entry of it."""
+        """Something is pending: an entry is made of it at the end of this loop turn."""
         if not self._turn_scheduled:
             self._turn_scheduled = True
             self._loop.call_soon(self._turn)
@@ -243,8 +245,8 @@ class Driver:
         index, term = self._core.next_index(), self._core.term
         entry = proposer.next_entry(index, term, time_us, now_ms, config.entry_bytes_target)
         if entry is not None:
-            # The slaves have the longer way: what they get leaves at the end of this turn of the
-            # loop, and only then this node writes its own.
+            # The way to the slaves is longer, so their copies leave at the end of this loop turn,
+            # and only then this node writes its own copy.
             self._log.hold_writes()
             self._loop.call_soon(self._log.release_writes)
             self._propose(index, term, time_us, entry.records)
@@ -258,7 +260,7 @@ class Driver:
 
     @halting
     def drain(self) -> None:
-        """Performs what the core has decided until it has nothing more to say."""
+        """Performs what the core has decided, until it has decided nothing more."""
         while self._core.has_ready():
             self._perform(self._core.ready())
 
@@ -338,7 +340,7 @@ class Driver:
                 link.send(message)
 
     def _on_applied(self, state: State) -> None:
-        """All committed entries at hand are applied: whoever waited for that goes on."""
+        """All committed entries that are here are applied: callers that waited for that go on."""
         applied = state.applied_index
         self._peers.book.commit(applied)
         if state.feature_level != self._feature_levels.applied:
@@ -358,7 +360,7 @@ class Driver:
         if self._feature_levels.begin(proposer):
             self.schedule_turn()
 
-    # ------------------------------------------------------------------ entries of its own
+    # ------------------------------------------------------------------ appending as master
 
     def _propose(
         self,
@@ -368,7 +370,7 @@ class Driver:
         records: Sequence[RecordParts],
         membership: Membership | None = None,
     ) -> None:
-        """Appends an entry of this master's own; the caller drains."""
+        """Appends an entry that this master makes; the caller drains."""
         frame, _ = build_frame(index, term, time_us, records)
         self._append((frame,))
         meta = EntryMeta(index=index, term=term, size=len(frame), membership=membership)
@@ -397,7 +399,10 @@ class Driver:
     # ------------------------------------------------------------------ repairs
 
     def cut_torn(self, index: int) -> bool:
-        """Drops the damaged entry, which the whole group calls a torn write; False if not now."""
+        """Drops a damaged entry that the whole group considers a torn write.
+
+        False if that is not possible now.
+        """
         damage = self._log.damaged.get(index)
         if damage is None or not damage.torn or not self._core.cut_torn(index, monotonic_ms()):
             return False
@@ -406,5 +411,5 @@ class Driver:
 
     @halting
     def repair_hard_state(self) -> None:
-        """BLOCKING like every save. Writes a damaged copy of term and vote anew."""
+        """BLOCKING, like every save. Writes a damaged copy of term and vote anew."""
         self._term_and_vote.repair()

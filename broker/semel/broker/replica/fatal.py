@@ -1,4 +1,4 @@
-"""Ends the process when its disk fails or a replica contradicts itself, instead of going on with
+"""Ends the process when its disk fails or a replica contradicts itself: it must not go on with
 wrong memory."""
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from semel.broker.config import BrokerConfig
 logger = logging.getLogger(__name__)
 
 OTHERS_S: Final = 1.0
-"""Wait for other threads that are logging right now; one that is stuck must not stop the end."""
+"""How long to wait for other threads that are logging right now, so that a stuck one does not keep
+the process from ending."""
 
 
 def end_process(reason: str) -> NoReturn:
@@ -47,8 +48,8 @@ def halting(method: Method) -> Method:
     """Makes every error of an input's handler fatal.
 
     A failed assertion or a diverged state means that memory is wrong, and any other error leaves
-    what the core has decided half performed. An event loop would only log it, and the node would go
-    on. So no error here is an answer to a request: requests are refused before the core is asked.
+    what the core has decided half performed. The event loop would only log it, and the node would
+    go on. So no error here answers a request: requests are refused before the core is asked.
     """
 
     @functools.wraps(method)

@@ -7,8 +7,9 @@ newest level that all members heard so far know, as its first entry.
 Invariants
 1. A level is proposed only if this node and every member that was heard know it. `raise_to` needs
    all members to be heard; the first level of an empty log does not, and a member with an older
-   program is told so when it connects.
-2. While a level rises, `told` names none: another node may not know yet which one holds.
+   program is refused when it connects.
+2. While a level rises, `told` names no level of the log, because other nodes may not have applied
+   the rise yet.
 
 Not here: what each level allows (`protos/levels.py`), refusing an older peer
 (`replication/receiver.py`, `replication/sender.py`).
@@ -54,7 +55,7 @@ class FeatureLevels:
     def __init__(self, replica: LevelReplica) -> None:
         self._replica = replica
         self._proposed = 0
-        """The level that this master has the log raised to."""
+        """The level to which this master has proposed to raise the log."""
         self._raising: asyncio.Future[ApplyResult] | None = None
         """Done once a log that began here has its first level."""
         self.applied = replica.state.feature_level
@@ -63,15 +64,15 @@ class FeatureLevels:
 
     @property
     def needed(self) -> int:
-        """The feature level that every member must know: the log's, or the one it is raised to."""
+        """The feature level that every member must know: the log's, or the one that it rises to."""
         replica = self._replica
         return max(replica.state.feature_level, self._proposed if replica.is_master else 0)
 
     def told(self) -> Levels:
-        """The levels that this node names to whoever is connected.
+        """The levels that this node names to its clients and peers.
 
-        Only a node that serves as master names the level of the log: another one may not know the
-        newest yet. Nor is it named while it rises.
+        Only a node that serves as master names the level of the log: any other may not know the
+        newest one yet. While the level rises, the master does not name it either.
         """
         replica = self._replica
         active = replica.state.feature_level
@@ -89,10 +90,10 @@ class FeatureLevels:
             raise lacking(level, replica.state.feature_level, group)
 
     async def raise_to(self, level: int, *, dry_run: bool = False) -> None:
-        """Lets the log hold what `level` allows, if every member's program knows it; for good.
+        """Raises the level of the log for good, if every member's program knows it.
 
-        Success when it is there already. Raises NotMaster, UnsupportedVersion when a member (or
-        this node) does not know the level, Unavailable while one was not heard.
+        Does nothing if the log has that level already. Raises NotMaster, UnsupportedVersion if a
+        member (or this node) does not know the level, Unavailable while a member is not connected.
         """
         replica = self._replica
         await replica.wait_master()

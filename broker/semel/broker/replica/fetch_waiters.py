@@ -25,10 +25,10 @@ class QueueWatchers:
 
     def __init__(self) -> None:
         self._waiting: dict[QueueKey, dict[Growth, None]] = {}
-        """In the order in which they came; the order of a set would change from run to run."""
+        """In order of arrival; the order of a set would change from run to run."""
 
     def watch(self, keys: Sequence[QueueKey]) -> Growth:
-        """A future for these queues; give it back to `unwatch`."""
+        """A future for these queues; the caller gives it back to `unwatch`."""
         growth: Growth = asyncio.get_running_loop().create_future()
         for key in keys:
             self._waiting.setdefault(key, {})[growth] = None
@@ -43,7 +43,7 @@ class QueueWatchers:
                     del self._waiting[key]
 
     def wake(self, results: Sequence[ApplyResult]) -> None:
-        """An entry was applied: wakes those who wait for its queues."""
+        """An entry was applied: wakes the long polls that wait for its queues."""
         if not self._waiting:
             return
         for result in results:
@@ -59,7 +59,7 @@ class QueueWatchers:
                     finish(growth)
 
     def wake_all(self) -> None:
-        """Mastership is lost: everybody who waits has to look again."""
+        """Mastership is lost: every long poll has to look again."""
         for growths in self._waiting.values():
             for growth in growths:
                 finish(growth)

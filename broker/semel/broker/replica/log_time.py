@@ -1,8 +1,8 @@
 """The time that this node gives the entries it makes as master.
 
-How it works. A master that begins takes the later of two times: that of the newest entry in its
-log, and the time that a majority of the voters' clocks has passed, which each voter tells with its
-vote. From there on `LogClock` follows the wall clock without jumping.
+How it works. A new master starts from the later of two times: that of the newest entry in its log,
+and the time that a majority of the voters' clocks has passed. Each vote carries its voter's clock.
+From there on `LogClock` follows the wall clock without jumping.
 
 Invariants
 1. The time of an entry is never below that of an entry before it, whichever master made that one.
@@ -37,11 +37,11 @@ class LogTime:
 
     @property
     def has_begun(self) -> bool:
-        """This node was elected once since it started."""
+        """Whether this node was ever elected since it started."""
         return self._clock is not None
 
     def on_vote(self, vote: Message) -> None:
-        """A vote for this node arrived; it tells the voter's clock."""
+        """A vote for this node arrived; it carries the voter's clock."""
         self._voters.on_vote(
             vote.source,
             term=vote.term,
@@ -50,7 +50,10 @@ class LogTime:
         )
 
     def begin(self, term: int, voters: Collection[int], applied_us: int) -> int:
-        """The master of `term` begins, with log time `applied_us` in its state; the first time."""
+        """Starts the clock of the master of `term` and returns the time of its first entry.
+
+        `applied_us` is the log time of its state.
+        """
         newest_us = max(applied_us, self._last_entry_time_us())
         now_us = monotonic_us()
         group_us = self._voters.now(voters, term=term, wall_us=self.wall_us(), monotonic_us=now_us)

@@ -14,8 +14,8 @@ class CoreLog:
         self._memberships = memberships
         """Memberships of the entries that may still be truncated, by index."""
         self.unreadable_through = 0
-        """The newest applied entry whose every copy is damaged: a peer that needs it is offered a
-        snapshot."""
+        """The newest applied entry of which every copy is damaged; 0 if there is none. A peer that
+        needs it is offered a snapshot."""
 
     @property
     def first_index(self) -> int:

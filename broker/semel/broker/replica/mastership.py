@@ -1,8 +1,8 @@
 """What a node has only while it serves as master: the proposer, and the clock of the locks.
 
-How it works. An elected node serves once the no-op of its own term is applied: from then on its
-state is all there is. A node that loses mastership, or stops, drops both objects, and whoever waits
-for an answer hears so.
+How it works. An elected node serves once the no-op of its own term is applied: its state then
+holds every committed entry. A node that loses mastership drops both objects, one that stops drops
+the proposer; every request that waits for an answer then gets an error.
 
 Invariants
 1. `proposer` exists only while the core is master of `term`; only it admits requests.
@@ -47,14 +47,14 @@ class Mastership:
         self.lateness = Histogram()
         """Seconds from the time that messages were due to their release by this master."""
         self.decided = asyncio.Event()
-        """This node serves as master, or is none; cleared by whoever waits for it."""
+        """Set when this node serves as master or is none; cleared by the task that waits for it."""
         self.room = asyncio.Event()
-        """Fewer bytes wait to be proposed; cleared by whoever waits for it."""
+        """Set when fewer bytes wait to be proposed; cleared by the task that waits for it."""
         self.on_lost: Callable[[NotMaster], None] = lambda _: None
         self._stopping = False
 
     async def wait(self) -> None:
-        """An elected master that is about to serve is waited for. Raises NotMaster."""
+        """Waits until an elected node serves as master. Raises NotMaster."""
         while self.proposer is None:
             if self._core.role is not Role.MASTER:
                 raise self._not_master()
@@ -74,9 +74,9 @@ class Mastership:
         )
 
     def maybe_begin(self, state: State, on_proposer: Callable[[Proposer], None]) -> bool:
-        """Serves from here on if `state` has applied the no-op of the own term; True if it does.
+        """Begins to serve if the no-op of this node's term is applied in `state`; True if it is.
 
-        `on_proposer` may propose the first records, before any client's.
+        `on_proposer` may propose the first records, before those of any client.
         """
         if self._stopping or state.applied_term != self._core.term:
             return False
@@ -105,7 +105,7 @@ class Mastership:
         self.lateness.observe(released.late_us / 1_000_000)
 
     def lose(self) -> None:
-        """Mastership is lost: everybody who waits hears so."""
+        """Mastership is lost: every waiting request gets NotMaster."""
         proposer, self.proposer, self.lock_clock = self.proposer, None, None
         assert proposer is not None
         proposer.on_lost(self._not_master)
@@ -113,7 +113,7 @@ class Mastership:
         self.on_lost(self._not_master())
 
     def stop(self, error: Callable[[], SemelError]) -> None:
-        """The node stops: everybody who waits hears so, and nothing more is proposed."""
+        """The node stops: every waiting request gets `error`, and nothing more is proposed."""
         self._stopping = True
         if self.proposer is not None:
             self.proposer.on_lost(error)

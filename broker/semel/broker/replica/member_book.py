@@ -1,12 +1,12 @@
 """The members of a group with their addresses, as the log names them.
 
-How it works. The Raft core knows members by number; reaching them takes addresses. A membership
-entry carries both. `MemberBook` goes through the same history as the core does: an appended entry
-is in force, a truncated one is undone, a committed one cannot be undone any more.
+How it works. The Raft core knows members by number; connections need addresses. A membership entry
+carries both. `MemberBook` goes through the same history as the core does: an appended entry is in
+force, a truncated one is undone, a committed one cannot be undone any more.
 
 A node that was away while nodes were replaced may get messages from a master that its own log does
 not know, and could not answer it. So members that another member names are *heard*: until the log
-has caught up they may send, and their addresses are known. Nobody is counted by it.
+has caught up, their messages are accepted and their addresses are known. They count for no quorum.
 
 Invariants
 1. The newest `Members` of the book and the core's membership name the same nodes.
@@ -36,7 +36,7 @@ class Members:
 
     @property
     def addresses(self) -> dict[NodeId, str]:
-        """HOST:PORT of everybody."""
+        """HOST:PORT of all members."""
         return {**self.voters, **self.learners}
 
     @property
@@ -111,7 +111,7 @@ class MemberBook:
         return {**known, **self._heard} if self._heard_index > self.index else known
 
     def hear(self, index: int, addresses: Mapping[NodeId, str]) -> bool:
-        """A member names the members since entry `index`; True if that is news."""
+        """A member names the members since entry `index`; True if this node did not know them."""
         if index <= max(self.index, self._heard_index):
             return False
         self._heard, self._heard_index = addresses, index

@@ -1,6 +1,6 @@
 """The members of the group as this node reaches them: addresses, and links that messages leave by.
 
-How it works. `book` follows the log; `links` holds the sending side of one stream for each other
+How it works. `book` follows the log; `links` holds the sending side of the streams to each other
 member. The node makes and ends links whenever `on_changed` says that the members changed.
 
 Not here: what a link does (`replication/sender.py`), who is counted (`raft/membership.py`).
@@ -42,11 +42,11 @@ class Peers:
 
     @property
     def reachable(self) -> Mapping[NodeId, str]:
-        """The same, and the members that only another member has named so far."""
+        """The same, with members that only another member has named so far."""
         return self.book.reachable
 
     def address_of(self, node: NodeId) -> str | None:
-        """Where this node reaches another member; None for a node that is none."""
+        """HOST:PORT at which this node reaches another member; None if the node is not a member."""
         member = self.book.reachable.get(node)
         return member and self._config.peers_at.get(node, member)
 
@@ -55,7 +55,7 @@ class Peers:
         return Members.of_state(applied) or self._founding
 
     def hear(self, index: int, addresses: Mapping[NodeId, str]) -> bool:
-        """A member names the members since entry `index`; true if that was news."""
+        """A member names the members since entry `index`; True if this node did not know them."""
         news = self.book.hear(index, addresses)
         if news:
             self.on_changed()

@@ -90,7 +90,7 @@ class _Control:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """A stored batch of another group; decided at apply."""
+    """A stored batch of another broker group; it is decided at apply."""
 
     stored: bytes
     future: asyncio.Future[ApplyResult]
@@ -117,7 +117,7 @@ class _Release:
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """A record that makes room for the one behind it. Nobody waits for it."""
+    """A record that makes room for the one after it. Nobody waits for it."""
 
 
 _Item = _Batch | _Control | _Copy | _Expiry | _Release
@@ -169,7 +169,7 @@ class Proposer:
 
     @property
     def parked_bytes(self) -> int:
-        """Bytes of those batches together."""
+        """Total bytes of those batches."""
         return self._admission.parked_bytes
 
     @property
@@ -193,7 +193,7 @@ class Proposer:
         return future
 
     def submit_copy(self, stored: bytes) -> asyncio.Future[ApplyResult]:
-        """A batch of a queue that is moved here, checked; the future gives what became of it."""
+        """`stored` is a batch of a queue that moves here, checked; the future gives its result."""
         future: asyncio.Future[ApplyResult] = asyncio.get_running_loop().create_future()
         self._queue.append(_Copy(stored, future))
         return future
@@ -301,7 +301,7 @@ class Proposer:
         return None
 
     def _unpark(self, queue_key: QueueKey, producer_id: ProducerId) -> None:
-        """A batch or a fence was accepted: batches that waited for it come next, in order."""
+        """A batch or a fence was accepted: those that waited for it are decided next, in order."""
         ready: list[_Batch] = []
         while (key := self._admission.unpark(queue_key, producer_id)) is not None:
             ready.append(self._parked.pop(key))
@@ -352,9 +352,9 @@ class Proposer:
         return _control_parts(record)
 
     def _make_room(self, queue_key: QueueKey) -> None:
-        """Ends rows of a queue as soon as there are too many: the regular look would come too late
-        for a queue that gets new producers all the time. At most once a second, because it reads
-        all rows."""
+        """Ends rows of a queue as soon as there are too many, because the regular look would come
+        too late for a queue that gets new producers all the time. It reads all rows, so it is done
+        at most once a second."""
         if not self._admission.is_full(queue_key) or self._time_us < self._full_until_us.get(
             queue_key, 0
         ):
@@ -393,7 +393,7 @@ class Proposer:
         return _control_parts(ControlRecord(release_delayed=record))
 
     def on_applied(self, index: int, results: Sequence[ApplyResult]) -> None:
-        """Answers those who wait for the records of this entry."""
+        """Answers the requests behind the records of this entry."""
         self._admission.on_applied(results)
         owners = self._entries.pop(index, None)
         if owners is None:

@@ -1,4 +1,4 @@
-"""One replica at work: its parts, what it is to its group, and what the other rooms ask of it.
+"""One replica at work: its parts, its role in its group, and the calls that other rooms make.
 
 How it works. `Replica` builds the parts of one node and ties them together. Requests go to the
 `Proposer` of the present mastership, and the `Driver` makes entries of them; reads that a quorum
@@ -71,9 +71,9 @@ class Replica:
         self.readers = readers
         self.on_fatal = on_fatal
         self.lost_entries: frozenset[int] = frozenset()
-        """Entries that are damaged on every node (`set_lost`): their messages are refused."""
+        """Entries that are damaged on every node (`set_lost`): nobody can fetch their messages."""
         self.removed_at = 0
-        """Index of the entry that removed this node, as a member told; 0 while it is not known."""
+        """Index of the entry that removed this node, as a member says; 0 while none is known."""
         self.on_role_changed: Callable[[], None] = lambda: None
         self._unfit: set[str] = set()
         self._role_waiters: list[asyncio.Future[None]] = []
@@ -158,7 +158,7 @@ class Replica:
         return self.log.disk_full or self._term_and_vote.unsaved is not None
 
     def set_fit(self, reason: str, fit: bool) -> None:
-        """This node may become master while no reason against it stands."""
+        """Sets or ends a reason why this node must not become master."""
         if fit:
             self._unfit.discard(reason)
         else:
@@ -167,7 +167,7 @@ class Replica:
 
     @property
     def electable(self) -> bool:
-        """It would take mastership if it were handed over."""
+        """Whether it would take mastership that is handed over to it."""
         return not self._unfit and not self.non_counting
 
     def not_master(self) -> NotMaster:
@@ -202,7 +202,7 @@ class Replica:
         return future
 
     def tell_role(self) -> None:
-        """Everybody who waits for a change of role goes on (`driver.py`)."""
+        """Wakes all callers that wait for a change of role (see `driver.py`)."""
         waiters, self._role_waiters = self._role_waiters, []
         for waiter in waiters:
             if not waiter.done():
@@ -210,11 +210,11 @@ class Replica:
         self.on_role_changed()
 
     def levels(self) -> Levels:
-        """The feature levels that this node names to whoever is connected."""
+        """The feature levels that this node names to its clients and peers."""
         return self.feature_levels.told()
 
     def log_time_us(self) -> int:
-        """What the next entry's time would be: retention and expiry go by this clock."""
+        """The time that the next entry would get: the clock of retention and expiry."""
         return self.log_time.now_us() if self.log_time.has_begun else self.state.log_time_us
 
     # ------------------------------------------------------------------ what a master is asked
@@ -225,7 +225,7 @@ class Replica:
             raise self.not_master()
 
     async def wait_master(self) -> None:
-        """A master that is about to be ready is waited for. Raises NotMaster."""
+        """Waits for a master that is about to be ready. Raises NotMaster."""
         await self.mastership.wait()
 
     async def require_level(self, level: int) -> None:
@@ -241,7 +241,7 @@ class Replica:
         await self.driver.reads.wait()
 
     async def produce_room(self) -> None:
-        """Returns at once unless too many bytes wait to be proposed."""
+        """Waits while too many bytes wait to be proposed."""
         while self.mastership.is_full:
             self.mastership.room.clear()
             await self.mastership.room.wait()
@@ -255,8 +255,10 @@ class Replica:
         self.driver.schedule_turn()
 
     async def submit_control(self, record: ControlRecord) -> ApplyResult:
-        """The record's result once it is applied. Raises NotMaster, Throttled, or the reason
-        why it was refused."""
+        """The record's result, once it is applied.
+
+        Raises NotMaster, Throttled, or the error with which admission refused it.
+        """
         await self.wait_master()
         proposer = self.mastership.proposer
         assert proposer is not None
@@ -270,7 +272,7 @@ class Replica:
         return await future
 
     async def submit_copy(self, stored: bytes) -> ApplyResult:
-        """What became of a copied batch, once it is applied. Raises NotMaster."""
+        """The result of a copied batch, once it is applied. Raises NotMaster."""
         await self.wait_master()
         assert self.mastership.proposer is not None
         future = self.mastership.proposer.submit_copy(stored)
@@ -278,7 +280,7 @@ class Replica:
         return await future
 
     def release_due(self, queues_max: int) -> None:
-        """Gives offsets to delayed batches of so many queues, if they are due by log time."""
+        """Gives offsets to what is due by log time in up to `queues_max` queues."""
         proposer = self.mastership.proposer
         if proposer is None:
             return
@@ -300,22 +302,23 @@ class Replica:
             self.driver.schedule_turn()
 
     def on_delivered(self, group: str, queue_key: QueueKey, token: int, end_offset: int) -> None:
-        """Messages below `end_offset` leave for the holder of `token`."""
+        """Messages below `end_offset` are sent to the holder of `token`."""
         if self.mastership.lock_clock is not None:
             self.mastership.lock_clock.on_delivered(
                 group, queue_key, token, end_offset, monotonic_ms()
             )
 
     def hand_over(self, successor: NodeId) -> None:
-        """Takes no more proposals and tells `successor` to stand, once it has everything.
+        """Takes no more proposals, and tells `successor` to stand once it has every entry.
 
-        Given up after RaftConfig.transfer_ms. Raises NotMaster, InvalidRequest, Throttled.
+        The hand-over is given up after RaftConfig.transfer_ms. Raises NotMaster, InvalidRequest,
+        Throttled.
         """
         self.core.transfer_leadership(successor, monotonic_ms())
         self.driver.drain()
 
     def resign(self) -> None:
-        """Gives mastership up to whoever is elected; waits for nobody to be ready for it."""
+        """Steps down at once, whether or not another node is ready to become master."""
         self.core.resign(monotonic_ms())
         self.driver.drain()
 
@@ -326,7 +329,7 @@ class Replica:
         return await asyncio.get_running_loop().run_in_executor(self.readers, work)
 
     async def wait_applied(self, index: int, timeout_s: float | None) -> None:
-        """Raises Unavailable when this node does not get so far in time."""
+        """Waits until entry `index` is applied. Raises Unavailable if that takes too long."""
         await self.applier.wait_applied(index, timeout_s)
 
     def install_state(self, state: State) -> None:
@@ -336,13 +339,16 @@ class Replica:
         self.peers.install(state)
 
     def set_lost(self, entries: frozenset[int]) -> None:
-        """No node can give these entries out; those that are applied here stop nobody."""
+        """These entries are damaged on every node.
+
+        A slave that lacks one which is applied here gets a snapshot instead of the entry.
+        """
         self.lost_entries = entries
         applied = (index for index in entries if index <= self.state.applied_index)
         self._core_log.unreadable_through = max(applied, default=0)
 
     def stop(self, error: Callable[[], SemelError]) -> None:
-        """The node stops: everybody who waits hears so, and nothing more is proposed.
+        """The node stops: every waiting request gets an error, and nothing more is proposed.
 
         Entries that are on their way to the disk are still applied, but this node does not serve as
         master again.

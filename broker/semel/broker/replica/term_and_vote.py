@@ -1,4 +1,4 @@
-"""Term and vote of this node: they are saved here and now, and nothing leaves before they are.
+"""Term and vote of this node: they are saved at once, and nothing that needs them leaves before.
 
 How it works. Writing and syncing term and vote BLOCKS the event loop: elections are rare, and no
 message of a new term may leave before its term is durable. While the disk has no room for them, the
@@ -6,8 +6,8 @@ messages that depend on them wait here, and each tick tries to save them again.
 
 Invariants
 1. `on_saved` is called once for each save, after the sync, with the messages that waited for it.
-2. Another try writes the whole record again instead of only syncing it: after a failed sync the
-   kernel calls the pages clean, and a second sync would write nothing.
+2. Each further try writes the whole record again instead of only syncing it: after a failed sync
+   the kernel considers the pages clean, and a second sync would write nothing.
 
 Not here: the file (`log/hard_state.py`), when a term or vote changes (`raft/`), what the node does
 meanwhile (`replica/driver.py`).
@@ -34,7 +34,7 @@ class TermAndVote:
         self.unsaved: tuple[HardState, Sequence[Message]] | None = None
         """Term and vote that the disk has no room for, and the messages that wait for them."""
         self._told = False
-        """The log says already that the disk has no room for them."""
+        """Whether a log line has already said that the disk has no room for them."""
         self.on_saved: Callable[[HardState, Sequence[Message]], None] = lambda *_: None
 
     def load(self) -> HardState:
@@ -49,7 +49,7 @@ class TermAndVote:
         self.try_again()
 
     def try_again(self) -> bool:
-        """BLOCKING. Saves what is unsaved; False while the disk has no room for it."""
+        """BLOCKING. Saves the unsaved term and vote; False while the disk has no room for them."""
         assert self.unsaved is not None
         saved, messages = self.unsaved
         try:
