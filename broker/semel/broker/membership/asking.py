@@ -61,8 +61,10 @@ def _founding_of(answer: broker_pb2.NodeStatusReply) -> str:
 
 
 def has_history(answer: broker_pb2.NodeStatusReply) -> bool:
-    """The node has entries. One that has just started may have some and not know yet which of them
-    are committed."""
+    """Whether the node has entries.
+
+    A node that has just started may have some and not know yet which of them are committed.
+    """
     return bool(answer.commit_index or answer.log_end_index)
 
 
@@ -70,8 +72,8 @@ async def ask_members(config: BrokerConfig) -> tuple[Members, str]:
     """The members of the group that this node is to join, as any of them names them, and the name
     of the group's founding.
 
-    Waits for an answer as long as it takes. This node itself is left out: it becomes a member by an
-    entry of the log, not by what it is told.
+    Waits until a member answers, however long that takes. This node itself is left out: only an
+    entry of the log makes it a member.
     """
     told = False
     while True:

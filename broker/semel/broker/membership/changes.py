@@ -2,7 +2,7 @@
 
 How it works. A change is one step of one node: it joins as a learner, becomes a voter, or leaves
 (`raft/membership.py`). Each step is one entry; the call returns when that is applied. A step that
-is already done succeeds, so a caller that lost an answer, or found another one's work half done,
+is already done succeeds, so a caller that lost an answer, or goes on where another one stopped,
 repeats the call.
 
 Handing over. The master first asks the successor whether it would take mastership, and waits until
@@ -85,7 +85,7 @@ class MembershipChanges:
         logger.info("learner added node=%d address=%s", node, address)
 
     async def _check_joiner(self, node: NodeId, address: str) -> None:
-        """Raises InvalidRequest unless the joiner runs, and says it is `node` of this group."""
+        """Raises InvalidRequest unless the joiner answers that it is `node` of this group."""
         config = self._config
         try:
             found = await ask_status(address)
@@ -168,14 +168,14 @@ class MembershipChanges:
         return await self._write(RecordKind.NOOP)
 
     async def _change(self, membership: Membership, addresses: Mapping[NodeId, str]) -> None:
-        """Returns once the membership is applied; `addresses` are those of new nodes."""
+        """Returns once the new membership is applied; `addresses` are those of new nodes."""
         replica = self._replica
         replica.core.propose_membership_allowed(membership)
         members = replica.peers.book.current.with_membership(membership, addresses)
         await self._write(RecordKind.MEMBERSHIP, members)
 
     async def _write(self, kind: RecordKind, members: Members | None = None) -> tuple[int, int]:
-        """Index and term of an entry, once it is applied. Raises NotMaster, Unavailable."""
+        """Index and term of a new entry, once it is applied. Raises NotMaster, Unavailable."""
         replica = self._replica
         payload = b"" if members is None else members.encode()
         index, term = replica.driver.append_alone(kind, payload, members)
@@ -278,7 +278,7 @@ class MembershipChanges:
             await asyncio.sleep(_LOOK_S)
 
     async def _role_change(self) -> None:
-        """Returns at the next change of role, or soon: giving a transfer up changes no role."""
+        """Waits briefly for the next change of role: giving a transfer up changes none."""
         with contextlib.suppress(TimeoutError):
             async with compat.timeout(0.05):
                 await self._replica.role_change()

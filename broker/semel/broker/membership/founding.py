@@ -15,7 +15,7 @@ so while one of them is not, nobody counts and nothing can be lost. A node that 
 it counted is not prepared; it finds a member that counts or a record of the founding, and is fed.
 It could prepare again only if the record and *every* other member's disk were lost with its own:
 then there is nothing left that a new group could contradict. So neither the controllers nor the
-members are trusted alone, and silence proves nothing: the node waits for those it does not hear.
+members are trusted alone, and silence proves nothing: the node waits for those that do not answer.
 
 Not here: asking (`membership/asking.py`), what is written (`membership/status.py`), beginning anew
 (`docs/operations.md`).
@@ -139,6 +139,9 @@ def _founding_of(says: MemberSays) -> str:
 
 
 def _follow(founding: str, prepared: str) -> Decision:
-    """A node that is prepared for `founding` was so before anybody counted, and has never counted
-    itself: it need not be fed."""
+    """The step of a node whose group has this founding, or may have it.
+
+    A node that is prepared for it became so before any node counted, and has never counted itself,
+    so it need not be fed.
+    """
     return Decision(Step.COMPLETE if prepared == founding else Step.BE_FED, founding)

@@ -1,10 +1,10 @@
-"""What this node is to its group: new, catching up, a member like any other, or removed.
+"""The membership status of this node: new, catching up, a member, or removed.
 
 How it works. A node whose directory is empty may be new together with its group, or new in an old
-group, or it lost its disk and with it the memory of what it acknowledged and voted for. The last
-one must not be counted, nor may a node whose data was damaged and is in quarantine. So all of them
-begin as *non-counting members* (`raft/`), and a mark file says so until they count: a crash
-on the way must not make the node forget that it has forgotten.
+group, or it lost its disk and with it the memory of what it acknowledged and voted for. In the last
+case it must not be counted, nor may a node whose data was damaged and is in quarantine. So all of
+them begin as *non-counting members* (`raft/`). A mark file says so until they count, because a
+node that crashes on the way must not count after its restart.
 
 A non-counting member counts again when
 
@@ -15,9 +15,9 @@ A non-counting member counts again when
 
 A member is removed when its own log says so, or another member's committed membership does. The log
 does not tell a removed node that it was removed, because the master stops sending to it. The node
-asks when it hears no master for a while, or hears one that it does not know. It goes on
-running and answers that it is out. A node that is still a member, but was away while others came,
-learns from the answers whom to let in (`replica/member_book.py`).
+asks the others when it hears no master for a while, or one that it does not know. A removed node
+goes on running and answers that it was removed. A node that is still a member, but was away while
+others were added, learns the new members from the answers (`replica/member_book.py`).
 
 Invariants
 1. The mark file is durable before the first message is handled, and is removed only when the node
@@ -26,7 +26,7 @@ Invariants
    a directory that names a founding and holds neither log nor hard state has lost them.
 
 Not here: what non-counting means for quorums (`raft/`), making changes (`membership/changes.py`),
-asking (`membership/asking.py`), who this node is to others (`identity.py`).
+asking (`membership/asking.py`), the identity of this node (`identity.py`).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _ASK_AGAIN_S = 0.1
 _READMIT_TIMEOUT_S = 5.0
 _LOOK_S = 1.0
 _PATIENCE: Final = 20
-"""Rounds of asking before a node says in its log what it waits for."""
+"""Rounds of asking before a node logs what it waits for."""
 RESTORE_HINT: Final = (
     "if a majority of the group's disks is lost for good, see `semel cluster restore --help`"
 )
@@ -100,7 +100,7 @@ class MembershipStatus:
         self._waits_for = ""
         self._rounds = 0
         self.on_refounded: Callable[[], None] = lambda: None
-        """The node belongs to another founding than before: streams to others begin anew."""
+        """Called when the node belongs to another founding than before: its streams begin anew."""
         identity.on_founded_caller = self._on_founded_caller
 
     # --- the start
@@ -136,7 +136,7 @@ class MembershipStatus:
         return True
 
     def _begin_by_order(self, founding: str, *, has_history: bool) -> None:
-        """An operator has the group begin with this node, and vouches that nothing is lost."""
+        """An operator founds the group with this node, and guarantees that nothing is lost."""
         if self._identity.founding or has_history:
             raise DataDirectoryError(
                 f"{self._config.data} belongs to a group that was founded before: --found is for "
@@ -312,7 +312,7 @@ class MembershipStatus:
         return {node: address for node, (_, address) in self._callers.items() if address}
 
     def _hear_of(self, nodes: Mapping[NodeId, str]) -> None:
-        """Others may be members than those that this node was told to found the group with."""
+        """The group may have other members by now than those that were to found it."""
         if nodes and self._replica.peers.hear(1, nodes):
             logger.info("heard of members nodes=%s", sorted(nodes))
 
@@ -320,8 +320,8 @@ class MembershipStatus:
         self._callers[node] = founding, address
 
     def _say(self, message: str, what: str) -> None:
-        """Logs what this node waits for, once, and only if that lasts: a cluster that starts looks
-        like one that waits."""
+        """Logs once what this node waits for, and only if that lasts, because nodes wait for each
+        other for a moment whenever a cluster starts."""
         self._rounds = self._rounds + 1 if what == self._waits_for else 0
         self._waits_for = what
         if self._rounds == _PATIENCE:
@@ -334,8 +334,8 @@ class MembershipStatus:
 
         The change is durable when this returns. Raises InvalidRequest if the node belongs to
         neither of the two foundings, if it is the master of a group that is whole, or if it is to
-        count and knows other voters: a node that was told to found a group of one would be a group
-        of its own.
+        count and knows other voters: a node that was started to found a group of one would be a
+        group by itself.
         """
         replica, identity = self._replica, self._identity
         known = replica.core.membership.voters
@@ -373,7 +373,7 @@ class MembershipStatus:
     # --- catching up
 
     async def _catch_up(self) -> None:
-        """Returns once everything that this node may have promised before is here again."""
+        """Returns once the node again has everything that it may have acknowledged before."""
         replica, own = self._replica, self._config.node_id
         logger.warning(
             "what this node had is lost but the group has a history: it is not counted before it "
@@ -436,7 +436,7 @@ class MembershipStatus:
             return reply
 
     async def _look_around(self) -> None:
-        """Finds out whether this node was removed or added again, and who the members are."""
+        """Finds out whether this node was removed or added again, and which nodes are members."""
         replica, own = self._replica, self._config.node_id
         applied = Members.of_state(replica.state.membership)
         if replica.removed_at:

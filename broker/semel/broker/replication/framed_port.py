@@ -6,7 +6,7 @@ the ticket was made for, in the same loop turn in which their last byte arrived.
 
 Invariants
 1. No message is taken from a connection before it has shown a ticket, and a ticket serves once.
-2. A stream whose bytes make no sense ends; the node goes on.
+2. A stream whose bytes are malformed ends; the node goes on.
 3. Connections without a ticket are few and short-lived, however many arrive.
 
 Not here: the bytes (`protos/framed.py`), giving tickets (`replication/receiver.py`,
@@ -49,10 +49,10 @@ class Taker(Protocol):
         ...
 
     def on_message(self, data: memoryview, *, owned: bool) -> None:
-        """`data` is valid during the call only, unless `owned`. Raises SemelError to end it."""
+        """`data` is valid only during the call, unless `owned`. A SemelError ends the stream."""
 
     def on_writable(self) -> None:
-        """What was written has left, after `FramedStream.full` was true."""
+        """There is room again, after `FramedStream.full` was true."""
 
     def on_lost(self) -> None:
         """The connection is gone."""
@@ -148,7 +148,7 @@ class FramedStream(asyncio.BufferedProtocol):
 
     def __init__(self, port: TicketPort) -> None:
         self.full = False
-        """More was written than the other end takes off."""
+        """Whether more was written than the other end has read."""
         self._port = port
         self._transport: asyncio.Transport | None = None
         self._taker: Taker | None = None

@@ -2,11 +2,12 @@
 
 How it works. A peer asks over gRPC for a stream. Its identity is checked there, and it gets a
 ticket. With that it connects to the peer port and sends Raft messages, which are not answered on
-the stream (`replication/framed_port.py`). A message is decoded, its frames are checked (both CRCs),
-and the node gets it in the same loop turn in which its last byte arrived.
+the stream (`replication/framed_port.py`). Each message is decoded and its frames are checked (both
+CRCs); the node gets it in the same loop turn in which its last byte arrived.
 
 Invariants
-1. A stream whose bytes make no sense, or which speaks for another node, ends; the node goes on.
+1. A stream ends if its bytes are malformed or if it carries messages of another node; the node goes
+   on.
 
 Not here: the sending side (`replication/sender.py`), snapshots' bytes (`snapshots/service.py`),
 what a message does (`raft/`, `replica/driver.py`).
@@ -97,9 +98,9 @@ class PeerPort(raft_pb2_grpc.RaftPeerServicer):
     ) -> raft_pb2.OpenStreamReply:
         """A ticket for one stream.
 
-        Raises DataDirectoryError when the caller belongs elsewhere, Unavailable while it is not
-        known where this node or the caller belongs, UnsupportedVersion when it does not know the
-        rules of the group's log.
+        Raises DataDirectoryError if the caller belongs to another group, Unavailable while it is
+        not known to which founding this node or the caller belongs, UnsupportedVersion if the
+        caller does not know the rules of the group's log.
         """
         own = self._identity
         own.check_caller(request, request.address)

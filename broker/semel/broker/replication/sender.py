@@ -2,15 +2,14 @@
 
 How it works. To each peer this node opens one stream for control messages (votes, heartbeats,
 acknowledgements) and one for APPENDs, so that a heartbeat never queues behind a megabyte. An empty
-APPEND asks whether those before it were lost: if it overtook them, they would be sent again and
-again, over a link that is slow already. Messages go one way; the peer answers through its own
-streams. Raft survives lost messages, so nothing is kept for a peer that is not connected: the core
-hears that, and probes anew.
+APPEND asks whether those before it were lost, so it uses their stream: if it overtook them, they
+would be sent again and again over a link that is slow already. Messages go one way; the peer
+answers through its own streams. Raft survives lost messages, so nothing is kept for a peer that is
+not connected: the core hears of it, and probes anew.
 
 A message is written in the call that sends it, so that it costs no turn of the loop. It waits in
-line only if it cannot: behind others, while the socket is full, or while its entries are read from
-disk. Those reads run in the reader pool, so that a slow disk holds up one peer's stream and nothing
-else.
+line only behind other messages, while the socket is full, or while its entries are read from disk.
+Those reads run in the reader pool, so that a slow disk holds up one peer's stream and nothing else.
 
 Invariants
 1. Per peer and stream, messages leave in the order in which they were given.
@@ -54,7 +53,7 @@ _OPEN_TIMEOUT_S = 2.0
 _WAITING_MAX = 4096
 _BUFFER_BYTES = 2 << 20
 SILENCE_MAX_S: Final = 3
-"""A link that is silent for so long is given up."""
+"""A link that is silent for this long is given up."""
 _CONTROL: Final = 0
 _BULK: Final = 1
 
@@ -119,9 +118,8 @@ class PeerLink:
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                     reason = str(error.details())
-                    if (
-                        reason != refused
-                    ):  # a node that waits to join, or was removed, asks again and again
+                    if reason != refused:
+                        # A node that waits to join, or was removed, asks again and again.
                         logger.error(
                             "peer refuses this node peer=%s reason=%s", self.peer_id, reason
                         )
@@ -237,7 +235,7 @@ class _Stream(asyncio.Protocol):
                 self._write(message, frames)
                 return
         if len(self._waiting) >= _WAITING_MAX:
-            self._waiting.popleft()  # as if it were lost on the way: Raft sends again what matters
+            self._waiting.popleft()  # as if it were lost on the way: Raft repeats what matters
         self._waiting.append(message)
         self._wake.set()
 
