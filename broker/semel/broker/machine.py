@@ -1,7 +1,6 @@
-"""What the operating system says of this process and of the disk below it.
+"""Figures of the operating system about this process and about the disk that it uses.
 
-Not here: what of that is reported, and to whom (`control_plane/reports.py`,
-`server/node_status.py`, `probe.py`).
+Not here: reporting them (`control_plane/reports.py`, `server/node_status.py`, `probe.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ def resident_bytes() -> int:
 
 
 def disk_room(directory: Path) -> tuple[int, int]:
-    """Bytes still free, and bytes in all, of the file system of `directory`; zeros if unknown."""
+    """Free bytes and total bytes of the file system of `directory`; zeros if unknown."""
     try:
         found = os.statvfs(directory)
     except OSError:

@@ -2,11 +2,12 @@
 
 How it works. Opening reads the disk: identity, log, hard state, newest checkpoint. Then the server
 listens, links to the peers open, and the replica ticks. A node whose data directory is new first
-asks its peers whether the group has a history: if it has, nobody may count this node until it has
-caught up (`membership/status.py`). Links to the peers follow the members that the log names.
+asks controllers and peers whether the group has a history: if it has, nobody may count this node
+until it has caught up (`membership/status.py`). Links to the peers follow the members that the log
+names.
 
-Order of stopping: no new calls, a master hands mastership over, streams end, the log syncs and
-closes.
+Order of stopping: a master hands mastership over, background work ends and waiting requests get an
+error, the server stops, streams end, the log syncs and closes.
 
 Not here: what happens while running (`replica/driver.py`).
 """
@@ -88,8 +89,8 @@ _STOP_GRACE_S = 0.5
 class BrokerNode:
     """`async with BrokerNode(config) as node: await node.failed()`.
 
-    Raises DataDirectoryError, CorruptSegment, DiskFull or OSError (port in use) when it cannot
-    start; nothing is left behind then.
+    Raises DataDirectoryError, CorruptSegment, DiskFull or OSError (port in use) if it cannot start;
+    then nothing of it keeps running.
     """
 
     def __init__(self, config: BrokerConfig, *, files: FileLayer | None = None) -> None:
@@ -109,7 +110,7 @@ class BrokerNode:
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        # The default of 5 ms would delay a thread that returns from fdatasync by as much.
+        # With the default of 5 ms, a thread that returns from fdatasync would wait that long.
         sys.setswitchinterval(0.0005)
         self._fatal = loop.create_future()
         try:

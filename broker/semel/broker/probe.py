@@ -69,7 +69,7 @@ METRICS: Final = (
     _gauge(
         "under_replicated_voters",
         "nodes",
-        "Voters that do not follow: silent, non_counting, or still catching up. Master only.",
+        "Voters that do not follow: silent, non-counting, or still catching up. Master only.",
     ),
     _gauge("peer_behind_entries", "entries", "Entries that a peer lacks. Master only.", "peer"),
     # Log and disk

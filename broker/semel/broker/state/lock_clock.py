@@ -4,7 +4,9 @@ How it works. The replicated state says who holds which lock, and knows no time.
 clock knows when it last heard of each holder, and whether the holder has messages that it has not
 committed. `expired` names tokens, whose locks the master then releases with a ReleaseLock record. A
 new master starts with `restore`, and a master whose loop was stopped calls `refresh_all`: every
-lock gets its full time again, so a lock may expire late, never early.
+lock gets its full time again, so a lock may expire late, never early. If a lock ends in another way
+(a move seals the queue, the queue or the consumer group is deleted), its times stay here until they
+are over; the release that follows then changes nothing in the state.
 
 There are two timeouts. The *session* ends if no heartbeat, delivery or commit came for
 `session_ms`. The *lock* ends if messages are delivered and nothing was committed for `lock_ms`.
@@ -164,7 +166,7 @@ class LockClock:
             del self._held[group, key]
 
     def on_reset(self, group: str, key: QueueKey) -> None:
-        """A reset was applied, or the queue or the group was deleted: nobody holds the lock."""
+        """A reset was applied: nobody holds the lock."""
         self._held.pop((group, key), None)
 
     def refresh_all(self, now_ms: float) -> None:

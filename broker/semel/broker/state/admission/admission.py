@@ -1,8 +1,8 @@
 """The admission: the master's decision about each request, taken once, before it is proposed.
 
 How it works. The admission sees the pending state: the applied state plus everything that is
-accepted and not applied (`pending.py`). It decides about a request and notes an
-accepted one there in one uninterrupted call. The caller appends the accepted records to the current
+accepted and not applied (`pending.py`). It decides about a request and notes it there, if it is
+accepted, in one uninterrupted call. The caller appends the accepted records to the current
 entry in the order of the decisions. `on_applied` removes them from the pending state when they are
 applied.
 
