@@ -274,6 +274,62 @@ async def test_refused_calls(
         await client.call(method, request_)
 
 
+HUGE = "x" * (31 << 19)
+"""15.5 MiB: fits a message of gRPC and no entry of the log."""
+LONG = "x" * 250
+FULL_METADATA = [
+    control_pb2.QueueCommit(queue=queue_ref(QUEUE), token=1, metadata=bytes(64 << 10))
+] * 240
+
+
+def oversized_calls(name: str) -> list[tuple[str, Any]]:
+    """A request of each kind that becomes a control record, with `name` for each name in it."""
+    queues = [queue_ref(QUEUE)]
+    lock: dict[str, Any] = {"queues": queues, "lock_ms": 300, "session_ms": 300}
+    offsets = [control_pb2.QueueCommit(queue=queue_ref(QUEUE))]
+    create = control_pb2.CreateQueue(
+        queue=common_pb2.QueueRef(topic_id=9), topic=name, slot_end=65_536
+    )
+    move = control_pb2.MoveQueue(queue=create.queue, job=1, group_id=2, create=create)
+    move.step = control_pb2.MOVE_STEP_BEGIN
+    records = [
+        control_pb2.ControlRecord(create_queue=create),
+        control_pb2.ControlRecord(move_queue=move),
+    ]
+    return [
+        (
+            "FenceProducer",
+            broker_pb2.FenceProducerRequest(producer_id=6, epoch=1, queues=queues, name=name),
+        ),
+        ("AcquireLocks", broker_pb2.AcquireLocksRequest(group=name, member_id="m", **lock)),
+        ("AcquireLocks", broker_pb2.AcquireLocksRequest(group="g", member_id=name, **lock)),
+        ("Commit", broker_pb2.CommitRequest(group=name, commits=offsets)),
+        ("ResetOffsets", broker_pb2.ResetOffsetsRequest(group=name, offsets=offsets)),
+        ("DeleteGroup", broker_pb2.DeleteGroupRequest(group=name)),
+        *(
+            ("ApplyQueues", broker_pb2.ApplyQueuesRequest(cluster_id=CLUSTER, records=[record]))
+            for record in records
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "request_"),
+    [
+        *oversized_calls(LONG),
+        *oversized_calls(HUGE),
+        ("Commit", broker_pb2.CommitRequest(group="g", commits=FULL_METADATA)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else f"{value.ByteSize():,} bytes",
+)
+async def test_what_no_entry_can_hold_is_refused_before_it_is_admitted(
+    client: RawClient, method: str, request_: Any
+) -> None:
+    """Else the master would end, and the next one with the client's retry."""
+    with pytest.raises(InvalidRequest, match=r"249|are the most"):
+        await client.call(method, request_)
+
+
 async def commit(client: RawClient, token: int, offset: int) -> Any:
     commits = [control_pb2.QueueCommit(queue=queue_ref(QUEUE), token=token, offset=offset)]
     reply = await client.call("Commit", broker_pb2.CommitRequest(group="g", commits=commits))

@@ -10,9 +10,10 @@ same uninterrupted step, so that what it has accepted and what the log holds nev
 
 Invariants
 1. A request is answered exactly once.
-2. Records accepted by the admission = records appended: after `next_entry` the caller appends, or
+2. No record is larger than the largest batch, so any one of them makes an entry.
+3. Records accepted by the admission = records appended: after `next_entry` the caller appends, or
    dies.
-3. A duplicate of an unapplied batch is answered after that batch, and with the same result.
+4. A duplicate of an unapplied batch is answered after that batch, and with the same result.
 
 Not here: rules (`state/admission/admission.py`), durability and order of leaving
 (`replica/driver.py`).
@@ -43,6 +44,7 @@ from semel.broker.state import (
     Refused,
     Staged,
     batch_record_parts,
+    record_refusal,
 )
 from semel.protos.batch import BatchHeader
 from semel.protos.delays import time_refusal
@@ -187,9 +189,15 @@ class Proposer:
         self.pending_bytes += len(data)
 
     def submit_control(self, record: ControlRecord) -> asyncio.Future[ApplyResult]:
-        """The future gives the record's result, or raises: refused, NotMaster."""
+        """The future gives the record's result, or raises: refused, NotMaster.
+
+        A record beyond the limits (`state/admission/record_limits.py`) is refused at once.
+        """
         future: asyncio.Future[ApplyResult] = asyncio.get_running_loop().create_future()
-        self._queue.append(_Control(record, future))
+        if (refusal := record_refusal(record)) is not None:
+            future.set_exception(refusal)
+        else:
+            self._queue.append(_Control(record, future))
         return future
 
     def submit_copy(self, stored: bytes) -> asyncio.Future[ApplyResult]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from semel.broker.replica.replica import Replica
+from semel.broker.state import NAME_CHARACTERS_MAX
 from semel.protos.errors import InvalidRequest, SemelError, UnknownQueue
 from semel.protos.ids import QueueKey
-
-_NAME_MAX: Final = 249
 
 
 def known(replica: Replica, key: QueueKey) -> QueueKey:
@@ -38,7 +35,8 @@ def check_settled(replica: Replica, key: QueueKey) -> None:
 
 def check_group(group: str) -> None:
     """Raises InvalidRequest unless this can be the name of a consumer group."""
-    if not 0 < len(group) <= _NAME_MAX or not group.isprintable():
+    if not 0 < len(group) <= NAME_CHARACTERS_MAX or not group.isprintable():
         raise InvalidRequest(
-            f"a consumer group's name has 1 to {_NAME_MAX} printable characters: {group!r}"
+            f"a consumer group's name has 1 to {NAME_CHARACTERS_MAX} printable characters:"
+            f" {group[:60]!r}"
         )

@@ -211,7 +211,7 @@ class TransactionsService(transactions_pb2_grpc.TransactionsServicer):
 def _check_name(name: str, what: str = "transaction id") -> None:
     if not 0 < len(name) <= TRANSACTION_ID_CHARACTERS_MAX or not name.isprintable():
         raise InvalidRequest(
-            f"a {what} has 1 to {TRANSACTION_ID_CHARACTERS_MAX} printable characters: {name!r}"
+            f"a {what} has 1 to {TRANSACTION_ID_CHARACTERS_MAX} printable characters: {name[:60]!r}"
         )
 
 

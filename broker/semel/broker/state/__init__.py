@@ -18,6 +18,7 @@ from semel.broker.state.admission.decisions import (
     ParkKey,
     Refused,
 )
+from semel.broker.state.admission.record_limits import NAME_CHARACTERS_MAX, record_refusal
 from semel.broker.state.apply.coordination import Begun, Coordination
 from semel.broker.state.apply.delays import RELEASE_BATCHES_MAX, DelayedExtent, Delays
 from semel.broker.state.apply.extents import Extent
@@ -68,6 +69,7 @@ from semel.broker.state.log_clock import LogClock, VoterClocks, majority_time_us
 from semel.broker.state.verify.verify import BatchVerifier, QueueReport, TableVerifier
 
 __all__ = [
+    "NAME_CHARACTERS_MAX",
     "RELEASE_BATCHES_MAX",
     "WINDOW_BATCHES",
     "Accepted",
@@ -138,6 +140,7 @@ __all__ = [
     "move_refusal",
     "progress",
     "read_slice",
+    "record_refusal",
     "row_message",
     "unread_error",
 ]
