@@ -379,6 +379,31 @@ def test_unknown_deleted_and_too_large(group: Group) -> None:
     assert unapplied_count(group.admission) == 0
 
 
+def alter_limit_while_busy(group: Group, limit: int) -> None:
+    """The limit changes in one entry while the next one, with a batch of the queue, is in flight."""
+    applying, group.entry = group.entry, []
+    row = group.admission._pending._queues[KEY].rows[1]
+    assert isinstance(group.produce(header(row.last), commit=False), Accepted)
+    settings = common_pb2.TopicSettings(batch_bytes_max=limit)
+    alter = control_pb2.AlterTopic(topic_id=KEY.topic_id, settings=settings)
+    group.admission.on_applied(group.apply(*applying, control(alter_topic=alter)))
+
+
+def test_an_altered_limit_counts_on_a_queue_that_is_never_idle(group: Group) -> None:
+    """With entries one behind the other, a busy queue never leaves the pending state."""
+    assert isinstance(group.produce(header(-1), commit=False), Accepted)
+    length = header(1, body=bytes(1_000)).batch_length
+    alter_limit_while_busy(group, length - 1)
+    refusal(group.produce(header(1, body=bytes(1_000)), commit=False), errors.MessageTooLarge)
+    alter_limit_while_busy(group, length)
+    large = header(2, body=bytes(1_000))
+    assert isinstance(group.produce(large, commit=False), Accepted)
+    alter_limit_while_busy(group, length - 1)
+    assert group.produce(large) == Duplicate(Offset(3)), "it is stored, whatever the limit is now"
+    refusal(group.produce(header(4, body=bytes(1_000)), commit=False), errors.MessageTooLarge)
+    refusal(group.produce(header(9, body=bytes(1_000)), commit=False), errors.MessageTooLarge)
+
+
 def test_records_that_need_no_admission_pass_it_by(group: Group) -> None:
     trim = control_pb2.Trim(queue=ref(), log_start_offset=3)
     alter = control_pb2.AlterTopic(topic_id=KEY.topic_id)

@@ -124,7 +124,9 @@ def test_a_lowered_limit_does_not_hide_that_a_batch_is_stored(group: Group) -> N
             )
         )
     )
-    assert isinstance(error_of(group.produce(header(9, last=19, crc=2))), errors.MessageTooLarge)
+    assert isinstance(group.produce(header(9, last=19, crc=2)), Duplicate)
+    for new in (header(19, last=29), header(29, last=39)):
+        assert isinstance(error_of(group.produce(new)), errors.MessageTooLarge)
     split(group)
     assert isinstance(group.produce(header(9, last=19, crc=2)), Duplicate)
     assert isinstance(error_of(group.produce(header(19, last=29))), errors.QueueSealed)

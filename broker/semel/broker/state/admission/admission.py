@@ -10,9 +10,10 @@ An Admission lives only while its node is master. It is built when the no-op of 
 applied, so that the applied state holds everything older. It is dropped when the node steps down,
 when unapplied entries may be lost, or when an accepted record could not be appended.
 
-The checks of a batch come in this order: queue, size, row, incarnation, next in the chain, stored
-before, in flight, sealed, gap. "Stored before" precedes those after it because a retry whose first
-answer was lost must find its original, and not an error about order or about a split since then.
+The checks of a batch come in this order: queue, row, incarnation, next in the chain, stored before,
+in flight, sealed, size, gap. "Stored before" precedes those after it because a retry whose first
+answer was lost must find its original, and not an error about order, or about a split or a lower
+limit since then.
 
 Invariants
 1. A batch is accepted only if its `previous_sequence` is the last accepted sequence of its row:
@@ -144,22 +145,28 @@ class Admission:
         queue = self._pending.queue(key)
         if queue is None:
             return Refused(self._state.absent(key))
-        if header.batch_length > queue.batch_bytes_max and self.queues.sealed(key) is None:
-            return Refused(
-                MessageTooLarge(
-                    f"batch of {header.batch_length} bytes; queue {key.queue_id} takes"
-                    f" {queue.batch_bytes_max}",
-                    limit_bytes=queue.batch_bytes_max,
-                )
-            )
         if (unknown := delay_refusal(header, self._state.feature_level)) is not None:
             return unknown
         row = self._pending.row(queue, header.producer_id)
         if not row.exists or header.epoch != row.epoch or header.session != row.session:
             return Refused(_incarnation_error(header, queue, row))
         if header.previous_sequence == row.last:
-            return self.queues.ended(queue) or self._accept(header, queue, row)
+            return self._not_taken(header, queue) or self._accept(header, queue, row)
         return self._decide_unchained(header, row, now_ms)
+
+    def _not_taken(self, header: BatchHeader, queue: PendingQueue) -> Refused | None:
+        """Refuses a batch that is not stored if the queue has ended, or never takes so large a one;
+        None if it is neither."""
+        ended = self.queues.ended(queue)
+        limit = self._pending.batch_bytes_max(queue)
+        if ended is not None or header.batch_length <= limit:
+            return ended
+        return Refused(
+            MessageTooLarge(
+                f"batch of {header.batch_length} bytes; queue {queue.key.queue_id} takes {limit}",
+                limit_bytes=limit,
+            )
+        )
 
     def _accept(self, header: BatchHeader, queue: PendingQueue, row: PendingRow) -> BatchDecision:
         if len(row.in_flight) >= IN_FLIGHT_BATCHES_MAX:
@@ -185,9 +192,9 @@ class Admission:
         if header.base_sequence <= row.last:
             return self._decide_in_flight(header, row)
         queue = self._pending.queue(header.queue_key)
-        ended = None if queue is None else self.queues.ended(queue)
-        if ended is not None:
-            return ended
+        refused = None if queue is None else self._not_taken(header, queue)
+        if refused is not None:
+            return refused
         if header.previous_sequence > row.last:
             return self._park(header, now_ms)
         if row.in_flight:

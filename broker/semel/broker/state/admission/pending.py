@@ -112,6 +112,7 @@ class PendingQueue:
         self.key = key
         self.log_end_offset = log_end_offset
         self.batch_bytes_max = batch_bytes_max
+        """Counts until the creation of the queue is applied; see `PendingState.batch_bytes_max`."""
         self.expired = expired
         """The object of the state, or a copy with more rows. It is replaced, never changed."""
         self.deleted = False
@@ -211,6 +212,14 @@ class PendingState:
             return None
         batch_bytes_max = queue.settings.batch_bytes_max
         return PendingQueue(key, queue.log_end_offset, batch_bytes_max, queue.expired)
+
+    def batch_bytes_max(self, queue: PendingQueue) -> int:
+        """The largest batch that the queue takes, in bytes, by its settings as they are applied.
+
+        A queue that is always busy never leaves the overlay, so no copy of the settings is used.
+        """
+        applied = self._state.queues.get(queue.key)
+        return queue.batch_bytes_max if applied is None else applied.settings.batch_bytes_max
 
     def is_deleting(self, key: QueueKey) -> bool:
         """Whether the deletion of the queue is accepted and not applied."""
