@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from semel.broker.state import State, StateDiverged
+from semel.broker.state import MoveState, State, StateDiverged
 from semel.broker.state.admission.pending import PendingState
 from tests.kit.state_log import unapplied_count
 from tests.unit.broker.state.in_flight import (
@@ -37,6 +37,8 @@ def check(master: Master) -> None:
     """What holds in every state; and `semel verify`, which reads the log alone, agrees with it."""
     state = master.state
     assert not state.queues.keys() & state.moves.incoming.keys(), "a queue in two tables"
+    for key in state.queues.keys() & state.moves.places.keys():
+        assert state.moves.places[key].state is not MoveState.AWAY, "a queue in two groups"
     assert not unapplied_count(master.admission)
     tables = master.tables
     assert not tables.problems

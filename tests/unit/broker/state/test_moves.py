@@ -31,7 +31,7 @@ from semel.broker.state import (
 )
 from semel.protos import errors
 from semel.protos.batch import BatchHeader
-from semel.protos.frames import RecordKind
+from semel.protos.frames import RecordKind, build_frame
 from semel.protos.ids import ProducerId, QueueId, QueueKey
 from semel.protos.levels import MOVE_LEVEL
 from semel.protos.v1 import control_pb2
@@ -252,6 +252,63 @@ def test_a_batch_in_the_log_behind_a_seal_halts_the_node() -> None:
     forged.state.queues[KEY].frozen = True
     with pytest.raises(StateDiverged):
         forged.commit()
+
+
+def create_of() -> control_pb2.CreateQueue:
+    return control_pb2.CreateQueue(queue=ref(), topic="orders", slot_end=65_536)
+
+
+def in_flight(group: Home, name: str, job: int = 1) -> None:
+    """The step is accepted and not applied."""
+    record = control_pb2.MoveQueue(
+        queue=ref(), job=job, group_id=3 - group.number, step=f"MOVE_STEP_{name}"
+    )
+    assert isinstance(group.admission.queues.admit_move(record), Accepted)
+    group.entry.append(control(move_queue=record))
+
+
+def test_a_late_create_does_not_make_a_queue_again_that_moves_away(source: Home) -> None:
+    """It would live in two groups, and what was sent to the empty one be lost to readers."""
+    queues, create = source.admission.queues, create_of()
+    assert isinstance(queues.admit_create_queue(create), Accepted)
+    source.entry.append(control(create_queue=create))
+    for name in ("SEAL", "FORWARD"):
+        in_flight(source, name)
+        assert isinstance(error_of(queues.admit_create_queue(create)), errors.Throttled)
+        source.commit()
+    assert isinstance(error_of(queues.admit_create_queue(create)), errors.QueueMoved)
+    assert KEY not in source.state.queues
+    with pytest.raises(StateDiverged, match="AWAY"):
+        source.apply(control(create_queue=create))
+
+
+def test_no_queue_is_created_where_a_move_of_it_is_being_given_up(target: Home) -> None:
+    """The ABORT says that the queue lives elsewhere, though its BEGIN never came."""
+    in_flight(target, "ABORT")
+    refused = error_of(target.admission.queues.admit_create_queue(create_of()))
+    assert isinstance(refused, errors.Throttled)
+    target.commit()
+    refused = error_of(target.admission.queues.admit_create_queue(create_of()))
+    assert isinstance(refused, errors.QueueMoved)
+
+
+def test_a_sealed_queue_keeps_its_settings(source: Home, target: Home) -> None:
+    """They are in the slice, which another master may make again."""
+    queues = source.admission.queues
+    alter = control_pb2.AlterTopic(topic_id=KEY.topic_id, settings={"retention_ms": 5})
+    other = control_pb2.AlterTopic(topic_id=KEY.topic_id + 1, settings={"retention_ms": 5})
+    assert isinstance(queues.admit_alter_topic(alter), Accepted)
+    in_flight(source, "SEAL")
+    assert isinstance(error_of(queues.admit_alter_topic(alter)), errors.Throttled)
+    source.commit()
+    assert isinstance(error_of(queues.admit_alter_topic(alter)), errors.Throttled)
+    assert isinstance(queues.admit_alter_topic(other), Accepted)
+    forged = State.from_bytes(b"".join(source.state.to_parts()))
+    frame, _ = build_frame(forged.applied_index + 1, 1, source.now_us, [control(alter_topic=alter)])
+    with pytest.raises(StateDiverged, match="sealed by a move, and altered"):
+        forged.apply_frame(frame)
+    assert source.step("UNSEAL", 1, target.number) is None
+    assert isinstance(queues.admit_alter_topic(alter), Accepted)
 
 
 def test_an_aborted_move_leaves_the_queue_as_it_was(source: Home, target: Home) -> None:

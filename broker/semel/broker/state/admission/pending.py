@@ -10,9 +10,9 @@ Invariants
    are two ways to the same table.
 2. Records are applied in the order in which they were accepted (asserted).
 3. Whatever an accepted, unapplied record will make is known here by its name: a queue that is
-   created, split off or begins to arrive by a move, and the pin of a transaction. The admission
-   refuses everything else about that name until the record is applied. So no two records in flight
-   make the same thing, and none uses a thing that another one may end.
+   created, split off or begins to arrive by a move (or will not, by its ABORT), and the pin of a
+   transaction. The admission refuses everything else about that name until the record is applied.
+   So no two records in flight make the same thing, and none uses a thing that another one may end.
 
 Not here: the rules (`admission.py`, `queues.py`, `transactions.py`, `delays.py`).
 """
@@ -39,7 +39,7 @@ from semel.broker.state.apply.results import (
 )
 from semel.broker.state.apply.rows import Row
 from semel.protos.ids import NO_SEQUENCE, ProducerId, QueueKey
-from semel.protos.v1.control_pb2 import MOVE_STEP_BEGIN, MOVE_STEP_SEAL
+from semel.protos.v1.control_pb2 import MOVE_STEP_ABORT, MOVE_STEP_BEGIN, MOVE_STEP_SEAL
 
 
 class TransactionRow(NamedTuple):
@@ -144,7 +144,8 @@ class RecordUse(Enum):
     RELEASE = "release_delayed"
     BEGIN = "move_queue, begin"
     SEAL = "move_queue, seal"
-    """The other steps of a move concern only the place that one of these two has made."""
+    ABORT_MOVE = "move_queue, abort"
+    """The other steps of a move concern only the place that one of these three has made."""
     OPEN = "open_stager"
     BEGIN_EPOCH = "begin"
     DECIDE = "decide"
@@ -172,6 +173,7 @@ _DONE: Final = {
 _MOVED: Final[dict[int, RecordUse]] = {
     MOVE_STEP_BEGIN: RecordUse.BEGIN,
     MOVE_STEP_SEAL: RecordUse.SEAL,
+    MOVE_STEP_ABORT: RecordUse.ABORT_MOVE,
 }
 _PINNED: Final = {use.value: use for use in (RecordUse.PIN, RecordUse.DROP_PIN, RecordUse.PUBLISH)}
 _COORDINATED: Final = {
@@ -198,9 +200,9 @@ class PendingState:
         """How many accepted, unapplied records have each name."""
 
     @property
-    def sealing(self) -> bool:
-        """Whether the SEAL of any queue is accepted and not applied."""
-        return any(queue.sealing for queue in self._queues.values())
+    def sealing(self) -> list[QueueKey]:
+        """The queues whose SEAL is accepted and not applied."""
+        return [key for key, queue in self._queues.items() if queue.sealing]
 
     def queue(self, key: QueueKey) -> PendingQueue | None:
         """The queue as it will be; None if it is unknown. `use` makes it part of the overlay."""
@@ -233,8 +235,8 @@ class PendingState:
     def is_coming(self, key: QueueKey) -> bool:
         """Whether the queue is about to exist here, although `queue` does not know it yet.
 
-        A move is bringing it, or an accepted, unapplied record will make it: a split, or the BEGIN
-        of a move.
+        A move is bringing it, or an accepted, unapplied record will make it (a split, or the BEGIN
+        of a move), or give it up (the ABORT of a move whose BEGIN has not come).
         """
         return key in self._names or key in self._state.moves.incoming
 

@@ -6,7 +6,7 @@ Invariants
 2. A queue that a move has sealed does not change, and its refusals are never final: the move may
    end here or at the new broker group.
 3. Two records in flight never make the same queue: whatever an accepted, unapplied record makes is
-   refused to all others (`pending.py`).
+   refused to all others (`pending.py`). No queue is made that a move has brought elsewhere.
 
 Not here: batches and fences (`admission.py`), how the records are applied
 (`state/apply/machine.py`, `state/apply/moves.py`).
@@ -70,11 +70,13 @@ class QueueAdmission:
                 )
             )
         queue = self._pending.queue(key)
+        if queue is not None and (refused := self.moving(queue)) is not None:
+            return refused  # the queue may be gone when the record is applied, and live elsewhere
         if queue is None:
             if self._pending.is_deleting(key):
                 return retry_later("the queue is being deleted")
             if self._pending.is_coming(key):
-                return retry_later("the queue is being made by a split or a move")
+                return retry_later("a split or a move is making the queue, or gives it up")
             if key in self._state.moves.places:
                 return Refused(self._state.absent(key))
             settings = QueueSettings.from_message(record.settings)
@@ -146,6 +148,8 @@ class QueueAdmission:
             self._pending.use(RecordUse.SEAL, (queue,), ())
         elif record.step == control_pb2.MOVE_STEP_BEGIN:
             self._pending.use(RecordUse.BEGIN, (), (), (key,))
+        elif record.step == control_pb2.MOVE_STEP_ABORT:
+            self._pending.use(RecordUse.ABORT_MOVE, (), (), (key,))
         return Accepted()
 
     def admit_trim(self, record: control_pb2.Trim) -> ControlDecision:
@@ -167,10 +171,17 @@ class QueueAdmission:
         return Accepted()
 
     def admit_alter_topic(self, record: control_pb2.AlterTopic) -> ControlDecision:
-        """New settings take effect when they are applied."""
+        """New settings take effect when they are applied.
+
+        Refused, never finally, while a queue of the topic is sealed: its settings are in the slice.
+        """
         settings = QueueSettings.from_message(record.settings)
         if settings.retention_ms < -1 or settings.retention_bytes < -1:
             return Refused(InvalidRequest("retention must be -1 (no limit) or a positive number"))
+        for key in (*self._pending.sealing, *self._state.moves.places):
+            queue = self._pending.queue(key) if key.topic_id == record.topic_id else None
+            if queue is not None and (refused := self.moving(queue)) is not None:
+                return refused
         return Accepted()
 
     def _taken(self, key: QueueKey) -> Refused | None:

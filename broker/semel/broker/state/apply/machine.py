@@ -284,6 +284,8 @@ class State:
         if not 0 <= record.slot_start < record.slot_end <= SLOTS:
             raise StateDiverged(f"queue {key} has slots {record.slot_start} to {record.slot_end}")
         if key not in self.queues:
+            if key in self.moves.places:
+                raise StateDiverged(f"queue {key} is created, and here is {self.moves.places[key]}")
             settings = QueueSettings.from_message(record.settings)
             self.queues[key] = QueueState(
                 key, record.topic, record.slot_start, record.slot_end, settings
@@ -304,6 +306,8 @@ class State:
         settings = QueueSettings.from_message(record.settings)
         for key, queue in self.queues.items():
             if key.topic_id == record.topic_id:
+                if queue.frozen:
+                    raise StateDiverged(f"queue {key} is sealed by a move, and altered")
                 queue.settings = settings
         return Done(what="alter_topic")
 
