@@ -230,6 +230,7 @@ class Driver:
                     "full: nothing was stored; free space and retry"
                 )
             )
+            self._mastership.room.set()
             return
         if (
             not self._core.accepts_proposals

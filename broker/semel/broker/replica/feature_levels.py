@@ -26,7 +26,7 @@ from semel.broker.config import BrokerConfig
 from semel.broker.replica.peers import Peers
 from semel.broker.replica.proposer import Proposer
 from semel.broker.state import ApplyResult, State
-from semel.protos.errors import Unavailable
+from semel.protos.errors import SemelError, Unavailable
 from semel.protos.levels import check_member, lacking, own_levels
 from semel.protos.v1.common_pb2 import Levels
 from semel.protos.v1.control_pb2 import ControlRecord, FeatureLevel
@@ -54,8 +54,9 @@ class FeatureLevels:
 
     def __init__(self, replica: LevelReplica) -> None:
         self._replica = replica
-        self._proposed = 0
-        """The level to which this master has proposed to raise the log."""
+        self._proposed: list[int] = []
+        """The levels to which this master has proposed to raise the log, one of each call that was
+        not refused. Each mastership has a list of its own."""
         self._raising: asyncio.Future[ApplyResult] | None = None
         """Done once a log that began here has its first level."""
         self.applied = replica.state.feature_level
@@ -66,7 +67,7 @@ class FeatureLevels:
     def needed(self) -> int:
         """The feature level that every member must know: the log's, or the one that it rises to."""
         replica = self._replica
-        return max(replica.state.feature_level, self._proposed if replica.is_master else 0)
+        return max(replica.state.feature_level, *(self._proposed if replica.is_master else ()), 0)
 
     def told(self) -> Levels:
         """The levels that this node names to its clients and peers.
@@ -92,8 +93,9 @@ class FeatureLevels:
     async def raise_to(self, level: int, *, dry_run: bool = False) -> None:
         """Raises the level of the log for good, if every member's program knows it.
 
-        Does nothing if the log has that level already. Raises NotMaster, UnsupportedVersion if a
-        member (or this node) does not know the level, Unavailable while a member is not connected.
+        Does nothing if the log has that level already. A call that is cancelled may still raise it.
+        Raises NotMaster, UnsupportedVersion if a member (or this node) does not know the level,
+        Unavailable while a member is not connected, and DiskFull or Throttled: then nothing rises.
         """
         replica = self._replica
         await replica.wait_master()
@@ -113,12 +115,17 @@ class FeatureLevels:
             check_member(f"node {node}", told, level)
         if dry_run:
             return
-        self._proposed = max(level, self._proposed)
-        await replica.submit_control(ControlRecord(feature_level=FeatureLevel(level=level)))
+        proposed = self._proposed
+        proposed.append(level)
+        try:
+            await replica.submit_control(ControlRecord(feature_level=FeatureLevel(level=level)))
+        except SemelError:
+            proposed.remove(level)  # refused; or its mastership is over, and the list with it
+            raise
 
     def begin(self, proposer: Proposer) -> bool:
         """A mastership begins; True if the log is empty and `proposer` holds its first level."""
-        self._proposed = 0
+        self._proposed = []
         self._raising = None
         replica = self._replica
         if replica.state.feature_level or replica.state.queues:
@@ -128,10 +135,16 @@ class FeatureLevels:
         level = min([replica.config.level_max, *(levels.max for levels in heard)])
         if not level:
             return False
-        self._proposed = level
+        proposed = self._proposed
+        proposed.append(level)
+
+        def on_done(done: asyncio.Future[ApplyResult]) -> None:
+            if done.exception() is not None:
+                proposed.remove(level)
+
         record = ControlRecord(feature_level=FeatureLevel(level=level))
-        raising = self._raising = proposer.submit_control(record)
-        raising.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._raising = proposer.submit_control(record)
+        self._raising.add_done_callback(on_done)
         return True
 
     def on_applied(self) -> None:

@@ -19,12 +19,13 @@ from semel.broker.replica.member_book import Members
 from semel.broker.replica.replica import Replica
 from semel.broker.state import State
 from semel.protos import compat
-from semel.protos.errors import DiskFull, NotMaster
+from semel.protos.errors import DiskFull, NotMaster, SemelError
 from semel.protos.frames import RecordKind, build_frame
 from semel.protos.ids import GroupId, NodeId
 from semel.protos.levels import own_levels
 from semel.protos.v1.control_pb2 import ControlRecord, FeatureLevel
 from tests.kit.disk import SimFiles
+from tests.kit.state_log import header
 
 ME, OTHER, THIRD = NodeId(1), NodeId(2), NodeId(3)
 LOG = LogConfig(segment_bytes=1 << 16, ids_per_segment=64, fill_bytes_per_second=0)
@@ -100,7 +101,8 @@ class Node:
 
 
 @asynccontextmanager
-async def node() -> AsyncIterator[Node]:
+async def node(**settings: Any) -> AsyncIterator[Node]:
+    """One of three nodes; `settings` are fields of its BrokerConfig."""
     files = SimFiles()
     data = Path("/node")
     files.make_directory(data)
@@ -113,7 +115,7 @@ async def node() -> AsyncIterator[Node]:
             node_id=ME,
             listen="127.0.0.1:1",
             members=dict(MEMBERS.voters),
-            raft=RAFT,
+            **{"raft": RAFT, **settings},
         )
         replica = Replica(
             config,
@@ -132,6 +134,18 @@ async def node() -> AsyncIterator[Node]:
             files.full = None
             log.close()
     assert not one.fatal
+
+
+class Answers:
+    """What a stream is answered."""
+
+    def __init__(self) -> None:
+        self.refused: list[SemelError] = []
+
+    def ack(self, *_: object) -> None: ...
+
+    def refuse(self, _: object, error: SemelError) -> None:
+        self.refused.append(error)
 
 
 def saved(files: SimFiles) -> object:
@@ -233,3 +247,23 @@ async def test_any_error_while_a_ready_is_performed_ends_the_process() -> None:
         assert len(one.fatal) == 1
         assert "no room" in one.fatal[0]
         one.fatal.clear()
+
+
+async def test_a_stream_that_waits_for_room_goes_on_when_a_full_disk_refuses_what_waits() -> None:
+    """Else even its pings would stay unread until some entry is made again."""
+    async with node(pending_bytes_max=1) as one:
+        await one.become_master()
+        replica, answers = one.replica, Answers()
+        proposer = replica.mastership.proposer
+        assert proposer is not None
+        head = header(-1)
+        proposer.submit_batch(head, head.encode() + bytes(head.body_length), answers)
+        waiting = asyncio.create_task(replica.produce_room())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        replica.log.can_append = lambda *_: False  # type: ignore[method-assign]
+        replica.driver.schedule_turn()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert [type(error) for error in answers.refused] == [DiskFull]
+        assert waiting.done()

@@ -20,7 +20,13 @@ from semel.broker.replica.member_book import Members
 from semel.broker.replica.replica import Replica
 from semel.broker.state import State
 from semel.protos import compat
-from semel.protos.errors import Unavailable, UnsupportedVersion
+from semel.protos.errors import (
+    DiskFull,
+    SemelError,
+    Throttled,
+    Unavailable,
+    UnsupportedVersion,
+)
 from semel.protos.frames import RecordKind, build_frame, decode_frame_header
 from semel.protos.ids import GroupId, NodeId
 from semel.protos.levels import own_levels
@@ -48,11 +54,15 @@ class _Group:
         addresses = {1: "", **dict.fromkeys(levels, "")}
         self.peers = SimpleNamespace(links=links, addresses=addresses)
         self.submitted: list[int] = []
+        self.refused: list[SemelError] = []
+        """What the next calls are told."""
 
     async def wait_master(self) -> None:
         pass
 
     async def submit_control(self, record: ControlRecord) -> None:
+        if self.refused:
+            raise self.refused.pop()
         self.submitted.append(record.feature_level.level)
 
 
@@ -80,6 +90,28 @@ def test_the_feature_level_rises_when_every_member_knows_it(
         else:
             asyncio.run(asked)
         assert group.submitted == found
+
+
+def test_a_level_that_was_refused_is_not_awaited() -> None:
+    """Else this master would name its level to nobody, and let in no member that lacks it."""
+
+    async def refuse_beside_another() -> None:
+        group = _Group({2: 3}, reached=1)
+        levels = FeatureLevels(group)  # type: ignore[arg-type]
+        for error in (DiskFull("no room"), Throttled("too many")):
+            group.refused.append(error)
+            with pytest.raises(type(error)):
+                await levels.raise_to(2)
+            assert levels.needed == 1
+            assert levels.told().active == 1
+        await levels.raise_to(2)
+        group.refused.append(Throttled("too many"))
+        with pytest.raises(Throttled):
+            await levels.raise_to(2)
+        assert levels.needed == 2, "the other call's is on its way"
+        assert levels.told().active == 0
+
+    asyncio.run(refuse_beside_another())
 
 
 @asynccontextmanager
