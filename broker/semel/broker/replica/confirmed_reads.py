@@ -32,11 +32,15 @@ class ConfirmedReads:
 
     async def wait(self) -> None:
         """Returns once everything that was committed before this call is applied."""
+        await self.ask()
+
+    def ask(self) -> asyncio.Future[None]:
+        """The same as a future."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._next.append(future)
         if not self._rounds:
             self._begin()
-        await future
+        return future
 
     def _begin(self) -> None:
         if self._next:

@@ -35,6 +35,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from semel.broker.config import BrokerConfig
@@ -122,6 +123,8 @@ class Driver:
         self._frames_in_step: dict[int, bytes] = {}
         """Frames of the message that the core is looking at, by index."""
         self._turn_scheduled = False
+        self._giving_up: asyncio.Future[None] | None = None
+        """The confirmed read for which the answers to overdue batches wait."""
         self._last_tick_ms = monotonic_ms()
         term_and_vote.on_saved = self._on_saved
         applier.on_applied = self._on_applied
@@ -171,12 +174,27 @@ class Driver:
             return  # the core gets no ticks while no decision of this node could leave it
         self._core.on_log_stalled(self._log.oldest_unsynced_age_ms(now_ms))
         self._core.tick(now_ms)
-        if self._mastership.proposer is not None:
-            self._mastership.proposer.expire_parked(now_ms)
-            if self._mastership.proposer.has_pending:
-                # The core may take proposals again, and nothing else says so.
-                self.schedule_turn()
         self.drain()
+        proposer = self._mastership.proposer
+        if proposer is None:
+            return
+        if proposer.has_pending:
+            # The core may take proposals again, and nothing else says so.
+            self.schedule_turn()
+        if self._giving_up is None and proposer.has_overdue(now_ms):
+            self._giving_up = self.reads.ask()
+            self._giving_up.add_done_callback(partial(self._give_up, proposer, now_ms))
+
+    @halting
+    def _give_up(self, proposer: Proposer, now_ms: int, confirmed: asyncio.Future[None]) -> None:
+        """Answers the batches whose predecessor had not come by `now_ms`, if a quorum confirmed it.
+
+        They may wait on a master that was replaced while its loop was stopped: there they are
+        answered with NotMaster, because the predecessor may be stored by the new master.
+        """
+        self._giving_up = None
+        if confirmed.exception() is None and self._mastership.proposer is proposer:
+            proposer.expire_parked(now_ms)
 
     def loop_stopped(self) -> bool:
         """Whether the loop was stopped (SIGSTOP) and no tick has dealt with that yet."""

@@ -316,8 +316,12 @@ class Proposer:
         self._queue.extendleft(reversed(ready))
         self.pending_bytes += sum(len(item.data) for item in ready)
 
+    def has_overdue(self, now_ms: int) -> bool:
+        """Whether the predecessor of any batch did not come in time."""
+        return self._admission.has_overdue(now_ms)
+
     def expire_parked(self, now_ms: int) -> None:
-        """Answers batches whose predecessor did not come in time."""
+        """Answers batches whose predecessor had not come by `now_ms`; see the admission."""
         for key, error in self._admission.expire_parked(now_ms):
             item = self._parked.pop(key)
             item.sink.refuse(item.header, error)

@@ -334,12 +334,15 @@ def test_early_batches_wait_for_their_predecessor(group: Group) -> None:
     assert group.admission.unpark(KEY, ProducerId(1)) == parked_third.park_key
     assert group.produce(third) == Accepted(Offset(20))
     assert (group.admission.parked_count, group.admission.parked_bytes) == (0, 0)
+    assert not group.admission.has_overdue(1_000_000)
 
 
 def test_parked_batches_expire_and_are_bounded(group: Group) -> None:
     for sequence in range(64):
         assert isinstance(group.produce(header(sequence + 1), now_ms=sequence), Parked)
     refusal(group.produce(header(70)), errors.Throttled)
+    assert not group.admission.has_overdue(1_999)
+    assert group.admission.has_overdue(2_001)
     assert group.admission.expire_parked(1_999) == []
     expired = group.admission.expire_parked(2_001)
     assert [key.previous_sequence for key, _ in expired] == [1, 2]

@@ -269,8 +269,16 @@ class Admission:
             return self._parking.take(queue_key, producer_id, None, (0, 0))
         return self._parking.take(queue_key, producer_id, row.last, (row.epoch, row.session))
 
+    def has_overdue(self, now_ms: float) -> bool:
+        """Whether any batch was parked for `park_ms`."""
+        return self._parking.has_overdue(now_ms)
+
     def expire_parked(self, now_ms: float) -> list[tuple[ParkKey, SemelError]]:
-        """Removes the batches that were parked for `park_ms`, and returns their errors."""
+        """Removes the batches that were parked for `park_ms`, and returns their errors.
+
+        The errors are final: call it once a quorum has confirmed that this node was still the
+        master at `now_ms`.
+        """
         return [(key, self._give_up(key)) for key in self._parking.expire(now_ms)]
 
     def _give_up(self, key: ParkKey) -> SemelError:

@@ -92,6 +92,16 @@ class Parking:
         self._drop(queue_key, producer_id, found)
         return found.key
 
+    def has_overdue(self, now_ms: float) -> bool:
+        """Whether any batch has waited for `park_ms`."""
+        while self._deadlines and self._deadlines[0][0] <= now_ms:
+            _, key = self._deadlines[0]
+            waiting = self._rows.get((key.queue_key, key.producer_id), ())
+            if any(one.serial == key.serial for one in waiting):
+                return True
+            self._deadlines.popleft()  # it was taken in time
+        return False
+
     def expire(self, now_ms: float) -> list[ParkKey]:
         """Removes the batches that have waited for `park_ms`, and returns their keys."""
         expired: list[ParkKey] = []
