@@ -11,6 +11,7 @@ from semel.broker.node import BrokerNode
 from semel.broker.repair.quarantine import MARK_NAME
 from semel.protos import compat
 from semel.protos.errors import InvalidRequest, NotMaster, Unavailable
+from semel.protos.ids import NodeId
 from semel.protos.v1 import broker_pb2, common_pb2
 from tests.kit.brokers import CLUSTER, BrokerGroup, RawClient, make_batch
 
@@ -292,3 +293,27 @@ async def test_mastership_goes_where_it_is_sent_and_a_drained_node_gets_none(
             assert reply.master_id == own
             transfer.node_id = own
             assert (await client.call("TransferMastership", transfer)).master_id == own
+
+
+async def test_a_stop_that_is_cancelled_while_it_hands_over_closes_everything(
+    tmp_path: Path,
+) -> None:
+    """Else the log would stay open, and server and tasks go on."""
+    async with BrokerGroup(tmp_path, nodes=1) as group:
+        node = await group.master()
+        handing_over = asyncio.Event()
+
+        async def transfer(wanted: NodeId | None) -> tuple[NodeId, int]:
+            handing_over.set()
+            return await asyncio.get_running_loop().create_future()
+
+        node.changes.transfer = transfer  # type: ignore[method-assign]
+        stopping = asyncio.create_task(node.__aexit__(None, None, None))
+        await handing_over.wait()
+        stopping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stopping
+        del group.running[NodeId(1)]
+        assert all(task.done() for task in node._tasks)
+        await group.start(1)  # neither its directory nor its port is in use
+        await group.master()

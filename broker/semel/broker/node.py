@@ -128,8 +128,10 @@ class BrokerNode:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._hand_over()
-        await self._stack.aclose()
+        try:
+            await self._hand_over()
+        finally:  # also if the caller is cancelled meanwhile, or the replica has failed
+            await self._stack.aclose()
 
     async def failed(self) -> str:
         """Returns why this process must end, if it ever must."""
