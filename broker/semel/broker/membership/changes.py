@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from semel.broker.config import BrokerConfig
@@ -53,7 +54,10 @@ class MembershipChanges:
     def __init__(self, config: BrokerConfig, replica: Replica) -> None:
         self._config = config
         self._replica = replica
-        self._drain_end: asyncio.TimerHandle | None = None
+        self._drains: dict[int, asyncio.TimerHandle] = {}
+        """The ends of the drains in force, by the number of the call. The node is drained while
+        there is one; more than one only while a call hands mastership over."""
+        self._drain_calls = itertools.count()
 
     # --- members
 
@@ -286,23 +290,29 @@ class MembershipChanges:
     async def drain(self, drain_ms: int) -> bool:
         """Keeps this node from being master for `drain_ms`; 0 ends that. True if it was master.
 
-        Raises Unavailable if nobody else can take mastership; nothing is changed then.
+        The newest call that succeeds decides for how long. A call that is cancelled while it hands
+        mastership over still drains. Raises Unavailable if nobody else can take mastership; what
+        other calls have asked for stays then.
         """
-        replica = self._replica
-        if self._drain_end is not None:
-            self._drain_end.cancel()
-            self._drain_end = None
-        replica.set_fit("drained", not drain_ms)
         if not drain_ms:
+            self._end_drains(list(self._drains))
             return False
+        earlier, call = list(self._drains), next(self._drain_calls)
         loop = asyncio.get_running_loop()
-        self._drain_end = loop.call_later(drain_ms / 1000, replica.set_fit, "drained", True)
-        if replica.core.role is not Role.MASTER:
-            return False
-        try:
-            await self.transfer(None)
-        except SemelError:
-            self._drain_end.cancel()
-            replica.set_fit("drained", True)
-            raise
-        return True
+        self._drains[call] = loop.call_later(drain_ms / 1000, self._end_drains, [call])
+        self._replica.set_fit("drained", False)
+        was_master = self._replica.core.role is Role.MASTER
+        if was_master:
+            try:
+                await self.transfer(None)
+            except SemelError:
+                self._end_drains([call])
+                raise
+        self._end_drains(earlier)
+        return was_master
+
+    def _end_drains(self, calls: Iterable[int]) -> None:
+        for call in calls:
+            if (end := self._drains.pop(call, None)) is not None:
+                end.cancel()
+        self._replica.set_fit("drained", not self._drains)

@@ -11,9 +11,10 @@ import pytest
 
 from semel.broker.config import BrokerConfig
 from semel.broker.membership.changes import MembershipChanges
-from semel.broker.raft import Membership
+from semel.broker.raft import Membership, Role
 from semel.broker.replica.member_book import Members
-from semel.protos.errors import InvalidRequest, NotMaster, Throttled
+from semel.protos import compat
+from semel.protos.errors import InvalidRequest, NotMaster, Throttled, Unavailable
 from semel.protos.frames import RecordKind
 from semel.protos.ids import GroupId, NodeId
 
@@ -39,7 +40,9 @@ class FakeReplica:
             membership=Membership(voters=frozenset(addresses), learners=frozenset({JOINING})),
             status=lambda: SimpleNamespace(progress=self.progress),
             propose_membership_allowed=lambda changed: None,
+            role=Role.MASTER,
         )
+        self.drained = False
         self.appended: list[RecordKind] = []
         self.applied = asyncio.Event()
         self.waited_for: list[int] = []
@@ -48,6 +51,10 @@ class FakeReplica:
 
     async def wait_master(self) -> None:
         pass
+
+    def set_fit(self, reason: str, fit: bool) -> None:
+        assert reason == "drained"
+        self.drained = not fit
 
     def append_alone(
         self, kind: RecordKind, payload: bytes = b"", members: Members | None = None
@@ -140,3 +147,79 @@ async def test_no_node_is_removed_if_too_few_would_be_left_that_count(
     assert replica.appended == []
     await changes.remove(THIRD)
     assert replica.appended == [RecordKind.MEMBERSHIP]
+
+
+# --- drained ------------------------------------------------------------------------------------
+
+HOUR_MS = 3_600_000
+
+
+class Transfers:
+    """Hand-overs under way, in the order in which they began; the test ends them."""
+
+    def __init__(self, changes: MembershipChanges) -> None:
+        self.ends: list[asyncio.Future[None]] = []
+        changes.transfer = self.transfer  # type: ignore[method-assign, assignment]
+
+    async def transfer(self, wanted: NodeId | None) -> tuple[NodeId, int]:
+        self.ends.append(asyncio.get_running_loop().create_future())
+        await self.ends[-1]
+        return OTHER, 4
+
+
+async def draining(changes: MembershipChanges, drain_ms: int) -> asyncio.Task[bool]:
+    """A call that hands mastership over now."""
+    call = asyncio.create_task(changes.drain(drain_ms))
+    await asyncio.sleep(0)
+    return call
+
+
+async def test_a_drain_is_ended_while_another_call_hands_mastership_over(
+    replica: FakeReplica, changes: MembershipChanges
+) -> None:
+    transfers = Transfers(changes)
+    for done in (True, False):
+        call = await draining(changes, HOUR_MS)
+        assert replica.drained
+        assert not await changes.drain(0)
+        assert not replica.drained
+        if done:
+            transfers.ends[-1].set_result(None)
+            assert await call
+        else:
+            transfers.ends[-1].set_exception(Unavailable("nobody takes it"))
+            with pytest.raises(Unavailable):
+                await call
+        assert not replica.drained
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+async def test_a_drain_that_fails_leaves_another_one_alone(
+    replica: FakeReplica, changes: MembershipChanges, failing: int
+) -> None:
+    """Two operators drain the master at once, and one of the two hand-overs is refused."""
+    transfers = Transfers(changes)
+    calls = [await draining(changes, HOUR_MS), await draining(changes, 1)]
+    transfers.ends[failing].set_exception(Throttled("one hand-over at a time"))
+    with pytest.raises(Throttled):
+        await calls[failing]
+    assert replica.drained
+    transfers.ends[1 - failing].set_result(None)
+    assert await calls[1 - failing]
+    if failing:
+        assert replica.drained
+        assert not await changes.drain(0)
+    async with compat.timeout(60):
+        while replica.drained:  # by the time of the call that did not fail
+            await asyncio.sleep(0.001)
+
+
+async def test_the_newest_drain_says_for_how_long(
+    replica: FakeReplica, changes: MembershipChanges
+) -> None:
+    replica.core.role = Role.FOLLOWER
+    assert not await changes.drain(HOUR_MS)
+    assert not await changes.drain(1)
+    async with compat.timeout(60):
+        while replica.drained:
+            await asyncio.sleep(0.001)

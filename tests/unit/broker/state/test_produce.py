@@ -383,7 +383,7 @@ def test_unknown_deleted_and_too_large(group: Group) -> None:
 
 
 def alter_limit_while_busy(group: Group, limit: int) -> None:
-    """The limit changes in one entry while the next one, with a batch of the queue, is in flight."""
+    """The limit changes in one entry while the next one is in flight, with a batch of the queue."""
     applying, group.entry = group.entry, []
     row = group.admission._pending._queues[KEY].rows[1]
     assert isinstance(group.produce(header(row.last), commit=False), Accepted)
