@@ -188,6 +188,8 @@ class _Stream(asyncio.Protocol):
         self._wake = asyncio.Event()
         self._paused = False
         self._lost = False
+        self._unread = ""
+        """Why the newest entries could not be read from disk; empty if they could."""
 
     # ------------------------------------------------------------------ asyncio.Protocol
 
@@ -282,7 +284,12 @@ class _Stream(asyncio.Protocol):
         )
 
     async def _read(self, message: Message) -> list[bytes] | None:
-        """The entries' frames; None when they are gone by now (the core will offer a snapshot)."""
+        """The entries' frames, or None if they cannot be read.
+
+        They may be gone by now (the core will offer a snapshot), or this node lacks descriptors or
+        has a sick disk. That says nothing about the peer, so the stream stays open; the core sends
+        them again.
+        """
         lo, hi = message.entries[0].index, message.entries[-1].index + 1
         loop = asyncio.get_running_loop()
         try:
@@ -290,6 +297,12 @@ class _Stream(asyncio.Protocol):
         except (IndexUnavailable, CorruptSegment) as error:
             logger.warning("entries not sent peer=%s reason=%s", self._peer_id, error)
             return None
+        except OSError as error:
+            if str(error) != self._unread:  # the core asks again and again
+                logger.error("entries not read peer=%s reason=%s", self._peer_id, error)
+                self._unread = str(error)
+            return None
+        self._unread = ""
         return self._of_this_term(message, frames)
 
     def _of_this_term(self, message: Message, frames: list[bytes] | None) -> list[bytes] | None:

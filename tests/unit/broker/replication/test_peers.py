@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,3 +62,39 @@ async def test_a_message_without_entries_may_wait_in_line() -> None:
         await asyncio.sleep(0)
     stream.close()
     await running
+
+
+async def test_entries_that_cannot_be_read_are_logged_and_break_no_stream(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A node without free descriptors would else open its links anew for ever, and say nothing."""
+    errors: list[OSError] = [OSError(errno.EMFILE, "no descriptors")] * 2
+
+    def read_frames(lo: int, hi: int) -> list[bytes]:
+        if errors:
+            raise errors.pop()
+        return [b"frame"]
+
+    log: Any = SimpleNamespace(
+        cached_frames=lambda lo, hi: None, read_frames=read_frames, term_at=lambda index: 1
+    )
+    written: list[bytes] = []
+    with ThreadPoolExecutor(1) as readers:
+        stream = _Stream(NodeId(2), log, readers)
+        transport: Any = SimpleNamespace(abort=lambda: None)
+        stream._transport = transport
+        stream._write_parts = written.extend
+        append = Message(
+            kind=MessageKind.APPEND, source=NodeId(1), target=NodeId(2), term=1, entries=(ENTRY,)
+        )
+        running = asyncio.create_task(stream.run())
+        for _ in range(3):
+            stream.send(append)
+        while not written:
+            assert not running.done(), running.exception()
+            await asyncio.sleep(0)
+        stream.close()
+        await running
+    assert written[-1] == b"frame"
+    (logged,) = caplog.records
+    assert logged.getMessage() == "entries not read peer=2 reason=[Errno 24] no descriptors"
