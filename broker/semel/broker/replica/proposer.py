@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import Protocol, assert_never
 
 from semel.broker.state import (
+    EXPIRED_ROWS_MAX,
     RELEASE_BATCHES_MAX,
     Accepted,
     Admission,
@@ -58,7 +59,7 @@ from semel.protos.values import value
 
 RecordParts = tuple[RecordKind, Sequence[bytes | memoryview]]
 _RECORD_OVERHEAD = 64
-_EXPIRY_BYTES = 64
+_EXPIRY_BYTES = 64 + 10 * EXPIRED_ROWS_MAX
 _RELEASE_BYTES = 64
 _NEVER_MS = 1 << 40
 _BUSY_MS = 10_000
@@ -478,4 +479,4 @@ def _size(item: _Item) -> int:
         return item.record.ByteSize()
     if isinstance(item, _Release):
         return _RELEASE_BYTES
-    return _EXPIRY_BYTES + 10 * item.rows_max
+    return _EXPIRY_BYTES

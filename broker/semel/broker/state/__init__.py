@@ -6,7 +6,11 @@ request before it is proposed; `verify` recomputes the exactly-once promise from
 clock, no random numbers.
 """
 
-from semel.broker.state.admission.admission import Admission, batch_record_parts
+from semel.broker.state.admission.admission import (
+    EXPIRED_ROWS_MAX,
+    Admission,
+    batch_record_parts,
+)
 from semel.broker.state.admission.decisions import (
     Accepted,
     BatchDecision,
@@ -69,6 +73,7 @@ from semel.broker.state.log_clock import LogClock, VoterClocks, majority_time_us
 from semel.broker.state.verify.verify import BatchVerifier, QueueReport, TableVerifier
 
 __all__ = [
+    "EXPIRED_ROWS_MAX",
     "NAME_CHARACTERS_MAX",
     "RELEASE_BATCHES_MAX",
     "WINDOW_BATCHES",

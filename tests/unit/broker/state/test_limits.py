@@ -214,6 +214,22 @@ def test_ever_new_producers_stay_near_the_limit() -> None:
     run(play())
 
 
+def test_a_look_at_a_queue_with_millions_of_rows_pauses_no_proposals() -> None:
+    """Its record ends a few thousand of them; more bytes would count as not applied yet."""
+
+    async def play() -> None:
+        group = master()
+        assert group.ask(fence(1))
+        group.apply()
+        group.proposer.submit_expiry(
+            FIRST, now_us=group.now_us + SECOND_US, idle_ms=0, rows_max=10_000_000
+        )
+        assert group.propose()
+        assert group.proposer.unapplied_bytes < 1 << 20
+
+    run(play())
+
+
 def test_producers_that_wrote_lately_keep_their_rows() -> None:
     """A limit below the number of those that write now must not make them fence for ever."""
 

@@ -107,7 +107,6 @@ class Home(Protocol):
     queues: dict[QueueKey, QueueState]
     producers: SequenceTable
     groups: ConsumerGroups
-    feature_level: int
     transactions: Transactions
     delays: Delays
 
