@@ -278,8 +278,8 @@ def test_a_late_create_does_not_make_a_queue_again_that_moves_away(source: Home)
         source.commit()
     assert isinstance(error_of(queues.admit_create_queue(create)), errors.QueueMoved)
     assert KEY not in source.state.queues
-    with pytest.raises(StateDiverged, match="AWAY"):
-        source.apply(control(create_queue=create))
+    source.apply(control(create_queue=create))  # in a log of an older version: no node halts
+    assert KEY in source.state.queues
 
 
 def test_no_queue_is_created_where_a_move_of_it_is_being_given_up(target: Home) -> None:
@@ -303,10 +303,10 @@ def test_a_sealed_queue_keeps_its_settings(source: Home, target: Home) -> None:
     source.commit()
     assert isinstance(error_of(queues.admit_alter_topic(alter)), errors.Throttled)
     assert isinstance(queues.admit_alter_topic(other), Accepted)
-    forged = State.from_bytes(b"".join(source.state.to_parts()))
-    frame, _ = build_frame(forged.applied_index + 1, 1, source.now_us, [control(alter_topic=alter)])
-    with pytest.raises(StateDiverged, match="sealed by a move, and altered"):
-        forged.apply_frame(frame)
+    old = State.from_bytes(b"".join(source.state.to_parts()))
+    frame, _ = build_frame(old.applied_index + 1, 1, source.now_us, [control(alter_topic=alter)])
+    old.apply_frame(frame)  # in a log of an older version: no node halts
+    assert old.queues[KEY].settings.retention_ms == 5
     assert source.step("UNSEAL", 1, target.number) is None
     assert isinstance(queues.admit_alter_topic(alter), Accepted)
 
