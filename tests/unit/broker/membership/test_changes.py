@@ -159,7 +159,7 @@ class Transfers:
 
     def __init__(self, changes: MembershipChanges) -> None:
         self.ends: list[asyncio.Future[None]] = []
-        changes.transfer = self.transfer  # type: ignore[method-assign, assignment]
+        changes.transfer = self.transfer  # type: ignore[method-assign]
 
     async def transfer(self, wanted: NodeId | None) -> tuple[NodeId, int]:
         self.ends.append(asyncio.get_running_loop().create_future())

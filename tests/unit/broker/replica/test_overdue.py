@@ -9,6 +9,7 @@ import pytest
 
 from semel.broker.raft import RaftConfig
 from semel.broker.replica import driver
+from semel.broker.replica.clock import monotonic_ms
 from semel.protos.errors import NotMaster, OutOfOrderSequence
 from semel.protos.v1.control_pb2 import ControlRecord, CreateQueue, Fence
 from tests.kit.state_log import header, ref
@@ -41,8 +42,7 @@ async def parked(one: Node) -> Answers:
 
 def stop_loop(patch: pytest.MonkeyPatch, ms: int) -> None:
     """The loop stands still for so long: the next tick sees it."""
-    now_ms = driver.monotonic_ms
-    patch.setattr(driver, "monotonic_ms", lambda: now_ms() + ms)
+    patch.setattr(driver, "monotonic_ms", lambda: monotonic_ms() + ms)
 
 
 @pytest.mark.parametrize("replaced", [True, False])

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 
 from semel.broker.state import record_refusal
 from semel.broker.state.admission.record_limits import CONTROL_BYTES_MAX, NAME_CHARACTERS_MAX
@@ -16,7 +16,7 @@ from semel.protos.v1.control_pb2 import ControlRecord, FeatureLevel, MoveQueue
 from tests.unit.broker.state.in_flight import Master, control, run
 
 
-def names(descriptor: Descriptor, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def names(descriptor: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """The path to each field of text."""
     for field in descriptor.fields:
         here = (*path, field.name)
