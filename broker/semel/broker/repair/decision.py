@@ -7,7 +7,8 @@ rule for cutting is safe.
 Invariants
 1. An entry is cut only if *every* member has answered and none has it whole or ever had it whole;
    the own copy must be a possible torn write, and one member at most may have forgotten it.
-2. An entry is called lost only if every member has answered and none has it or may have had it.
+2. An entry is called lost only if every member has answered, none has it whole, and none may have
+   forgotten it.
 
 Not here: asking (`repair/repair.py`), truncating (`raft/following.py`).
 """

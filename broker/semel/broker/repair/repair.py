@@ -1,24 +1,24 @@
-"""Repairs the damaged parts of this node's log with what its peers have.
+"""Repairs the damaged parts of this node's log with the bytes that its peers have.
 
 How it works. The log knows a damaged entry by index and term, and a damaged kept record by its
-place. It learns of them when it opens, when a read fails, or from the scrub. Each peer in turn is
-asked for them. A frame proves itself: both CRCs have to match, and index, term and length have to
-be those that the log remembers; a record must have the CRC that its header remembers. A live record
-that has no copy at all, because its kept file lost everything, is looked for at the start and after
-each scrub.
+place. It finds damage when it opens, when a read fails, and in the scrub. This node asks one peer
+after the other for the damaged parts. A frame proves itself: both CRCs must match, and index, term
+and length must be those that the log remembers. A record must have the CRC that its header
+remembers. A live record may have no copy here at all, because its kept file lost everything; this
+node looks for such records at the start and after each scrub.
 
 If no peer can give an entry, the answers of all of them decide (`repair/decision.py`): an entry
-that nobody can have acknowledged is cut off, and one whose copies are all damaged is called lost.
+that no node can have acknowledged is cut off, and one whose copies are all damaged is called lost.
 
-The peers may have cleaned an entry away. It is no longer missing once each of its records that is
-still needed was fetched by itself and is in a kept file; the damaged frame goes with its segment.
-An entry that this node has yet to apply needs its frame, though. If nobody gives it, this node puts
-a peer's checkpoint in place of its log, and a master, which has entries that nobody else can have,
-resigns.
+The peers may have cleaned an entry away. Then this node fetches those records of the entry that are
+still needed, one by one, into a kept file. Once it has all of them, the entry no longer counts as
+missing, and its damaged frame goes away with the segment. But an entry that this node has yet to
+apply needs its frame. If no peer gives that, a slave replaces its log by a peer's checkpoint, and a
+master, which may have entries that no other node has, resigns.
 
 Invariants
-1. While an entry is damaged that may still be repaired, or that has yet to be applied, this node
-   votes but never stands for election: a master must be able to give out every entry.
+1. This node votes but never stands for election while an entry is damaged that may still be
+   repaired or has yet to be applied: a master must be able to give out every entry.
 
 Not here: finding damage (`log/`, `repair/scrub.py`), giving entries to peers
 (`snapshots/service.py`).
@@ -61,7 +61,7 @@ def note_missing(replica: Replica) -> None:
     """Notes live records that are missing: below the log's first entry, and in no kept file."""
     log, state = replica.log, replica.state
     if log.first_index > state.applied_index + 1:
-        return  # a snapshot has replaced the log, and the state is about to follow
+        return  # A snapshot has replaced the log, and soon replaces the state.
     log.note_missing(RecordRef(*record) for record in state.live_records(0, log.first_index))
 
 
@@ -71,16 +71,16 @@ class Repair:
     def __init__(
         self, replica: Replica, rebuild: Callable[[], None], identity: NodeIdentity
     ) -> None:
-        """`rebuild` puts a snapshot in place of the whole log, if that is possible now."""
+        """`rebuild` replaces the whole log by a snapshot, if that is possible now."""
         self._replica = replica
         self._rebuild = rebuild
         self._identity = identity
         self._reported: set[int] = set()
         self._stuck = False
-        """At the last round nobody gave an entry that this node has yet to apply."""
+        """In the last round no peer gave an entry that this node has yet to apply."""
 
     async def run(self) -> None:
-        """Looks for damage all the time and asks the peers, ever more rarely; ends only by
+        """Looks for damage and asks the peers for it, at growing intervals; ends only by
         cancellation."""
         log = self._replica.log
         note_missing(self._replica)
@@ -122,7 +122,7 @@ class Repair:
         return [RecordRef(*record) for record in self._replica.state.live_records(index, index + 1)]
 
     def _forget_dead_records(self) -> None:
-        """Drops damaged records that were trimmed since: no peer need have them any more."""
+        """Drops damaged records that were trimmed since: they need no repair any more."""
         log = self._replica.log
         for ref in log.damaged_records:
             if ref not in self._live(ref.index):
@@ -146,11 +146,11 @@ class Repair:
                     await self._keep_records(stub, peer)
                     await self._ask(stub, peer, states)
             except grpc.aio.AioRpcError:
-                continue  # the next peer may answer
-            except OSError as error:  # the disk takes no write where it could not be read
+                continue  # The next peer may answer.
+            except OSError as error:  # A block that cannot be read cannot be written either.
                 logger.error("not repaired, replace this disk error=%s", error)
             except SemelError as error:
-                logger.error("peer sent what does not fit peer=%d error=%s", peer, error)
+                logger.error("repair failed, asking the next peer peer=%d error=%s", peer, error)
         self._decide(states)
         self._give_up_stuck(states)
         self._note()
@@ -200,7 +200,7 @@ class Repair:
     async def _pull(
         self, stub: raft_pb2_grpc.SnapshotsStub, peer: NodeId, refs: list[RecordRef]
     ) -> list[tuple[RecordRef, bytes]]:
-        """Those of these records that the peer has, checked."""
+        """Pulls from the peer those of `refs` that it has; returns them checked."""
         wanted = refs[:_ENTRIES_PER_PULL]
         found: list[tuple[RecordRef, bytes]] = []
         if not wanted:
@@ -231,7 +231,7 @@ class Repair:
             return
         reply = await stub.DescribeEntries(request, timeout=_PULL_TIMEOUT_S)
         if reply.node_id != peer or len(reply.states) != len(request.entries):
-            return  # another node answers at this address
+            return  # Another node answers at this address.
         for ref, state in zip(request.entries, reply.states, strict=True):
             states.setdefault((ref.index, ref.term), {})[peer] = state
 
@@ -241,9 +241,9 @@ class Repair:
         return nodes - {replica.config.node_id}
 
     def _give_up_stuck(self, states: _EntryStates) -> None:
-        """Gives up an entry that this node has yet to apply, if all peers were asked for it twice
-        and none gave it: nobody else has it, or all have cleaned it away. A master resigns, a slave
-        is rebuilt."""
+        """Gives up an entry that this node has yet to apply, once all peers were asked for it twice
+        and none gave it: either no other node has it, or all have cleaned it away. A master
+        resigns, a slave is rebuilt."""
         replica, members = self._replica, self._others()
         stuck = [
             index
@@ -262,7 +262,7 @@ class Repair:
             self._rebuild()
 
     def _is_kept(self, index: int) -> bool:
-        """The entry is applied, and each record of it that is still needed is in a kept file."""
+        """Whether the entry is applied and all its needed records are in kept files."""
         replica = self._replica
         return index <= replica.state.applied_index and all(
             replica.log.has_kept(ref) for ref in self._live(index)
@@ -276,7 +276,7 @@ class Repair:
         ]
 
     def _decide(self, states: _EntryStates) -> None:
-        """Decides about the damaged entries, in index order: a cut takes all behind it along."""
+        """Decides about the damaged entries by rising index: a cut also drops all later ones."""
         replica = self._replica
         members = self._others()
         for index, damage in sorted(replica.log.damaged.items()):

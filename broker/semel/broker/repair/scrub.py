@@ -1,11 +1,11 @@
-"""Reads this node's whole disk, slowly and always, to find a damage before a second one comes.
+"""Reads all data of this node, slowly and without end, to find damage before a second copy is bad.
 
 How it works. A pass reads everything once (`log/scrubbing.py`) in the reader pool, a piece at a
-time, with a pause after each piece that keeps the rate at `scrub_bytes_per_second`. Term and vote
-and the identity follow. What is damaged is repaired from memory at once, from a peer by
-`repair/repair.py`, or, if it is a checkpoint, by writing a new one.
+time, with a pause after each piece that keeps the rate at `scrub_bytes_per_second`. Then it checks
+term and vote, and the identity. The log repairs from memory what it can; `repair/repair.py` repairs
+the rest from a peer; a damaged checkpoint is replaced by a new one.
 
-Not here: what counts as damage, and how it shows (`log/`).
+Not here: what counts as damage, and how the log reports it (`log/`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Scrub:
     def __init__(
         self, replica: Replica, checkpoints: Checkpoints, check_identity: Callable[[], object]
     ) -> None:
-        """`check_identity` blocks; it raises SemelError if no copy is left to repair from."""
+        """`check_identity` blocks; it raises SemelError if no good copy of the identity is left."""
         self._replica = replica
         self._checkpoints = checkpoints
         self._check_identity = check_identity
@@ -38,7 +38,7 @@ class Scrub:
         self.position_bytes = 0
         """Bytes read in the pass under way."""
         self.total_bytes = 0
-        """About how many bytes the pass under way will read."""
+        """Estimate of the bytes that the pass under way will read."""
 
     async def run(self) -> None:
         """Ends only by cancellation; at once when the rate is 0."""
@@ -75,7 +75,7 @@ class Scrub:
             logger.error("a checkpoint is damaged, writing a new one")
             try:
                 await self._checkpoints.write(anew=True)
-            except DiskFull as error:  # the older checkpoint counts
+            except DiskFull as error:  # The older checkpoint still counts.
                 logger.error("no new checkpoint, the next pass tries again error=%s", error)
         replica.driver.repair_hard_state()
         try:

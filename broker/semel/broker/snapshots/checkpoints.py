@@ -1,9 +1,9 @@
 """Checkpoints of this node's own state.
 
-How it works. A checkpoint is the replicated state at one index, in canonical bytes. It is taken on
-the loop, and written and synced in a thread while the node goes on serving. It bounds the replay at
-start, lets the log be cleaned, and is what a peer pulls that is too far behind for entries, or new
-and empty.
+How it works. A checkpoint is the replicated state at one index, in canonical bytes. The loop takes
+it, and a thread writes and syncs it while the node goes on serving. A checkpoint bounds the replay
+at the start and lets the log be cleaned. A peer that is too far behind to get entries, or that is
+new and empty, pulls it.
 
 Not here: when one is written (`background/checkpointing.py`), the file (`log/checkpoint.py`), and
 giving it to peers (`snapshots/service.py`).
@@ -31,9 +31,9 @@ class Checkpoints:
         self.index = 0 if checkpoint is None else checkpoint.index
         """Index of the newest checkpoint."""
         self.seconds = Histogram()
-        """How long writing one took, from taking the state to its being durable."""
+        """Durations of writing one, from taking the state until the file was durable."""
         self.pause_seconds = Histogram()
-        """How long the loop stood still for that, while the state was taken."""
+        """Durations for which taking the state stopped the event loop."""
 
     @property
     def length(self) -> int:
@@ -42,14 +42,17 @@ class Checkpoints:
         return 0 if checkpoint is None else checkpoint.length
 
     async def write(self, *, anew: bool = False) -> int:
-        """Makes the newest applied state durable; returns its index. `anew`: even if it is."""
+        """Makes the newest applied state durable; returns the index of the newest checkpoint.
+
+        Without `anew`, it writes nothing if there is a checkpoint of that state already.
+        """
         async with self._writing:
             replica = self._replica
             state, log = replica.state, replica.log
             index, term = state.applied_index, state.applied_term
             if index <= self.index and not anew:
                 return self.index
-            began = time.monotonic()  # the loop's own clock stands still within a turn
+            began = time.monotonic()  # The loop's own clock stands still within a turn.
             parts = state.to_parts()
             self.pause_seconds.observe(time.monotonic() - began)
             await asyncio.get_running_loop().run_in_executor(

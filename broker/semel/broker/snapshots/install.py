@@ -2,17 +2,18 @@
 
 How it works.
 
-1. The master offers a snapshot. The slave pulls the newest checkpoint there and builds the state.
-2. The state names every stored record that is still live. What the slave's own committed log holds
-   is copied from there, the rest is pulled (`snapshots/pull.py`: bounded in rate, going on at the
+1. The master offers a snapshot. The slave pulls the master's newest checkpoint and builds the state
+   from it.
+2. The state names every stored record that is still live. The slave copies those that its own
+   committed log holds, and pulls the others (`snapshots/pull.py`: at a limited rate, and from the
    next member when one fails).
 3. The log switches to the new base in one step (`Log.install_snapshot`); until then the old log and
-   vote stand. Entries behind the checkpoint then come the ordinary way.
+   vote count. The entries after the checkpoint then come like all others.
 
-A record that was trimmed at the master since the checkpoint is gone there; the slave leaves it out,
-because the log says so at a later index, before which nobody is served from here.
+A record that the giver has trimmed since the checkpoint can no longer be pulled, and the slave
+leaves it out: a later entry of the log trims it here too, and until then this node serves nobody.
 
-A node whose own log holds an entry that nobody can read is rebuilt the same way (`rebuild`).
+A node whose own log holds an entry that no node can read is rebuilt in the same way (`rebuild`).
 
 Not here: when a snapshot is offered (`raft/`), how files are switched (`log/`).
 """
@@ -44,7 +45,7 @@ _RECORDS_PER_PULL = 512
 
 
 class CatchUp:
-    """Brings this replica up from a peer's checkpoint when the master offers one."""
+    """Brings this replica up to date from a peer's checkpoint when the master offers one."""
 
     def __init__(
         self,
@@ -71,10 +72,10 @@ class CatchUp:
         self._start(offer.source, offer.snapshot.index, self._replica.core.begin_snapshot)
 
     def rebuild(self) -> None:
-        """Puts a peer's checkpoint in place of the whole log, which holds an unreadable entry.
+        """Replaces the whole log, which holds an unreadable entry, by a peer's checkpoint.
 
         Does nothing unless this node follows a master and no pull is under way. The checkpoint
-        covers all that this node has acknowledged, so the members that counted it still may.
+        covers all that this node has acknowledged, so commits that counted this node stay valid.
         """
         master = self._replica.core.master_id
         if self._running or (least := self._replica.core.begin_rebuild()) is None:
@@ -143,8 +144,8 @@ class CatchUp:
             self._pulling = None
             self.bytes_pulled += pull.bytes_received
             if installing is not None and not installing.done():
-                # The node stops. The thread waits for this loop, which must not be blocked by
-                # waiting for the thread: see it end first.
+                # The node stops. The thread may still wait for this loop, so the loop keeps running
+                # until the thread has ended.
                 await asyncio.wait({installing})
         replica.install_state(state)
         self._checkpoints.index = max(self._checkpoints.index, index)
@@ -157,7 +158,7 @@ class CatchUp:
         )
 
     def _sources(self, first: NodeId) -> list[tuple[NodeId, str]]:
-        """Members to pull from: first the one that made the offer, then the present master."""
+        """Members to pull from: the one that made the offer, the present master, the others."""
         replica = self._replica
         nodes = sorted(
             replica.peers.reachable.keys() - {replica.config.node_id},

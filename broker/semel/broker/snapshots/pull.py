@@ -1,16 +1,16 @@
-"""Pulls a checkpoint and records from the group's members, and goes on where it was cut off.
+"""Pulls a checkpoint and records from the group's members, and resumes a pull that was cut off.
 
-How it works. Any member that has applied as much can give the same bytes: a record's place in the
-log is the same on every node. So a broken stream, or a node that hangs, is damaged or stops, does
-not end the pull: the next member is asked for the missing rest. A pull is given up only if nothing
-at all arrived from any member for `_PATIENCE_S`.
+How it works. Any member that has applied enough entries can give the same bytes: a record's place
+in the log is the same on every node. So a broken stream, or a node that hangs, is damaged or stops,
+does not end the pull: it asks the next member for the missing rest. A pull is given up only when
+nothing at all has arrived from any member for `_PATIENCE_S`.
 
-All bytes that arrive count against `bytes_per_second`, so that the giver goes on serving.
+All bytes that arrive count against `bytes_per_second`, so that the giver can go on serving.
 
 Invariants
-1. Nothing that arrived is asked for again, except a checkpoint whose giver has a newer one.
-2. "Gone" is believed only from a node that has applied the checkpoint's index: the record was
-   trimmed.
+1. Bytes that arrived are not asked for again, except when the giver has a newer checkpoint.
+2. "Gone" counts only from a node that has applied the checkpoint's index, because there it means
+   that the record was trimmed.
 
 Not here: what is pulled and where it goes (`snapshots/install.py`).
 """
@@ -60,7 +60,7 @@ class SnapshotPull:
         self._sources = sources
         self._caller = caller
         self._asked = NodeId(0)
-        """The member that is asked now."""
+        """The member that this pull asks now."""
         self._rate = bytes_per_second
         self._due = 0.0
         self._channel: grpc.aio.Channel | None = None
@@ -88,9 +88,9 @@ class SnapshotPull:
             try:
                 async for chunk in self._chunks(self._stub().PullCheckpoint, request):
                     if (chunk.index, chunk.position) != (found, received):
-                        pieces, received = [], 0  # a newer one: from its start
+                        pieces, received = [], 0  # It is a newer one.
                         if chunk.position:
-                            raise CorruptSegment("a checkpoint does not begin at its beginning")
+                            raise CorruptSegment("a checkpoint arrived without its beginning")
                     found, term = chunk.index, chunk.term
                     total, crc = chunk.total_bytes, chunk.payload_crc
                     pieces.append(chunk.data)
@@ -134,8 +134,8 @@ class SnapshotPull:
         return found
 
     def _portion(self, refs: Sequence[RecordRef], start: int) -> Sequence[RecordRef]:
-        """The records to ask for at once: so few that the rate also holds at the giver, which sends
-        as fast as it can into buffers on the way."""
+        """The records for one request. They are few, because the giver fills the buffers on the way
+        as fast as it can, and the rate must hold there too."""
         room = min(_REQUEST_BYTES_MAX, self._rate // 4)
         end = start
         while end < len(refs) and (end == start or room >= refs[end].length):
@@ -144,9 +144,9 @@ class SnapshotPull:
         return refs[start:end]
 
     def _stub(self) -> Any:
-        """A stub for the member that is asked now. Raises Unavailable."""
+        """A stub for the member that this pull asks now. Raises Unavailable."""
         if self._closed.is_set():
-            raise Unavailable("the pull was ended; it will be offered again")
+            raise Unavailable("the pull was ended; the master offers it again")
         if self._channel is None:
             sources = self._sources()
             if not sources:
@@ -169,12 +169,14 @@ class SnapshotPull:
             call.cancel()
 
     async def _cut_off(self, error: BaseException, at: str) -> None:
-        """Turns to the next member. Raises Unavailable if no member gave anything for too long."""
+        """Goes on to the next member. Raises Unavailable if none gave anything for too long."""
         reason = error_from_rpc(error) if isinstance(error, grpc.aio.AioRpcError) else error
         await self._drop_channel()
         self._failures += 1
         if time.monotonic() - self._heard > _PATIENCE_S:
-            raise Unavailable(f"nobody gives {at} ({reason}); it will be offered again") from None
+            raise Unavailable(
+                f"no member gives {at} ({reason}); the master offers it again"
+            ) from None
         logger.info("pull cut off, asking the next member at=%s reason=%r", at, reason)
         await self._pause(_PAUSE_S)
 

@@ -1,14 +1,15 @@
-"""Gives peers what they lack of this node's checkpoint, entries and records.
+"""Gives peers the checkpoint, the entries and the records of this node that they lack.
 
 How it works. A peer that is too far behind pulls a checkpoint and the records that it names
-(`PullCheckpoint`, `PullRecords`); a peer whose copy is damaged pulls entries and records, and asks
-what this node has of them (`PullFrames`, `PullRecords`, `DescribeEntries`). All bytes are read in
-the reader pool.
+(`PullCheckpoint`, `PullRecords`). A peer whose copy is damaged pulls entries and records, and asks
+what this node has of them (`PullFrames`, `PullRecords`, `DescribeEntries`). The reader pool reads
+all bytes.
 
 Invariants
-1. Each call checks who the caller is, before anything is read.
-2. A record is called gone only if it was trimmed: one that is damaged here is named so, and a node
-   that has not applied as much as the caller refuses to answer.
+1. Each call checks who the caller is before it reads anything.
+2. A record is called gone only if it was trimmed, or is lost on every node. A record that is
+   damaged here is called damaged, and a node that has applied less than the caller refuses to
+   answer.
 
 Not here: the pulling side (`snapshots/pull.py`, `repair/repair.py`).
 """
@@ -113,7 +114,8 @@ class SnapshotService(raft_pb2_grpc.SnapshotsServicer):
             if data is None:
                 log = self._replica.log
                 damaged = ref.index in log.damaged or wanted in log.damaged_records
-                # One that is lost everywhere is left out: whoever asks for it is refused by name.
+                # A record that is lost everywhere is left out: its readers get an error with its
+                # name.
                 damaged = damaged and ref.index not in self._replica.lost_entries
                 yield raft_pb2.RecordChunk(record=ref, gone=not damaged, damaged=damaged)
             else:
