@@ -228,7 +228,7 @@ class _OsSyncs:
         self.close = below.close
 
     def start(self, file: File, on_done: OnDone) -> None:
-        assert isinstance(file, OsFile), "whoever wraps files does so with their syncs"
+        assert isinstance(file, OsFile), "a layer that wraps files also wraps their syncs"
         self._below.start(file.descriptor, on_done)
 
 

@@ -7,8 +7,8 @@ block in an executor while the node serves.
 
 Threads. The *owner* (one thread: the node's event loop) calls everything that is not marked
 BLOCKING. Methods marked BLOCKING are for other threads: once its loop is `attach`ed, the owner
-would wait for a completion that only its own loop can deliver. `save_checkpoint`, `compact`,
-`drop_kept` and `install_snapshot` exclude each other.
+would wait for a completion that only its own loop can deliver. `save_checkpoint`, `keep_records`,
+`compact`, `drop_kept` and `install_snapshot` exclude each other.
 
 Invariants
 1. Every entry that `on_synced` reported survives any crash, byte for byte.
@@ -280,7 +280,7 @@ class Log:
             store.writer.put(step)
 
     def hold_writes(self) -> None:
-        """Holds the writes of later frames until `release_writes`: something else leaves first."""
+        """Holds the writes of later frames until `release_writes`, so that messages leave first."""
         self._store.writer.hold()
 
     def release_writes(self) -> None:

@@ -97,8 +97,8 @@ class Progress:
         return True
 
     def forget(self) -> None:
-        """Resets match_index: a non-counting peer does not have the entries that it acknowledged.
-        No quorum has counted them."""
+        """Resets match_index, because a non-counting peer may have lost the entries that it
+        acknowledged."""
         assert not self.counts
         self.match_index = 0
 

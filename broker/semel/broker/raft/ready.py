@@ -1,7 +1,7 @@
 """The core's interface besides messages: the log that it reads, and the decisions that it returns.
 
 Every decision is handed out once, in one `Ready`. The shell performs a `Ready` in this order,
-without awaiting between 1 and 3:
+without an await between 1 and 3:
 
 1. `truncate_from`, then `append`: the frames come from the APPEND that was stepped just before.
 2. `append_noop`: build a NOOP frame at `core.next_index()` and `core.term`, append it, and call

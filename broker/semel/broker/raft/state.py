@@ -5,10 +5,10 @@ How it works. `RaftState` is the common base of the rules: `following.py`, `elec
 `_become_*` methods change the role.
 
     any -> FOLLOWER            a higher term; a master of this term; a lost election
-    MASTER -> FOLLOWER         no quorum heard; removed from the group
-    FOLLOWER -> PRE_CANDIDATE  election timeout
+    MASTER -> FOLLOWER         no quorum heard; removed from the group; resigned
+    any other -> PRE_CANDIDATE election timeout
     PRE_CANDIDATE -> CANDIDATE a quorum would vote
-    FOLLOWER -> CANDIDATE      the master handed over (TIMEOUT_NOW), or there is no other voter
+    FOLLOWER -> CANDIDATE      the master handed over (TIMEOUT_NOW)
     CANDIDATE -> MASTER        a quorum voted for it, including its own durable vote
 
 Invariants

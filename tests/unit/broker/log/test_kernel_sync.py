@@ -307,7 +307,7 @@ async def test_files_of_another_layer_are_refused(tmp_path: Path) -> None:
     assert syncs is not None
     disk = SimFiles()
     disk.make_directory(Path("/node"))
-    with pytest.raises(AssertionError, match="whoever wraps files"):
+    with pytest.raises(AssertionError, match="a layer that wraps files"):
         syncs.start(disk.open(Path("/node/one"), create=True), lambda _: None)
     syncs.close()
     await asyncio.sleep(0)
