@@ -532,15 +532,20 @@ class Log:
     def drop_kept(self, live: Callable[[int, int], bool], *, incarnation: int | None = None) -> int:
         """BLOCKING, in an executor. Removes kept files without live records.
 
-        `live(index, position)` tells whether a record is live. Live records of mostly dead files
-        move to a new file. Nothing happens when `incarnation`, the one that `live` was made for,
-        is over. Returns how many files were removed. Raises DiskFull, DamagedEntry, Closed.
+        `live(index, position)` tells whether a record below first_index is live. Records of later
+        entries stay: they stand in for a damaged frame (`keep_records`) until its segment is
+        recycled. Live records of mostly dead files move to a new file. Nothing happens when
+        `incarnation`, the one that `live` was made for, is over. Returns how many files were
+        removed. Raises DiskFull, DamagedEntry, Closed.
         """
         with self._maintenance:
             self._check_open()
             if incarnation not in (None, self.incarnation):
                 return 0
-            return self._store.kept.drop(live)
+            first_index = self.first_index
+            return self._store.kept.drop(
+                lambda index, position: index >= first_index or live(index, position)
+            )
 
     def install_snapshot(
         self,

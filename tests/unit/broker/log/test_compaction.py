@@ -343,3 +343,20 @@ def test_a_file_of_a_newer_version_is_refused(part: str) -> None:
     image[size - 4 : size] = crc.to_bytes(4, "little")
     with pytest.raises(DataDirectoryError, match="version 9"):
         opened(disk)
+
+
+def test_the_records_of_a_damaged_entry_stay_until_its_segment_goes() -> None:
+    """Its peers have cleaned the entry away; nothing else has its messages here."""
+    log = _checkpointed(SimFiles())
+    ref = _ref(25)
+    log.keep_records([(ref, _payload(25))])
+    log.compact(20, lambda lo, hi: [])
+    assert log.first_index <= 25
+    assert log.drop_kept(lambda index, position: False) == 0
+    assert log.has_kept(ref)
+    log.compact(40, lambda lo, hi: [])
+    assert log.first_index > 25
+    assert log.drop_kept(lambda index, position: True) == 0
+    assert log.read_record(25, 48, LENGTH) == _payload(25)
+    assert log.drop_kept(lambda index, position: False) == 1
+    log.close()
