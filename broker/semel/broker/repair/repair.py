@@ -7,6 +7,9 @@ and length must be those that the log remembers. A record must have the CRC that
 remembers. A live record may have no copy here at all, because its kept file lost everything; this
 node looks for such records at the start and after each scrub.
 
+Each round asks every peer for all that is damaged, a limited number at a time. What is lost comes
+last, since only an operator can bring it back.
+
 If no peer can give an entry, the answers of all of them decide (`repair/decision.py`): an entry
 that no node can have acknowledged is cut off, and one whose copies are all damaged is called lost.
 
@@ -28,7 +31,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import google_crc32c
 import grpc
@@ -52,6 +56,8 @@ _LOOK_S = 0.2
 _PAUSE_MAX_S = 5.0
 _PULL_TIMEOUT_S = 10.0
 _ENTRIES_PER_PULL = 256
+
+Wanted = TypeVar("Wanted", raft_pb2.EntryRef, RecordRef)
 
 _EntryStates = dict[tuple[int, int], dict[NodeId, raft_pb2.EntryState]]
 """What each peer has of an entry, by (index, term)."""
@@ -157,13 +163,15 @@ class Repair:
         replica.applier.apply()
 
     async def _repair_entries(self, stub: raft_pb2_grpc.SnapshotsStub, peer: NodeId) -> None:
+        for entries in self._wanted():
+            await self._repair_portion(stub, peer, entries)
+
+    async def _repair_portion(
+        self, stub: raft_pb2_grpc.SnapshotsStub, peer: NodeId, entries: list[raft_pb2.EntryRef]
+    ) -> None:
         log = self._replica.log
         loop = asyncio.get_running_loop()
-        request = raft_pb2.PullFramesRequest(
-            entries=self._wanted(), caller=self._identity.caller(peer)
-        )
-        if not request.entries:
-            return
+        request = raft_pb2.PullFramesRequest(entries=entries, caller=self._identity.caller(peer))
         async for chunk in stub.PullFrames(request, timeout=_PULL_TIMEOUT_S):
             await loop.run_in_executor(self._replica.readers, log.repair, chunk.data)
             logger.warning("entry repaired index=%d peer=%d", chunk.index, peer)
@@ -177,9 +185,10 @@ class Repair:
     async def _repair_records(self, stub: raft_pb2_grpc.SnapshotsStub, peer: NodeId) -> None:
         log = self._replica.log
         loop = asyncio.get_running_loop()
-        for ref, data in await self._pull(stub, peer, log.damaged_records):
-            await loop.run_in_executor(self._replica.readers, log.repair_record, ref, data)
-            logger.warning("kept record repaired index=%d peer=%d", ref.index, peer)
+        for refs in _portions(log.damaged_records):
+            for ref, data in await self._pull(stub, peer, refs):
+                await loop.run_in_executor(self._replica.readers, log.repair_record, ref, data)
+                logger.warning("kept record repaired index=%d peer=%d", ref.index, peer)
 
     async def _keep_records(self, stub: raft_pb2_grpc.SnapshotsStub, peer: NodeId) -> None:
         """Fetches the records that are still needed of entries that the peer has cleaned away."""
@@ -191,24 +200,21 @@ class Repair:
             for ref in self._live(index)
             if not log.has_kept(ref)
         ]
-        found = await self._pull(stub, peer, wanted)
-        if found:
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(replica.readers, log.keep_records, found)
-            logger.warning("records of damaged entries kept count=%d peer=%d", len(found), peer)
+        loop = asyncio.get_running_loop()
+        for refs in _portions(wanted):
+            if found := await self._pull(stub, peer, refs):
+                await loop.run_in_executor(replica.readers, log.keep_records, found)
+                logger.warning("records of damaged entries kept count=%d peer=%d", len(found), peer)
 
     async def _pull(
         self, stub: raft_pb2_grpc.SnapshotsStub, peer: NodeId, refs: list[RecordRef]
     ) -> list[tuple[RecordRef, bytes]]:
         """Pulls from the peer those of `refs` that it has; returns them checked."""
-        wanted = refs[:_ENTRIES_PER_PULL]
         found: list[tuple[RecordRef, bytes]] = []
-        if not wanted:
-            return found
         request = raft_pb2.PullRecordsRequest(
             records=[
                 raft_pb2.RecordRef(index=ref.index, position=ref.position, length=ref.length)
-                for ref in wanted
+                for ref in refs
             ],
             caller=self._identity.caller(peer),
         )
@@ -224,16 +230,15 @@ class Repair:
         self, stub: raft_pb2_grpc.SnapshotsStub, peer: NodeId, states: _EntryStates
     ) -> None:
         """Notes in `states` what the peer has of the entries that are still damaged."""
-        request = raft_pb2.DescribeEntriesRequest(
-            entries=self._wanted(), caller=self._identity.caller(peer)
-        )
-        if not request.entries:
-            return
-        reply = await stub.DescribeEntries(request, timeout=_PULL_TIMEOUT_S)
-        if reply.node_id != peer or len(reply.states) != len(request.entries):
-            return  # Another node answers at this address.
-        for ref, state in zip(request.entries, reply.states, strict=True):
-            states.setdefault((ref.index, ref.term), {})[peer] = state
+        for entries in self._wanted():
+            request = raft_pb2.DescribeEntriesRequest(
+                entries=entries, caller=self._identity.caller(peer)
+            )
+            reply = await stub.DescribeEntries(request, timeout=_PULL_TIMEOUT_S)
+            if reply.node_id != peer or len(reply.states) != len(request.entries):
+                return  # Another node answers at this address.
+            for ref, state in zip(request.entries, reply.states, strict=True):
+                states.setdefault((ref.index, ref.term), {})[peer] = state
 
     def _others(self) -> set[NodeId]:
         replica = self._replica
@@ -268,12 +273,16 @@ class Repair:
             replica.log.has_kept(ref) for ref in self._live(index)
         )
 
-    def _wanted(self) -> list[raft_pb2.EntryRef]:
-        damaged = sorted(self._replica.log.damaged.values(), key=lambda damage: damage.index)
-        return [
-            raft_pb2.EntryRef(index=damage.index, term=damage.term)
-            for damage in damaged[:_ENTRIES_PER_PULL]
-        ]
+    def _wanted(self) -> Iterator[list[raft_pb2.EntryRef]]:
+        """All damaged entries, those last that are lost, a request's worth at a time."""
+        lost = self._replica.lost_entries
+        damaged = self._replica.log.damaged.values()
+        return _portions(
+            [
+                raft_pb2.EntryRef(index=damage.index, term=damage.term)
+                for damage in sorted(damaged, key=lambda one: (one.index in lost, one.index))
+            ]
+        )
 
     def _decide(self, states: _EntryStates) -> None:
         """Decides about the damaged entries by rising index: a cut also drops all later ones."""
@@ -301,3 +310,9 @@ class Repair:
                     "node what=%s",
                     replica.log.describe(index),
                 )
+
+
+def _portions(wanted: Sequence[Wanted]) -> Iterator[list[Wanted]]:
+    """All of them, as many at a time as one request may name."""
+    for start in range(0, len(wanted), _ENTRIES_PER_PULL):
+        yield list(wanted[start : start + _ENTRIES_PER_PULL])

@@ -75,7 +75,7 @@ class Scrub:
             logger.error("a checkpoint is damaged, writing a new one")
             try:
                 await self._checkpoints.write(anew=True)
-            except DiskFull as error:  # The older checkpoint still counts.
+            except (DiskFull, OSError) as error:  # The older checkpoint still counts.
                 logger.error("no new checkpoint, the next pass tries again error=%s", error)
         replica.driver.repair_hard_state()
         try:
