@@ -42,6 +42,8 @@ _CHUNK_TIMEOUT_S = 15.0
 """A giver first writes a checkpoint if it has none that is new enough."""
 _PAUSE_S = 0.2
 _REQUEST_BYTES_MAX = 4 << 20
+_REQUEST_RECORDS_MAX = 4_096
+"""A giver answers no more of them (`raft.proto`)."""
 _CUT_OFF = (grpc.aio.AioRpcError, TimeoutError, CorruptSegment)
 
 
@@ -138,7 +140,8 @@ class SnapshotPull:
         as fast as it can, and the rate must hold there too."""
         room = min(_REQUEST_BYTES_MAX, self._rate // 4)
         end = start
-        while end < len(refs) and (end == start or room >= refs[end].length):
+        last = min(len(refs), start + _REQUEST_RECORDS_MAX)
+        while end < last and (end == start or room >= refs[end].length):
             room -= refs[end].length
             end += 1
         return refs[start:end]

@@ -7,9 +7,9 @@ all bytes.
 
 Invariants
 1. Each call checks who the caller is before it reads anything.
-2. A record is called gone only if it was trimmed, or is lost on every node. A record that is
-   damaged here is called damaged, and a node that has applied less than the caller refuses to
-   answer.
+2. A record is called gone only if this node's state says that it is not live any more, or if it is
+   lost on every node. A live one that cannot be read here is called damaged, whatever the reason,
+   and a node that has applied less than the caller refuses to answer.
 
 Not here: the pulling side (`snapshots/pull.py`, `repair/repair.py`).
 """
@@ -17,7 +17,7 @@ Not here: the pulling side (`snapshots/pull.py`, `repair/repair.py`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import google_crc32c
 
@@ -31,6 +31,7 @@ from semel.protos.v1 import raft_pb2, raft_pb2_grpc
 
 _PIECE_BYTES = 1 << 20
 _FRAMES_PER_PULL = 1_024
+_RECORDS_PER_PULL = 4_096
 
 _Asking = (
     raft_pb2.PullCheckpointRequest
@@ -106,20 +107,29 @@ class SnapshotService(raft_pb2_grpc.SnapshotsServicer):
                 f"node {self._replica.config.node_id} has applied entry "
                 f"{self._replica.state.applied_index}, not yet {request.applied_index}"
             )
-        for ref in request.records:
+        records = request.records[:_RECORDS_PER_PULL]
+        live: set[tuple[int, int]] | None = None
+        for ref in records:
             wanted = RecordRef(ref.index, ref.position, ref.length)
             data = await loop.run_in_executor(
                 self._replica.readers, read_or_none, self._replica.log, wanted
             )
             if data is None:
-                log = self._replica.log
-                damaged = ref.index in log.damaged or wanted in log.damaged_records
+                live = self._live(records) if live is None else live
                 # A record that is lost everywhere is left out: its readers get an error with its
                 # name.
+                damaged = (ref.index, ref.position) in live
                 damaged = damaged and ref.index not in self._replica.lost_entries
                 yield raft_pb2.RecordChunk(record=ref, gone=not damaged, damaged=damaged)
             else:
                 yield raft_pb2.RecordChunk(record=ref, data=data, crc=google_crc32c.value(data))
+
+    def _live(self, refs: Sequence[raft_pb2.RecordRef]) -> set[tuple[int, int]]:
+        """Index and position of those of `refs` that are live in this node's state."""
+        wanted = {(ref.index, ref.position) for ref in refs}
+        indexes = [ref.index for ref in refs]
+        records = self._replica.state.live_records(min(indexes), max(indexes) + 1)
+        return {record[:2] for record in records if record[:2] in wanted}
 
     async def DescribeEntries(  # noqa: N802
         self, request: raft_pb2.DescribeEntriesRequest, context: object
