@@ -7,7 +7,7 @@ limited rate. It fills a fresh spare with zeros, because a sync of blocks that w
 needs no journal. It reads a spare that was used before, because a write that begins or ends within
 a page that is not in the page cache waits until the page was read. When there is no room, the
 thread tries again every second and whenever a segment is given back: the broker stops accepting
-messages and resumes by itself.
+messages and resumes by itself. A segment for whose seal there is no room stays without one.
 
 Invariants
 1. A spare is renamed to a segment only after its header is durable.
@@ -301,6 +301,10 @@ class Keeper:
         try:
             if retired is not None and retired.segment not in void:
                 self._seal(file, retired)
+        except DiskFull as error:
+            # On a file system that writes nothing in place. A crash in the middle would leave the
+            # same bytes, and the next start does without a seal.
+            _log.error("segment not sealed error=%s", error)
         finally:
             if file is not None:
                 file.close()

@@ -9,6 +9,8 @@ noted for the owner, who fetches the bytes from a peer.
 Invariants
 1. The pass writes only to sealed segments, and only over bytes that are proven to be wrong.
 2. A file that goes away meanwhile (cleaning, a snapshot) is skipped.
+3. What could not be synced is written again by the next pass, though it reads well by then: after a
+   failed sync the page cache has it and the disk may not.
 
 Not here: how fast and how often passes run (`repair/scrub.py`), repairing the damage from peers
 (`repair/repair.py`).
@@ -38,7 +40,7 @@ from semel.broker.log.segment import (
 )
 from semel.broker.log.store import Store
 from semel.broker.log.types import DamagedEntry, IndexUnavailable
-from semel.protos.errors import CorruptSegment
+from semel.protos.errors import CorruptSegment, DiskFull
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +57,10 @@ def scrub(store: Store, synced_index: int) -> Iterator[int]:
             continue  # The segment was recycled or truncated meanwhile.
         except OSError as error:  # A block that cannot be read could not be written again either.
             _log.error("not repaired, replace this disk file=%s error=%s", segment.file_name, error)
+        except DiskFull as error:  # On a file system that writes nothing in place.
+            _log.error(
+                "not repaired, the next pass tries again file=%s error=%s", segment.file_name, error
+            )
     for ref in store.kept.refs():
         # A damaged record is noted by `read`; a missing one was dropped meanwhile.
         with contextlib.suppress(DamagedEntry, IndexUnavailable):
@@ -77,18 +83,23 @@ def _check_names(store: Store, segment: Segment) -> int:
         seals = [decode_seal(page, segment.seed) for page in pages]
         if not segment.sealed or not any(seals):
             return HEADER_PAGES * PAGE  # The segment is still being written.
-        wrong = [
-            number for number, page in enumerate(pages) if decode_header(page) != segment.header
-        ]
-        for number in wrong:
-            file.write([segment.header.encode()[: HEADER_STRUCT.size]], number * PAGE)
         seal = next(one for one in seals if one is not None)
         area = file.read(seal.count * ID_BYTES, IDS_AT)
-        if google_crc32c.value(area) != seal.ids_crc:
-            _write_ids(store, segment, file, seal.count)
-            wrong.append(0)
-        if wrong or None in seals:
+        again = segment.file_name in store.rewriting
+        wrong = [
+            number
+            for number, page in enumerate(pages)
+            if again or decode_header(page) != segment.header
+        ]
+        ids_wrong = again or google_crc32c.value(area) != seal.ids_crc
+        if wrong or ids_wrong or None in seals:
+            store.rewriting.add(segment.file_name)
+            for number in wrong:
+                file.write([segment.header.encode()[: HEADER_STRUCT.size]], number * PAGE)
+            if ids_wrong:
+                _write_ids(store, segment, file, seal.count)
             write_seal(file, segment, seal.count, seal.end, seal.last_term)
+            store.rewriting.discard(segment.file_name)
     return HEADER_PAGES * PAGE + len(area)
 
 

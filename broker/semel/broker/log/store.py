@@ -50,6 +50,8 @@ class Store:
             files, directory, newest.index if newest else 0, newest.term if newest else 0
         )
         self.damaged = found.damaged
+        self.rewriting: set[str] = set()
+        """Segment files whose header, IDs or seal the scrub writes again until a sync succeeds."""
         self.open_files = OpenFiles(files, config.open_files_max)
         self.kept = KeptStore(files, directory, self.open_files, config.segment_bytes)
         self.kept.load()

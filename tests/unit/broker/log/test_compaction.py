@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from semel.broker.log import DamagedEntry, IndexUnavailable, Log, RecordRef
+from semel.broker.log import keeper as keeper_module
 from semel.broker.log.segment import decode_header
 from semel.protos.errors import CorruptSegment, DataDirectoryError, DiskFull, InvalidRequest
 from tests.kit.disk import SimFiles
@@ -360,3 +361,25 @@ def test_the_records_of_a_damaged_entry_stay_until_its_segment_goes() -> None:
     assert log.read_record(25, 48, LENGTH) == _payload(25)
     assert log.drop_kept(lambda index, position: False) == 1
     log.close()
+
+
+def test_a_seal_without_room_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it is on file systems that write nothing in place: the next start does without."""
+
+    def refused(*_: object) -> None:
+        raise DiskFull("no room for a seal")
+
+    disk = SimFiles()
+    log = opened(disk)
+    failures: list[BaseException] = []
+    log.on_failure = failures.append
+    monkeypatch.setattr(keeper_module, "write_seal", refused)
+    for one in frames(1, 40):
+        fill(log, [one])
+    log._store.keeper.drain()
+    assert not failures
+    log.close()
+    monkeypatch.undo()
+    again = opened(disk.restart(survives=0.0))
+    assert everything(again) == frames(1, 40)
+    again.close()

@@ -132,3 +132,29 @@ def test_several_damaged_frames_in_one_piece_are_all_found() -> None:
     _scrub(log)
     assert set(log.damaged) == set(range(segment.first_index, segment.end_index, 2))
     log.close()
+
+
+@pytest.mark.parametrize("kind", ["write", "sync"])
+@pytest.mark.parametrize("at", [20, IDS_AT + 5, SEAL_AT + 3])
+def test_what_finds_no_room_is_written_again_by_the_next_pass(kind: str, at: int) -> None:
+    """Also what reads well by then, because only the page cache has it."""
+    disk, log, _ = _rich()
+    segment = log._store.index.segments[1]
+    path = next(path for path in disk.find("segment-") if path.name == segment.file_name)
+    inode = disk.names_now[path]
+    assert inode is not None
+    for image in (inode.data, inode.durable):
+        image[at] ^= 1
+    disk.full = (segment.file_name, kind)
+    _scrub(log)
+    disk.full = None
+    _scrub(log)
+    again = opened(disk.restart(survives=0.0))
+    whole = disk.operations
+    _damage_is_gone(again)
+    assert again.read_frames(again.first_index, 60) == WANTED[again.first_index - 1 : 59]
+    again.close()
+    assert bytes(inode.durable) == bytes(inode.data)
+    _scrub(log)
+    assert disk.operations == whole, "it is whole"
+    log.close()
