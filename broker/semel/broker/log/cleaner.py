@@ -47,14 +47,19 @@ class Cleaner:
             segment = index.segments[0]
             assert segment.sealed
             store.kept.add(self._live(keep(segment.first_index, segment.end_index)))
-            with store.lock:
-                index.drop_before(segment)
-                for one in [one for one in store.damaged if one < index.first_index]:
-                    del store.damaged[one]
+            self._owner.run(partial(self._drop, segment))
             path = store.directory / segment.file_name
-            store.open_files.forget(path)
-            store.keeper.give(path)
+            with store.open_files.forgetting(path):
+                store.keeper.give(path)
         return index.first_index
+
+    def _drop(self, segment: Segment) -> None:
+        """The log begins after `segment` from now on."""
+        store = self._store
+        with store.lock:
+            store.index.drop_before(segment)
+            for one in [one for one in store.damaged if one < store.index.first_index]:
+                del store.damaged[one]
 
     def _live(self, refs: Iterable[RecordRef]) -> Iterator[tuple[RecordRef, bytes]]:
         """Yields the records that are not in a kept file yet, frame by frame."""

@@ -278,9 +278,11 @@ class Keeper:
             return
         with self._changed:
             self._ready = spare
-            self._shortage = None
+            was_full, self._shortage = self._shortage is not None, None
             self._wanted_bytes = 0
             self._changed.notify_all()
+        if was_full:
+            _log.info("disk has room again directory=%s", self._directory)
 
     def _let_go(self, spare: _Spare, error: DiskFull) -> None:
         """Removes a spare for which there is no room, and reports the shortage."""
@@ -290,10 +292,12 @@ class Keeper:
 
     def _report_shortage(self, error: DiskFull) -> None:
         with self._changed:
+            is_news = self._shortage is None
             self._shortage = error
             self._retry_due = time.monotonic() + _RETRY_SECONDS
             self._changed.notify_all()
-        _log.error("disk full directory=%s action=%s", self._directory, "free some room")
+        if is_news:
+            _log.error("disk full directory=%s action=%s", self._directory, "free some room")
 
     def _retire(
         self, file: File | None, retired: Retired | None, void: tuple[Segment, ...]

@@ -220,8 +220,8 @@ class KeptStore:
                 self.damaged = {
                     ref for ref in self.damaged if (ref.index, ref.position) not in gone
                 }
-            self._open_files.forget(kept.path)
-            self._files.remove(kept.path)
+            with self._open_files.forgetting(kept.path):
+                self._files.remove(kept.path)
             removed += 1
         if removed:
             self._files.sync_directory(self._directory)

@@ -46,11 +46,13 @@ class OpenFiles:
         self._changed = threading.Condition()
         self._open: OrderedDict[Path, _Open] = OrderedDict()
         self._gone: set[Path] = set()
+        """Files that are being taken away under their present names."""
         self._closed = False
 
     @contextlib.contextmanager
     def use(self, path: Path) -> Iterator[File]:
-        """Yields the open file. Raises FileNotFoundError, also after `forget` and `close`."""
+        """Yields the open file. Raises FileNotFoundError, also in and after `forgetting`, and after
+        `close`."""
         with self._changed:
             if self._closed or path in self._gone:
                 raise FileNotFoundError(path)
@@ -75,8 +77,10 @@ class OpenFiles:
             for path in idle[:surplus]:
                 self._open.pop(path).file.close()
 
-    def forget(self, path: Path) -> None:
-        """BLOCKING. Waits until nobody uses the file and closes it; it is never opened again."""
+    @contextlib.contextmanager
+    def forgetting(self, path: Path) -> Iterator[None]:
+        """BLOCKING. Waits until nobody uses the file and closes it; nobody opens it again, while
+        the caller removes or renames it or after that. No other file may get its name."""
         with self._changed:
             self._gone.add(path)
             entry = self._open.pop(path, None)
@@ -84,6 +88,9 @@ class OpenFiles:
                 while entry.users:
                     self._changed.wait()
                 entry.file.close()
+        yield
+        with self._changed:
+            self._gone.discard(path)
 
     def close(self) -> None:
         """BLOCKING. Waits until nobody uses any file and closes all; none is opened any more."""

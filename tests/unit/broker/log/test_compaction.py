@@ -8,10 +8,11 @@ import pytest
 
 from semel.broker.log import DamagedEntry, IndexUnavailable, Log, RecordRef
 from semel.broker.log import keeper as keeper_module
+from semel.broker.log.keeper import Keeper
 from semel.broker.log.segment import decode_header
 from semel.protos.errors import CorruptSegment, DataDirectoryError, DiskFull, InvalidRequest
 from tests.kit.disk import SimFiles
-from tests.kit.log_entries import SMALL, WAIT_S, everything, fill, frame, frames, opened
+from tests.kit.log_entries import ROOT, SMALL, WAIT_S, everything, fill, frame, frames, opened
 
 LENGTH = 60
 
@@ -383,3 +384,36 @@ def test_a_seal_without_room_is_left_out(monkeypatch: pytest.MonkeyPatch) -> Non
     again = opened(disk.restart(survives=0.0))
     assert everything(again) == frames(1, 40)
     again.close()
+
+
+def test_files_that_are_gone_for_good_are_remembered_nowhere() -> None:
+    log = _checkpointed(SimFiles())
+    log.compact(40, lambda lo, hi: [_ref(lo)])
+    log.drop_kept(lambda index, position: False)
+    assert log.stats().kept_files == 0
+    assert not log._store.open_files._gone
+    log.close()
+
+
+def test_a_full_disk_is_told_once_until_there_is_room(caplog: pytest.LogCaptureFixture) -> None:
+    """The keeper looks again every second."""
+
+    def told() -> int:
+        return len([one for one in caplog.messages if one.startswith("disk full")])
+
+    disk = SimFiles()
+    disk.make_directory(ROOT)
+    keeper = Keeper(disk, ROOT, SMALL, [], lambda _: None)  # its thread does not run
+    disk.room = 0
+    for _ in range(3):
+        keeper._prepare()
+        assert keeper.shortage is not None
+    assert told() == 1
+    disk.room = None
+    keeper._prepare()
+    assert keeper.shortage is None
+    disk.room = 0
+    keeper._wanted_bytes = 1 << 20
+    keeper._prepare()
+    assert told() == 2
+    keeper.close()
