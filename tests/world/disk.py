@@ -53,6 +53,8 @@ class Disk:
         self.random = Random(world.random.getrandbits(64))
         self.stalled_until = 0.0
         self.sync_max_s = 0.006
+        self.remove_max_s = 0.0
+        """How long it takes to remove a file of the log, at most."""
         self.system: SimOs | None = None
         """The system calls by which files are reached; without them only the layer is simulated."""
         self.system_calls_vary = False
@@ -127,10 +129,12 @@ class Disk:
         self.strike_file = ""
         self.stalled_until = 0.0
 
-    def latency(self, kind: str) -> float:
+    def latency(self, kind: str, path: Path | None = None) -> float:
         """How long an operation takes, s."""
         now = self.world.loop.now
         wait = max(0.0, self.stalled_until - now)
+        if kind == "remove" and self.remove_max_s and path is not None and _lasting(path.name):
+            wait += self.random.uniform(0.0, self.remove_max_s)
         if kind in SLOW_KINDS:
             return wait + self.random.uniform(0.0002, self.sync_max_s)
         if self.random.random() < 0.1:
@@ -224,7 +228,7 @@ class NodeFiles:
         if not process.alive:
             raise Killed
         world = disk.world
-        delay = disk.latency(kind)
+        delay = disk.latency(kind, path)
         if delay > 0:
             thread = world.threads.current
             if thread is not None:

@@ -41,6 +41,11 @@ from tests.world.world import World
 
 CONTROLLER = "c1:7070"
 CLUSTER = "simulated"
+_ENDS = (
+    "nput/output error",
+    "changed the membership of this group, which is read from the log at the start",
+)
+"""Why a node may end itself: a failed write or sync, or what it asks for in so many words."""
 
 
 def broker_host(number: int) -> str:
@@ -134,8 +139,18 @@ class SimBroker(BrokerNode):
         """In a real process this call never returns."""
         if self._process.alive:
             self._host.world.count("node ended itself")
+            if not self._may_end(reason):
+                self._host.world.loop.errors.append(f"{self._process} ended itself: {reason}")
             self._host.world.crash(self._host.name, reason)
         raise Killed
+
+    @staticmethod
+    def _may_end(reason: str) -> bool:
+        """Whether a fault explains it: a supervisor would hide a node that ends itself for any
+        other reason."""
+        no_room = "no room" in reason or "No space left" in reason
+        unwritten = no_room and "cannot be written" in reason
+        return unwritten or any(text in reason for text in _ENDS)
 
 
 class BrokerHost:

@@ -121,6 +121,8 @@ class Plan:
     the log's thread. 0: all of them, no kernel does."""
     system_calls_vary: bool = True
     """True when writes and reads do a part only, and the loop hears late of the kernel's syncs."""
+    remove_max_s: float = 0.0
+    """How long a disk takes to remove a file of the log; large ones take long on some."""
     controllers: int = 1
     lease_s: float = 0.0
     """Seconds for which each of several controllers believes the store's last answer."""
@@ -347,6 +349,7 @@ def _left_behind(plan: Plan, random: Random) -> Plan:
         retention_bytes=1_500,
         value_bytes=800,
         segment_bytes=16_384,
+        remove_max_s=0.2,
     )
 
 
@@ -441,6 +444,7 @@ def _draw(seed: int) -> Plan:
         skew=random.choice((0.0, 0.01, 0.05)),
         streams=random.random() < 0.5,
         kernel_bytes=random.choice((0, 700, 64 << 10, 64 << 10)),
+        remove_max_s=random.choice((0.0, 0.0, 0.0, 0.1)),
     )
 
 

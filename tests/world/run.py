@@ -208,6 +208,7 @@ class Run:
         assert host.process is not None
         host.process.clock_rate = 1 + world.random.uniform(-plan.skew, plan.skew)
         host.disk.sync_max_s = plan.sync_max_s
+        host.disk.remove_max_s = plan.remove_max_s
 
     @property
     def hosts(self) -> dict[NodeId, BrokerHost]:
