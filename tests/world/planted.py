@@ -37,6 +37,7 @@ from semel.broker.replica.mastership import Mastership
 from semel.broker.replica.proposer import Proposer
 from semel.broker.replica.replica import Replica
 from semel.broker.server import moves as serving_moves
+from semel.broker.snapshots.install import CatchUp
 from semel.broker.state import make_slice
 from semel.broker.state.apply.codec import Reader
 from semel.broker.state.apply.coordination import Coordination
@@ -184,6 +185,16 @@ def believes_a_vote_that_it_finds() -> Any:
             return original(self)
 
     return patch.object(hard_state_module.HardStateFile, "load", load)
+
+
+def lets_state_follow_a_snapshot_late() -> Any:
+    """The log has switched, and the old state looks there for what it has yet to apply."""
+    original = CatchUp._on_switched
+
+    def _on_switched(self: Any, state: Any, mark: Any) -> None:
+        asyncio.get_running_loop().call_later(0.15, original, self, state, mark)
+
+    return patch.object(CatchUp, "_on_switched", _on_switched)
 
 
 def admits_without_room_for_its_new_term() -> Any:

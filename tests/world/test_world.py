@@ -163,6 +163,7 @@ PLANTS: list[tuple[Plant, str | None, int]] = [
     (planted.admits_before_it_has_applied, None, 10),
     (planted.admits_without_room_for_its_new_term, "deposed without room", 15),
     (planted.lets_log_time_fall, None, 20),
+    (planted.lets_state_follow_a_snapshot_late, "left behind", 20),
     (planted.repairs_in_memory_only, "late rot", 5),
     (planted.moves_on_after_a_mere_read, None, 30),
     (planted.reads_without_a_quorum, "asleep", 5),

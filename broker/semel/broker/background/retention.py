@@ -63,8 +63,6 @@ class Retention:
         """Recycles the oldest segments when enough of the log is dead."""
         replica = self._replica
         log, state, incarnation = replica.log, replica.state, replica.log.incarnation
-        if log.first_index > state.applied_index + 1:
-            return  # a snapshot has replaced the log, and the state is about to follow
         stats = log.stats()
         stored = stats.segment_bytes + stats.kept_bytes
         live = state.live_bytes

@@ -1,8 +1,8 @@
 """Compaction, which removes old segments and keeps their live records.
 
 How it works. The cleaner takes one segment at a time, oldest first. It copies the live records to a
-kept file and makes that durable; only then does the log's first index advance past the segment and
-the segment's file become a spare.
+kept file and makes that durable; only then does the log's first index advance past the segment (in
+the owner's thread, which reads the index without a lock) and the segment's file become a spare.
 
 Crash cases. After the copy and before the rename, a record exists twice, with the same bytes: in
 the kept file and in the segment, which is still the oldest one and is compacted again.
@@ -17,9 +17,12 @@ Not here: which records are live, and how far compaction goes (the node's retent
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import groupby
 
+from semel.broker.log.owner import Owner
 from semel.broker.log.reader import record_of
+from semel.broker.log.segment import Segment
 from semel.broker.log.store import Store
 from semel.broker.log.types import RecordRef
 
@@ -29,8 +32,9 @@ Keep = Callable[[int, int], Iterable[RecordRef]]
 class Cleaner:
     """Compacts one log directory. Callers make one call at a time."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, owner: Owner) -> None:
         self._store = store
+        self._owner = owner
 
     def compact(self, upto_index: int, keep: Keep) -> int:
         """BLOCKING. Removes whole segments with last index < upto_index; returns the new first

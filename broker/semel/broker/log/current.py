@@ -1,7 +1,8 @@
 """The CURRENT file, which says which of the log's directories is the live one.
 
 How it works. The log lives in a numbered directory `log-N`; the file CURRENT names N. A snapshot
-is built beside it as `log-N+1`, whole and synced; then a rename switches CURRENT.
+is built beside it as `log-N+1`, whole and synced; then a rename switches CURRENT. All that may find
+no room is done before the rename.
 
 Crash cases. Before the switch the old directory is live and the new one is rubbish; after the
 switch it is the reverse. Opening the log removes the rubbish, but only once the names found there
@@ -15,19 +16,21 @@ Not here: the lock on the data directory (`log/log.py`).
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from pathlib import Path
 from typing import Final
 
 import google_crc32c
 
-from semel.broker.log.files import FileLayer, read_file, replace_file
-from semel.protos.errors import CorruptSegment, DataDirectoryError
+from semel.broker.log.files import FileLayer, read_file, replace_file, write_file
+from semel.protos.errors import CorruptSegment, DataDirectoryError, DiskFull
 
 CURRENT_STRUCT: Final = struct.Struct("<4sHHQQII")
 MAGIC: Final = b"SMCU"
 VERSION: Final = 1
 _CURRENT: Final = "CURRENT"
+_PREPARED: Final = "CURRENT.tmp"
 _PREFIX: Final = "log-"
 
 
@@ -59,7 +62,7 @@ class CurrentDirectory:
         if number is None:
             number = present[0] if present else 1
             self._files.make_directory(self._directory(number))
-            self._switch(number)
+            replace_file(self._files, self._root / _CURRENT, [self._content(number)])
         if number not in self._numbers():
             raise CorruptSegment(
                 f"{self._directory(number)} is missing, though {_CURRENT} names it; restore it, "
@@ -90,10 +93,9 @@ class CurrentDirectory:
             )
         return None
 
-    def _switch(self, number: int) -> None:
+    def _content(self, number: int) -> bytes:
         body = CURRENT_STRUCT.pack(MAGIC, VERSION, 0, number, 0, 0, 0)[:-4]
-        crc = google_crc32c.value(body).to_bytes(4, "little")
-        replace_file(self._files, self._root / _CURRENT, [body + crc])
+        return body + int(google_crc32c.value(body)).to_bytes(4, "little")
 
     def stage(self) -> Path:
         """Creates and returns an empty directory for the next state of the log."""
@@ -102,11 +104,24 @@ class CurrentDirectory:
         self._files.make_directory(self._directory(number))
         return self._directory(number)
 
-    def adopt_staged(self) -> None:
-        """Makes the staged directory, whose files are durable, the live one."""
-        self._files.sync_directory(self._directory(self.number + 1))
+    def discard_staged(self) -> None:
+        """Removes what is staged, as far as that is possible now; `stage` and the next start try
+        again."""
+        with contextlib.suppress(OSError, DiskFull):
+            self._remove(self.number + 1)
+
+    def prepare(self) -> None:
+        """Does all of the switch to the staged directory, whose files are durable, for which there
+        may be no room. Raises DiskFull; the live directory stays."""
+        number = self.number + 1
+        self._files.sync_directory(self._directory(number))
         self._files.sync_directory(self._root)
-        self._switch(self.number + 1)
+        write_file(self._files, self._root / _PREPARED, [self._content(number)])
+
+    def adopt_staged(self) -> None:
+        """Makes the staged directory, for which `prepare` was called, the live one."""
+        self._files.rename(self._root / _PREPARED, self._root / _CURRENT)
+        self._files.sync_directory(self._root)
         self.number += 1
 
     def remove_others(self) -> None:

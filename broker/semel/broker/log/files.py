@@ -327,16 +327,21 @@ def replace_file(files: FileLayer, path: Path, parts: Sequence[bytes]) -> None:
     in place.
     """
     temporary = path.with_name(path.name + ".tmp")
+    write_file(files, temporary, parts)
+    files.rename(temporary, path)
+    files.sync_directory(path.parent)
+
+
+def write_file(files: FileLayer, path: Path, parts: Sequence[bytes]) -> None:
+    """Makes a new file of `parts` and syncs its content, not its name. An older one goes first."""
     with contextlib.suppress(FileNotFoundError):
-        files.remove(temporary)
-    file = files.open(temporary, create=True)
+        files.remove(path)
+    file = files.open(path, create=True)
     try:
         file.write(parts, 0)
         file.sync()
     finally:
         file.close()
-    files.rename(temporary, path)
-    files.sync_directory(path.parent)
 
 
 def read_file(files: FileLayer, path: Path) -> bytes | None:

@@ -73,7 +73,7 @@ class Write:
 
 
 class LogIndex:
-    """Only the owner's thread changes it, except that `drop_before` runs in another thread."""
+    """Only the owner's thread changes it."""
 
     def __init__(
         self,

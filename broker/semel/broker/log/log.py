@@ -8,12 +8,17 @@ block in an executor while the node serves.
 Threads. The *owner* (one thread: the node's event loop) calls everything that is not marked
 BLOCKING. Methods marked BLOCKING are for other threads: once its loop is `attach`ed, the owner
 would wait for a completion that only its own loop can deliver. `save_checkpoint`, `keep_records`,
-`compact`, `drop_kept` and `install_snapshot` exclude each other.
+`compact`, `drop_kept` and the switch of `install_snapshot` exclude each other.
 
 Invariants
 1. Every entry that `on_synced` reported survives any crash, byte for byte.
 2. first_index - 1 ≤ the index of every checkpoint kept ≤ synced_index.
 3. A failed write or sync ends the log: `on_failure` hears once, and nothing is accepted afterwards.
+4. What the log holds changes only on the attached loop: within one turn of it, the owner sees one
+   first_index, one last_index and one incarnation, whatever cleaning and snapshots do beside it.
+
+It is all in one file because who may call what, from which thread and under which lock, is one
+agreement among its methods; what they do lies in the other files of this folder.
 
 Not here: what records mean (`state/`), who may append (`raft/`), the order of sends (`replica/`).
 """
@@ -34,6 +39,7 @@ from semel.broker.log.current import CurrentDirectory
 from semel.broker.log.files import FileLayer, OsFiles, Syncs
 from semel.broker.log.index import Write
 from semel.broker.log.kept import KeptStore
+from semel.broker.log.owner import Owner
 from semel.broker.log.reader import OpenFiles, record_of
 from semel.broker.log.scrubbing import scrub
 from semel.broker.log.store import Store
@@ -49,6 +55,10 @@ def _ignore_synced(index: int, term: int) -> None:
 
 def _ignore_failure(error: BaseException) -> None:
     """The callback until the owner sets `on_failure`; `append` raises anyway."""
+
+
+def _nothing() -> None:
+    """What follows the switch to a snapshot when nobody else has to follow it."""
 
 
 class Log:
@@ -73,7 +83,11 @@ class Log:
         self._cuts: deque[tuple[int, int]] = deque()
         # (era that began, truncated from), for the eras that the writer has not reached yet.
         self._queued_ms: deque[int] = deque()  # Arrival time of each write that is not durable.
+        self._staging = threading.Lock()
+        """Held while a snapshot is installed; taken before `_maintenance`."""
         self._maintenance = threading.Lock()
+        self._incarnation = 1
+        self._owner = Owner()
         self._syncs: Syncs | None = None
         self._appended_bytes = 0
         self._page_cached = True
@@ -82,7 +96,8 @@ class Log:
         try:
             self._current = CurrentDirectory(files, directory)
             self._current.open()
-            self._store = self._open_store()
+            self._store = self._open_store(self._current.path)
+            self._synced_index = self._store.acknowledgeable
         except BaseException:
             self._lock_file.close()
             raise
@@ -99,22 +114,20 @@ class Log:
         """
         return cls(directory, config or LogConfig(), files or OsFiles())
 
-    def _open_store(self) -> Store:
-        store = Store(
+    def _open_store(self, directory: Path) -> Store:
+        return Store(
             self._files,
-            self._current.path,
+            directory,
             self._config,
             on_durable=self._on_durable,
             on_failure=self._fail,
         )
-        self._synced_index = store.acknowledgeable
-        store.writer.active.page_cached = self._page_cached
-        store.writer.attach(self._syncs)
-        return store
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Lets the kernel sync small writes from now on, if it can, so that no thread is woken for
-        them. Call it once, on the owner's loop. BLOCKING for one sync."""
+        """Makes `loop` the owner's, on which alone the log changes from now on. Lets the kernel
+        sync small writes, if it can, so that no thread is woken for them. Call it once, on that
+        loop. BLOCKING for one sync."""
+        self._owner.attach(loop)
         config = self._config
         if config.sync_by == "auto" and not config.sync_interval_ms:
             self._syncs = self._files.syncs(loop, self._lock_file)
@@ -491,22 +504,28 @@ class Log:
 
     # Checkpoints, compaction, snapshots.
 
-    def save_checkpoint(self, index: int, term: int, parts: Sequence[bytes]) -> None:
+    def save_checkpoint(self, index: int, term: int, parts: Sequence[bytes]) -> bool:
         """BLOCKING, in an executor. Stores the state at `index`, once that is durable here.
 
-        Raises Closed, and DiskFull, after which the older checkpoints are still there.
+        Returns False if a snapshot has replaced the log meanwhile and starts above `index`; then
+        nothing is stored. Raises Closed, and DiskFull, after which the older checkpoints are still
+        there.
         """
         self.wait_synced(index)
         with self._maintenance:
             self._check_open()
+            store = self._store
+            if index < store.index.first_index - 1:
+                return False
             if self._config.sync_interval_ms:
-                self._store.sync_through(index)
-            self._store.checkpoints.save(index, term, parts)
+                store.sync_through(index)
+            store.checkpoints.save(index, term, parts)
+            return True
 
     @property
     def incarnation(self) -> int:
         """Rises when a snapshot replaces the log; decisions about the old log are void then."""
-        return self._current.number
+        return self._incarnation
 
     def compact(
         self,
@@ -527,7 +546,7 @@ class Log:
             self._check_open()
             if incarnation not in (None, self.incarnation):
                 return self.first_index
-            return Cleaner(self._store).compact(upto_index, keep)
+            return Cleaner(self._store, self._owner).compact(upto_index, keep)
 
     def drop_kept(self, live: Callable[[int, int], bool], *, incarnation: int | None = None) -> int:
         """BLOCKING, in an executor. Removes kept files without live records.
@@ -553,38 +572,79 @@ class Log:
         index: int,
         term: int,
         kept_records: Iterable[tuple[RecordRef, bytes]],
+        on_switched: Callable[[], None] = _nothing,
     ) -> None:
         """BLOCKING, in an executor. Replaces the whole log by a checkpoint and its live records.
 
-        Until it returns the owner appends and truncates nothing; `kept_records` may read from this
-        log. Afterwards first_index = index + 1, last_index = synced_index = index. A crash leaves
-        all of the old log or all of the new one. Raises DiskFull, Closed, CorruptSegment when the
-        checkpoint cannot be read back, and whatever `kept_records` raises; in these cases the old
-        log stays in place.
+        Until it returns the owner appends and truncates nothing; all that the log held can be read
+        until the switch, and `kept_records` may do so. The owner switches in one turn of its loop:
+        first_index = index + 1, last_index = synced_index = index, and `on_switched` is called,
+        in which the owner replaces its state. A crash leaves all of the old log or all of the new
+        one.
+
+        Raises DiskFull, Closed, CorruptSegment when the checkpoint cannot be read back, and
+        whatever `kept_records` raises; in these cases the old log stays in place, and what was
+        staged is removed. Any other failure, from the switch of the directory on, ends the log.
         """
-        with self._maintenance:
+        with self._staging:
             self._check_open()
-            staged = self._current.stage()
-            open_files = OpenFiles(self._files, 1)
-            kept = KeptStore(self._files, staged, open_files, self._config.segment_bytes)
-            kept.add(kept_records)
-            checkpoint = Checkpoints(self._files, staged, 1).save(index, term, parts)
-            _ = checkpoint.payload  # Check it now: there is no older checkpoint to fall back to.
-            old = self._store
-            old.close()
             try:
-                self._check_open()
-                self._current.adopt_staged()
-                with self._changed:
-                    self._store = self._open_store()
-                    self._cuts.clear()
-                    self._queued_ms.clear()
-                    self._changed.notify_all()
-                self._store.start()
-                self._current.remove_others()
-            except BaseException as error:
-                self._fail(error)
+                self._stage(parts, index, term, kept_records)
+                with self._maintenance:
+                    self._check_open()
+                    shortage = self._store.keeper.shortage
+                    if shortage is not None and self._queued_ms:
+                        raise shortage  # What waits for room could not be written at the switch.
+                    self._current.prepare()
+                    self._switch(on_switched)
+            except BaseException:
+                if self._failure is None:
+                    self._current.discard_staged()
                 raise
+
+    def _stage(
+        self,
+        parts: Iterable[bytes],
+        index: int,
+        term: int,
+        kept_records: Iterable[tuple[RecordRef, bytes]],
+    ) -> None:
+        """Writes the new log beside the old one, which takes checkpoints and is cleaned meanwhile
+        like always."""
+        staged = self._current.stage()
+        kept = KeptStore(self._files, staged, OpenFiles(self._files, 1), self._config.segment_bytes)
+        kept.add(kept_records)
+        checkpoint = Checkpoints(self._files, staged, 1).save(index, term, parts)
+        _ = checkpoint.payload  # Check it now: there is no older checkpoint to fall back to.
+
+    def _switch(self, on_switched: Callable[[], None]) -> None:
+        """Makes what is staged the log. Under `_maintenance`, which keeps all others away."""
+        old = self._store
+
+        def switch() -> None:
+            with self._changed:
+                self._store = new
+                self._synced_index = new.acknowledgeable
+                self._incarnation += 1
+                new.writer.active.page_cached = self._page_cached
+                new.writer.attach(self._syncs)
+                self._cuts.clear()
+                self._queued_ms.clear()
+                self._changed.notify_all()
+            on_switched()
+
+        try:
+            self._current.adopt_staged()
+            old.stop()
+            self._check_open()
+            new = self._open_store(self._current.path)
+            new.start()
+            self._owner.run(switch)
+            old.close()
+            self._current.remove_others()
+        except BaseException as error:
+            self._fail(error)
+            raise
 
     def close(self) -> None:
         """BLOCKING. Writes and syncs the appended frames, then releases the directory.
@@ -593,7 +653,7 @@ class Log:
         """
         if self._closed:
             return
-        with self._maintenance:
+        with self._staging, self._maintenance:
             with self._changed:
                 self._closed = True
                 self._changed.notify_all()

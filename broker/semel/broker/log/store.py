@@ -79,14 +79,23 @@ class Store:
             on_failure=on_failure,
         )
         self.directory = directory
+        self._stopped = False
 
     def start(self) -> None:
         self.keeper.start()
         self.writer.start()
 
     def close(self) -> None:
+        """BLOCKING. Ends the threads (`stop`), and all reads."""
+        self.stop()
+        self.open_files.close()
+
+    def stop(self) -> None:
         """BLOCKING. Writes and syncs everything queued, and seals the last segment, so that the
-        next start is quick."""
+        next start is quick. What is stored can still be read."""
+        if self._stopped:
+            return
+        self._stopped = True
         self.keeper.give_up()
         self.writer.close()
         last = self.index.unsealed()
@@ -95,7 +104,6 @@ class Store:
         if last is not None and last.segment.on_disk and whole and not self.writer.failed:
             self.keeper.retire(None, last, ())
         self.keeper.close()
-        self.open_files.close()
 
     @property
     def acknowledgeable(self) -> int:

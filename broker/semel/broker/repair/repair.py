@@ -66,8 +66,6 @@ _EntryStates = dict[tuple[int, int], dict[NodeId, raft_pb2.EntryState]]
 def note_missing(replica: Replica) -> None:
     """Notes live records that are missing: below the log's first entry, and in no kept file."""
     log, state = replica.log, replica.state
-    if log.first_index > state.applied_index + 1:
-        return  # A snapshot has replaced the log, and soon replaces the state.
     log.note_missing(RecordRef(*record) for record in state.live_records(0, log.first_index))
 
 

@@ -7,8 +7,8 @@ every committed entry that is here is applied.
 
 Invariants
 1. The state is applied in index order, each entry once, and only entries that are committed.
-2. At most one read from disk is under way. Its frames are dropped if a snapshot was installed
-   meanwhile.
+2. At most one read from disk is under way. A snapshot that was installed meanwhile makes what it
+   brings worthless, frames and errors.
 
 Not here: what an entry changes (`state/`), when entries are committed (`raft/`).
 """
@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from typing import Protocol
 
 from semel.broker.config import BrokerConfig
@@ -31,7 +32,6 @@ from semel.broker.replica.peers import Peers
 from semel.broker.state import State
 from semel.protos import compat
 from semel.protos.errors import Unavailable
-from semel.protos.frames import decode_frame_header
 
 _FRAMES_MAX = 64
 """At most this many entries are applied before the commit index is read again."""
@@ -92,15 +92,19 @@ class Applier:
             if frames is None:
                 self._reading = True
                 reading = self._loop.run_in_executor(self._readers, self._log.read_frames, lo, hi)
-                reading.add_done_callback(self._on_read)
+                reading.add_done_callback(partial(self._on_read, state))
                 return
             self._apply_frames(frames)
         self.on_applied(state)
 
     @halting
-    def _on_read(self, reading: asyncio.Future[list[bytes]]) -> None:
+    def _on_read(self, state: State, reading: asyncio.Future[list[bytes]]) -> None:
+        """The frames that come next in `state` were read, or could not be."""
         self._reading = False
         if reading.cancelled():
+            return
+        if state is not self._replica.state:
+            self.apply()
             return
         error = reading.exception()
         if isinstance(error, DamagedEntry) and len(self._peers.addresses) > 1:
@@ -111,9 +115,7 @@ class Applier:
                 "the file, or delete this node's data directory to rebuild it from its peers"
             )
             return
-        frames = reading.result()
-        if decode_frame_header(frames[0]).index == self._replica.state.applied_index + 1:
-            self._apply_frames(frames)  # else a snapshot was installed meanwhile
+        self._apply_frames(reading.result())
         self.apply()
 
     def _apply_frames(self, frames: Sequence[bytes]) -> None:

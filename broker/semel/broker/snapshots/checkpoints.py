@@ -55,9 +55,11 @@ class Checkpoints:
             began = time.monotonic()  # The loop's own clock stands still within a turn.
             parts = state.to_parts()
             self.pause_seconds.observe(time.monotonic() - began)
-            await asyncio.get_running_loop().run_in_executor(
+            written = await asyncio.get_running_loop().run_in_executor(
                 replica.readers, log.save_checkpoint, index, term, parts
             )
+            if not written:
+                return self.index  # that of the snapshot which has replaced the log meanwhile
             self.seconds.observe(time.monotonic() - began)
             self.index = max(self.index, index)
             logger.info("checkpoint written index=%d bytes=%d", index, sum(map(len, parts)))

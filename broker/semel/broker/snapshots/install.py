@@ -7,8 +7,9 @@ How it works.
 2. The state names every stored record that is still live. The slave copies those that its own
    committed log holds, and pulls the others (`snapshots/pull.py`: at a limited rate, and from the
    next member when one fails).
-3. The log switches to the new base in one step (`Log.install_snapshot`); until then the old log and
-   vote count. The entries after the checkpoint then come like all others.
+3. Log, state and core switch to the new base in one turn of the event loop, while a thread waits
+   (`Log.install_snapshot`); until then the old log, state and vote count, and everybody may read
+   them. The entries after the checkpoint then come like all others.
 
 A record that the giver has trimmed since the checkpoint can no longer be pulled, and the slave
 leaves it out: a later entry of the log trims it here too, and until then this node serves nobody.
@@ -23,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import grpc
 import grpc.aio
@@ -137,6 +139,7 @@ class CatchUp:
                 index,
                 term,
                 records,
+                partial(self._on_switched, state, mark),
             )
             await asyncio.shield(installing)
         finally:
@@ -147,15 +150,18 @@ class CatchUp:
                 # The node stops. The thread may still wait for this loop, so the loop keeps running
                 # until the thread has ended.
                 await asyncio.wait({installing})
-        replica.install_state(state)
-        self._checkpoints.index = max(self._checkpoints.index, index)
-        replica.core.on_snapshot_installed(mark, monotonic_ms())
         logger.info(
             "snapshot installed index=%d records=%d pulled_bytes=%d",
             index,
             len(refs),
             pull.bytes_received,
         )
+
+    def _on_switched(self, state: State, mark: SnapshotMark) -> None:
+        """The log has switched in this turn of the loop: state and core follow."""
+        self._replica.install_state(state)
+        self._checkpoints.index = max(self._checkpoints.index, mark.index)
+        self._replica.core.on_snapshot_installed(mark, monotonic_ms())
 
     def _sources(self, first: NodeId) -> list[tuple[NodeId, str]]:
         """Members to pull from: the one that made the offer, the present master, the others."""

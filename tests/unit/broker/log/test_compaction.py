@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from semel.broker.log import DamagedEntry, IndexUnavailable, Log, RecordRef
 from semel.broker.log import keeper as keeper_module
 from semel.broker.log.keeper import Keeper
-from semel.broker.log.segment import decode_header
+from semel.broker.log.segment import Segment, decode_header
 from semel.protos.errors import CorruptSegment, DataDirectoryError, DiskFull, InvalidRequest
 from tests.kit.disk import SimFiles
 from tests.kit.log_entries import ROOT, SMALL, WAIT_S, everything, fill, frame, frames, opened
@@ -347,6 +348,26 @@ def test_a_file_of_a_newer_version_is_refused(part: str) -> None:
         opened(disk)
 
 
+async def test_the_log_loses_its_oldest_segments_on_the_owners_loop_only() -> None:
+    """Else one of them could go between two looks of the owner, for example of a master that sends
+    from there."""
+    loop = asyncio.get_running_loop()
+    log = _checkpointed(SimFiles())
+    log.attach(loop)
+    here, where = threading.get_ident(), []
+    drop = log._store.index.drop_before
+
+    def watched_drop(segment: Segment) -> None:
+        where.append(threading.get_ident())
+        drop(segment)
+
+    log._store.index.drop_before = watched_drop  # type: ignore[method-assign]
+    assert await loop.run_in_executor(None, log.compact, 30, lambda lo, hi: []) > 20
+    assert where
+    assert set(where) == {here}
+    await loop.run_in_executor(None, log.close)
+
+
 def test_the_records_of_a_damaged_entry_stay_until_its_segment_goes() -> None:
     """Its peers have cleaned the entry away; nothing else has its messages here."""
     log = _checkpointed(SimFiles())
@@ -362,28 +383,6 @@ def test_the_records_of_a_damaged_entry_stay_until_its_segment_goes() -> None:
     assert log.read_record(25, 48, LENGTH) == _payload(25)
     assert log.drop_kept(lambda index, position: False) == 1
     log.close()
-
-
-def test_a_seal_without_room_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So it is on file systems that write nothing in place: the next start does without."""
-
-    def refused(*_: object) -> None:
-        raise DiskFull("no room for a seal")
-
-    disk = SimFiles()
-    log = opened(disk)
-    failures: list[BaseException] = []
-    log.on_failure = failures.append
-    monkeypatch.setattr(keeper_module, "write_seal", refused)
-    for one in frames(1, 40):
-        fill(log, [one])
-    log._store.keeper.drain()
-    assert not failures
-    log.close()
-    monkeypatch.undo()
-    again = opened(disk.restart(survives=0.0))
-    assert everything(again) == frames(1, 40)
-    again.close()
 
 
 def test_files_that_are_gone_for_good_are_remembered_nowhere() -> None:
@@ -417,3 +416,25 @@ def test_a_full_disk_is_told_once_until_there_is_room(caplog: pytest.LogCaptureF
     keeper._prepare()
     assert told() == 2
     keeper.close()
+
+
+def test_a_seal_without_room_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it is on file systems that write nothing in place: the next start does without."""
+
+    def refused(*_: object) -> None:
+        raise DiskFull("no room for a seal")
+
+    disk = SimFiles()
+    log = opened(disk)
+    failures: list[BaseException] = []
+    log.on_failure = failures.append
+    monkeypatch.setattr(keeper_module, "write_seal", refused)
+    for one in frames(1, 40):
+        fill(log, [one])
+    log._store.keeper.drain()
+    assert not failures
+    log.close()
+    monkeypatch.undo()
+    again = opened(disk.restart(survives=0.0))
+    assert everything(again) == frames(1, 40)
+    again.close()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from semel.broker.log import IndexUnavailable, Log, RecordRef
-from semel.protos.errors import CorruptSegment
+from semel.protos.errors import CorruptSegment, DiskFull
 from tests.kit.disk import SimFiles
 from tests.kit.log_entries import WAIT_S, everything, fill, frame, frames, opened
 
@@ -184,4 +187,133 @@ def test_what_was_decided_about_the_old_log_is_not_done_to_the_snapshot() -> Non
     assert log.drop_kept(lambda index, position: False, incarnation=before) == 0
     _check_installed(log)
     assert log.drop_kept(lambda index, position: False, incarnation=log.incarnation) > 0
+    log.close()
+
+
+@pytest.mark.both_loops
+async def test_each_turn_of_the_owner_sees_all_of_the_old_log_or_all_of_the_new() -> None:
+    """Reads, too: what was committed before the snapshot may have to be applied yet."""
+    loop = asyncio.get_running_loop()
+    _, log = _filled()
+    log.attach(loop)
+    state, incarnation = "old", log.incarnation
+    seen: list[str] = []
+    adopt, remove = log._current.adopt_staged, log._current.remove_others
+
+    def look() -> None:
+        if state == "old":
+            assert (log.first_index, log.last_index, log.incarnation) == (1, 29, incarnation)
+            assert log.read_frames(5, 30) == frames(5, 30)
+        else:
+            assert (log.first_index, log.last_index) == (INDEX + 1, INDEX)
+            assert log.incarnation > incarnation
+        seen.append(state)
+
+    def on_loop() -> None:
+        asyncio.run_coroutine_threadsafe(_later(look), loop).result(WAIT_S)
+
+    def slow_adopt() -> None:
+        adopt()
+        on_loop()
+
+    def slow_open(directory: Path) -> Any:
+        on_loop()
+        store = Log._open_store(log, directory)
+        on_loop()
+        return store
+
+    def slow_remove() -> None:
+        on_loop()
+        remove()
+
+    def on_switched() -> None:
+        nonlocal state
+        assert asyncio.get_running_loop() is loop
+        assert seen == ["old"] * 3
+        state = "new"
+        look()
+
+    log._current.adopt_staged = slow_adopt  # type: ignore[method-assign]
+    log._open_store = slow_open  # type: ignore[method-assign]
+    log._current.remove_others = slow_remove  # type: ignore[method-assign]
+    await loop.run_in_executor(
+        None, log.install_snapshot, PARTS, INDEX, TERM, iter(RECORDS), on_switched
+    )
+    assert seen == ["old"] * 3 + ["new"] * 2
+    _check_installed(log)
+    await loop.run_in_executor(None, log.close)
+
+
+async def _later(look: Callable[[], None]) -> None:
+    look()
+
+
+def _staged(disk: SimFiles) -> set[str]:
+    return {path.parent.name for path in disk.names_now if path.parent.name.startswith("log-")}
+
+
+@pytest.mark.parametrize("refused", ["kept-", "checkpoint-", "CURRENT"])
+@pytest.mark.parametrize("kind", ["write", "sync"])
+def test_a_full_disk_leaves_the_old_log_and_nothing_that_keeps_it_full(
+    refused: str, kind: str
+) -> None:
+    disk, log = _filled()
+    failures: list[BaseException] = []
+    log.on_failure = failures.append
+    disk.full = (refused, kind)
+    with pytest.raises(DiskFull):
+        _install(log)
+    assert _staged(disk) == {log._current.path.name}
+    disk.full = None
+    _check_old(log)
+    fill(log, frames(30, 40))
+    assert not failures
+    _install(log)
+    _check_installed(log)
+    log.close()
+
+
+def test_a_checkpoint_that_has_waited_for_a_snapshot_is_not_written() -> None:
+    """It would lie below the log's first entry, and be what a damaged newer one falls back to."""
+    _, log = _filled()
+    saved: list[bool] = []
+
+    def save() -> None:
+        saved.append(log.save_checkpoint(25, 1, [b"older than the snapshot"]))
+
+    saving = threading.Thread(target=save)
+    log.install_snapshot(PARTS, INDEX, TERM, iter(RECORDS), saving.start)
+    saving.join(60)
+    assert saved == [False]
+    assert [one.index for one in log._store.checkpoints.all()] == [INDEX]
+    assert log.save_checkpoint(INDEX, TERM, PARTS)
+    log.close()
+
+
+def test_what_is_done_to_the_old_log_does_not_wait_for_a_pull() -> None:
+    """Its records may come for hours, and readers that wait for it would serve nobody."""
+    _, log = _filled()
+    done: list[object] = []
+
+    def keep() -> None:
+        log.keep_records([])
+        done.append(None)
+
+    def records() -> Iterator[tuple[RecordRef, bytes]]:
+        yield RECORDS[0]
+        others = [
+            threading.Thread(target=lambda: done.append(log.save_checkpoint(25, 1, [b"state"]))),
+            threading.Thread(target=lambda: done.append(log.compact(20, lambda lo, hi: []))),
+            threading.Thread(target=lambda: done.append(log.drop_kept(lambda *_: False))),
+            threading.Thread(target=keep),
+        ]
+        for other in others:
+            other.daemon = True
+            other.start()
+        for other in others:
+            other.join(10)
+        assert len(done) == len(others)
+
+    log.install_snapshot(PARTS, INDEX, TERM, records())
+    assert log.has_kept(RECORDS[0][0])
     log.close()

@@ -4,7 +4,7 @@ bytes."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -106,11 +106,13 @@ class Node:
         index: int,
         term: int,
         kept_records: Iterator[tuple[RecordRef, bytes]],
+        on_switched: Callable[[], None],
     ) -> None:
         self.installed = {ref.index: data for ref, data in kept_records}
         if self.failure is not None:
             raise self.failure
         self.happened.append("log")
+        on_switched()
 
     def read_record(self, index: int, position: int, length: int) -> bytes:
         if index in self.unreadable:
