@@ -386,6 +386,7 @@ class BrokerNode:
             identity=self.identity,
             log=self.replica.log,
             readers=self.readers,
+            on_broken=self.replica.driver.on_stream_broken,
             on_unreachable=self.replica.driver.on_peer_unreachable,
             route=self.config.peer_streams_at.get(peer, ""),
             levels=self.replica.levels,

@@ -220,6 +220,13 @@ class RaftCore(Following, Electing):
         if self.role is Role.MASTER:
             self._become_follower(self.term, None)
 
+    def on_stream_broken(self, peer: NodeId, now_ms: int) -> None:
+        """Handles that a stream to the peer broke, which says nothing about the peer itself."""
+        self._assert_performed()
+        self._observe(now_ms)
+        if self.role is Role.MASTER:
+            self._on_stream_broken(peer)
+
     def on_peer_unreachable(self, peer: NodeId, now_ms: int) -> None:
         """Handles that the peer's process is gone: its stream broke, and a reconnect was
         refused."""

@@ -155,8 +155,14 @@ class Driver:
         self._frames_in_step = {}
 
     @halting
+    def on_stream_broken(self, peer: NodeId) -> None:
+        """A stream to a peer broke: what was on its way may be lost."""
+        self._core.on_stream_broken(peer, monotonic_ms())
+        self.drain()
+
+    @halting
     def on_peer_unreachable(self, peer: NodeId) -> None:
-        """The stream to a peer broke."""
+        """A stream to a peer broke, and nobody listens at its address any more."""
         self._core.on_peer_unreachable(peer, monotonic_ms())
         self.drain()
 

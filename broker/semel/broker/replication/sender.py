@@ -2,10 +2,13 @@
 
 How it works. To each peer this node opens one stream for control messages (votes, heartbeats,
 acknowledgements) and one for APPENDs, so that a heartbeat never queues behind a megabyte. An empty
-APPEND asks whether those before it were lost, so it uses their stream: if it overtook them, they
-would be sent again and again over a link that is slow already. Messages go one way; the peer
-answers through its own streams. Raft survives lost messages, so nothing is kept for a peer that is
-not connected: the core hears of it, and probes anew.
+APPEND asks whether those before it were lost: if it overtook them, they would be sent again and
+again, over a link that is slow already. Messages go one way; the peer answers through its own
+streams. Raft survives lost messages, so nothing is kept for a peer that is not connected: the core
+hears that a stream broke, and probes anew. That the peer is *unreachable*, so that its followers
+need not wait for an election timeout, the core hears only when the stream broke and nobody listens
+at the peer's address any more: its process is gone. A timeout, or a live peer that refuses this
+node, says nothing like that.
 
 A message is written in the call that sends it, so that it costs no turn of the loop. It waits in
 line only behind other messages, while the socket is full, or while its entries are read from disk.
@@ -69,12 +72,16 @@ class PeerLink:
         identity: NodeIdentity,
         log: Log,
         readers: Executor,
+        on_broken: Callable[[NodeId], None],
         on_unreachable: Callable[[NodeId], None],
         route: str = "",
         levels: Callable[[], Levels] = own_levels,
         level_needed: Callable[[], int] = int,
     ) -> None:
-        """`route` is HOST:PORT under which the peer's stream port is reached, if not directly;
+        """`on_broken` hears of each stream that was open and is lost, `on_unreachable` of each
+        reconnect after that which was refused because nobody listens there.
+
+        `route` is HOST:PORT under which the peer's stream port is reached, if not directly;
         `levels` are this node's, and `level_needed` what every member must know, as they are now.
         """
         self.peer_id = peer_id
@@ -82,6 +89,7 @@ class PeerLink:
         self._identity = identity
         self._log = log
         self._readers = readers
+        self._on_broken = on_broken
         self._on_unreachable = on_unreachable
         self._route = route
         self._own_levels = levels
@@ -105,39 +113,41 @@ class PeerLink:
 
     async def _keep(self, kind: int) -> None:
         delay = _RECONNECT_MIN_S
-        refused = ""
+        complaint = ""
+        was_open = False
         while True:
             stream = _Stream(self.peer_id, self._log, self._readers)
+            gone = False
             try:
                 async with compat.timeout(_OPEN_TIMEOUT_S):
                     await self._open(stream)
                 delay = _RECONNECT_MIN_S
-                refused = ""
+                complaint = ""
+                was_open = True
                 self._streams[kind] = stream
                 await stream.run()
-            except grpc.aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                    reason = str(error.details())
-                    if reason != refused:
-                        # A node that waits to join, or was removed, asks again and again.
-                        logger.error(
-                            "peer refuses this node peer=%s reason=%s", self.peer_id, reason
-                        )
-                        refused = reason
+            except (grpc.aio.AioRpcError, UnsupportedVersion, InvalidRequest) as error:
+                reason = _complaint(error)
+                if reason:
                     delay = _RECONNECT_MAX_S
-            except (UnsupportedVersion, InvalidRequest) as error:
-                if error.message != refused:
-                    logger.error("peer is not let in peer=%s reason=%s", self.peer_id, error)
-                    refused = error.message
-                delay = _RECONNECT_MAX_S
+                if reason not in ("", complaint):
+                    # A node that waits to join, or was removed, asks again and again.
+                    logger.error("no stream to peer peer=%s reason=%s", self.peer_id, reason)
+                    complaint = reason
+                gone = _nobody_listens(error)
+            except ConnectionRefusedError:
+                gone = True
             except (OSError, TimeoutError):
                 pass  # not up yet, or gone meanwhile
             finally:
-                self._streams[kind] = None
+                was_lost, self._streams[kind] = self._streams[kind] is not None, None
                 stream.close()
                 if not any(self._streams):
                     self.levels = None  # the peer may come back with another program
-            self._on_unreachable(self.peer_id)
+            if was_lost:
+                self._on_broken(self.peer_id)
+            elif gone and was_open:
+                self._on_unreachable(self.peer_id)
             await asyncio.sleep(delay)
             delay = min(delay * 2, _RECONNECT_MAX_S)
 
@@ -309,3 +319,21 @@ class _Stream(asyncio.Protocol):
         """`frames`, or None if the entries of the message were truncated and replaced since."""
         last = message.entries[-1]
         return frames if self._log.term_at(last.index) == last.term else None
+
+
+def _complaint(error: grpc.aio.AioRpcError | UnsupportedVersion | InvalidRequest) -> str:
+    """What a living peer and this node have against each other; empty when it is something else."""
+    if isinstance(error, UnsupportedVersion | InvalidRequest):
+        return error.message
+    refused = error.code() is grpc.StatusCode.FAILED_PRECONDITION
+    return str(error.details()) if refused else ""
+
+
+def _nobody_listens(error: Exception) -> bool:
+    """Whether the operating system of the peer's machine refused the connection: no process has the
+    port. gRPC says so in the status's text only; one that times out or ends has the same code."""
+    return (
+        isinstance(error, grpc.aio.AioRpcError)
+        and error.code() is grpc.StatusCode.UNAVAILABLE
+        and "connection refused" in str(error.details()).lower()
+    )

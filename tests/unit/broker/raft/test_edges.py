@@ -46,6 +46,7 @@ INPUTS: dict[str, Callable[[RaftCore, int], object]] = {
         Message(kind=MessageKind.HEARTBEAT, source=OTHER, target=ME, term=1), now_ms
     ),
     "on_synced": lambda core, now_ms: core.on_synced(0, 0, now_ms),
+    "on_stream_broken": lambda core, now_ms: core.on_stream_broken(THIRD, now_ms),
     "on_peer_unreachable": lambda core, now_ms: core.on_peer_unreachable(THIRD, now_ms),
     "read_index": lambda core, now_ms: core.read_index(1, now_ms),
     "on_hard_state_synced": lambda core, now_ms: core.on_hard_state_synced(HardState(term=1)),
@@ -69,7 +70,16 @@ def test_no_input_comes_before_the_last_one_is_performed(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["tick", "step", "on_synced", "on_peer_unreachable", "read_index", "resign"]
+    "name",
+    [
+        "tick",
+        "step",
+        "on_synced",
+        "on_stream_broken",
+        "on_peer_unreachable",
+        "read_index",
+        "resign",
+    ],
 )
 def test_every_input_tells_the_time(name: str) -> None:
     node = Node(term=1)

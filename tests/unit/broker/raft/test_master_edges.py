@@ -297,18 +297,19 @@ def test_a_stalled_master_asks_nobody() -> None:
     assert node.hear(MessageKind.HEARTBEAT_REPLY, log_index=1) == []
 
 
-def test_what_was_in_flight_is_sent_again_when_the_stream_broke() -> None:
+@pytest.mark.parametrize("heard", ["on_stream_broken", "on_peer_unreachable"])
+def test_what_was_in_flight_is_sent_again_when_the_stream_broke(heard: str) -> None:
     node = replicating()
     node.propose()
     node.propose()
     node.hear(MessageKind.APPEND_REPLY, log_index=2)
     node.sent.clear()
-    node.core.on_peer_unreachable(OTHER, node.now_ms)
+    getattr(node.core, heard)(OTHER, node.now_ms)
     node.perform()
     (again,) = node.sent
     assert (again.target, again.log_index) == (OTHER, 2)
     assert [meta.index for meta in again.entries] == [3]
-    node.core.on_peer_unreachable(FOURTH, node.now_ms)
+    getattr(node.core, heard)(FOURTH, node.now_ms)
     assert not node.core.has_ready()
 
 

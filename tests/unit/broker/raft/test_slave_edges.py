@@ -133,6 +133,17 @@ def test_a_refused_reconnect_voids_the_lease_and_shortens_the_wait(high: bool) -
     assert node.core._election_deadline_ms == min(earlier, 200 + 150 * high)
 
 
+def test_a_broken_stream_alone_ends_no_lease() -> None:
+    """The master may live: it is gone only if nobody listens there any more."""
+    node = Node(term=1)
+    node.hear(MessageKind.HEARTBEAT)
+    deadline = node.core._election_deadline_ms
+    node.core.on_stream_broken(OTHER, 100)
+    assert node.core._in_lease
+    assert node.core._election_deadline_ms == deadline
+    assert not node.core.has_ready()
+
+
 def test_a_new_node_waits_for_a_master_and_says_nothing() -> None:
     node = Node(1)
     waits_ms = node.core._election_deadline_ms
