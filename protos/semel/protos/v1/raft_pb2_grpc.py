@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RaftPeerStub:
-    """How a node gets a stream to a peer. Raft messages themselves do not travel on gRPC: see docs/formats/framed-streams.md.
+    """Opens streams between peers. Raft messages themselves do not travel on gRPC: see docs/formats/framed-streams.md.
     """
 
     def __init__(self, channel):
@@ -43,11 +43,11 @@ class RaftPeerStub:
 
 
 class RaftPeerServicer:
-    """How a node gets a stream to a peer. Raft messages themselves do not travel on gRPC: see docs/formats/framed-streams.md.
+    """Opens streams between peers. Raft messages themselves do not travel on gRPC: see docs/formats/framed-streams.md.
     """
 
     def OpenStream(self, request, context):
-        """Asks for one stream; who may call is decided here, as for every call.
+        """Asks for one stream. The peer checks the caller here, as it does in every call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -70,7 +70,7 @@ def add_RaftPeerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RaftPeer:
-    """How a node gets a stream to a peer. Raft messages themselves do not travel on gRPC: see docs/formats/framed-streams.md.
+    """Opens streams between peers. Raft messages themselves do not travel on gRPC: see docs/formats/framed-streams.md.
     """
 
     @staticmethod
@@ -102,7 +102,7 @@ class RaftPeer:
 
 
 class SnapshotsStub:
-    """What a node that is too far behind, or empty, pulls from any peer.
+    """Pulls data from any peer, for a node that is too far behind, empty or damaged.
     """
 
     def __init__(self, channel):
@@ -134,7 +134,7 @@ class SnapshotsStub:
 
 
 class SnapshotsServicer:
-    """What a node that is too far behind, or empty, pulls from any peer.
+    """Pulls data from any peer, for a node that is too far behind, empty or damaged.
     """
 
     def PullCheckpoint(self, request, context):
@@ -145,21 +145,21 @@ class SnapshotsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PullFrames(self, request, context):
-        """Whole entries that are damaged at the caller.
+        """Entries that are damaged at the caller, as the peer has them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PullRecords(self, request, context):
-        """Stored records that a node lacks.
+        """Stored records that the caller lacks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DescribeEntries(self, request, context):
-        """What a node has of entries that are damaged at the caller.
+        """The state of the peer's copies of entries that are damaged at the caller.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -197,7 +197,7 @@ def add_SnapshotsServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Snapshots:
-    """What a node that is too far behind, or empty, pulls from any peer.
+    """Pulls data from any peer, for a node that is too far behind, empty or damaged.
     """
 
     @staticmethod
