@@ -1,1 +1,1 @@
-"""What a replica does beside serving: retention, delayed release, transactions, queue copies."""
+"""The background work of a replica: retention, delayed release, transactions, queue copies."""

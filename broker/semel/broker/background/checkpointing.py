@@ -1,8 +1,8 @@
-"""When this node writes a checkpoint: after so many entries, or so many bytes of the log.
+"""Decides when this node writes a checkpoint: after some number of entries or bytes of the log.
 
 How it works. Both are counted from the checkpoint before. A large state is written more rarely, so
-that writing it never takes more than a small part of what the log writes. It is about the bytes on
-this node's own disk, so every node decides for itself.
+that writing it never takes more than a small part of what the log writes. A checkpoint concerns
+this node's own disk only, so every node decides for itself.
 
 Not here: writing it (`snapshots/checkpoints.py`).
 """
@@ -31,7 +31,7 @@ class Checkpointing:
         self._replica = replica
         self._checkpoints = checkpoints
         self._log_bytes = 0
-        """What was appended to the log when the last checkpoint was due."""
+        """Bytes that had been appended to the log when the last checkpoint was due."""
 
     @property
     def index(self) -> int:

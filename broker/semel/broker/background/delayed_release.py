@@ -6,7 +6,7 @@ time; when that is applied, the next one of the queue is proposed without anothe
 remembered here: the replicated state holds what is delayed, so the next master goes on at its first
 look.
 
-Not here: what is released, and that it is not early (`state/apply/delays.py`); log time
+Not here: which batches are released, and that none is early (`state/apply/delays.py`); log time
 (`state/log_clock.py`).
 """
 

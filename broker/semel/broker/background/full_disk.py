@@ -1,4 +1,4 @@
-"""A master whose disk is full gives its place to a slave that has room.
+"""Hands mastership to a slave that has room when the master's disk is full.
 
 Not here: when the disk counts as full (`replica/replica.py`), handing mastership over
 (`membership/changes.py`).
@@ -30,8 +30,8 @@ class FullDisk:
     async def run(self) -> None:
         """Hands mastership over while there is no room for another segment.
 
-        The newest segment still has room when that happens, so nobody is refused meanwhile. When no
-        slave has room, the master stays, refuses what does not fit, and serves what is stored.
+        The newest segment still has room when that happens, so no request is refused meanwhile. If
+        no slave has room, the master stays, refuses what does not fit, and serves what is stored.
         """
         replica = self._replica
         while True:

@@ -1,10 +1,10 @@
-"""Releases locks whose time is over.
+"""Releases expired locks.
 
-How it works. A lock ends by an entry of the log, which the master proposes once its own clock says
-that the time of the lock is over. After a stop of the event loop nobody could be heard, so every
-holder gets fresh time first.
+How it works. A lock ends by an entry of the log, which the master proposes once the lock has
+expired by the master's own clock. While the event loop stood still, no holder could be heard; after
+such a stop every holder first gets its full time again.
 
-Not here: when the time of a lock is over (`state/lock_clock.py`).
+Not here: when a lock expires (`state/lock_clock.py`).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class LockExpiry:
         self._replica = replica
 
     async def run(self) -> None:
-        """Proposes the release of locks whose time is over; the master's clock alone decides."""
+        """Proposes the release of expired locks; the master's clock alone decides."""
         while True:
             await asyncio.sleep(_CHECK_S)
             clock = self._replica.lock_clock
             if clock is None or self._replica.driver.loop_stopped():
-                continue  # after a stop everybody gets fresh time first, by the next tick
+                continue  # after a stop, the next tick first gives every holder its full time
             for group, queue_key, token in clock.expired(monotonic_ms()):
                 logger.info("lock expired group=%s queue=%s token=%d", group, queue_key, token)
                 release = control_pb2.ReleaseLock(

@@ -1,8 +1,8 @@
-"""What a replica does all the time beside serving: its parts run as one.
+"""Runs the background work of a replica as one task.
 
-How it works. Decisions about shared state are the master's and go through the log: trimming, the
-expiry of producers, the release of locks. What concerns bytes on this node's disk is its own: when
-to write a checkpoint, and when to recycle the oldest segments.
+How it works. The master decides about shared state, through the log: trimming, the expiry of
+producers, the release of locks. Every node decides about the bytes on its own disk: when to write a
+checkpoint, and when to recycle the oldest segments.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Proposing what a master does unasked; nobody waits for the result."""
+"""Proposes the records of a master's background work; no caller needs their results."""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ next, after any crash, goes on there.
 
 Invariants
 1. A batch is proposed only after its CRCs, its queue and its offset were checked.
-2. Copying before the seal takes no more than `move_bytes_per_second`, and one request is under way.
+2. Copying before the seal takes no more than `move_bytes_per_second`; one request at a time is
+   under way.
 3. Nothing is taken from a group whose log is at a higher feature level: its queues may follow rules
    that this group's members do not know.
 
@@ -187,7 +188,7 @@ class QueuePull:
     def _check_level(self, level: int) -> None:
         """Raises UnsupportedVersion."""
         own = self._target.state.feature_level
-        level = level or UNTOLD_MAX  # a node that names none may be at any level of its time
+        level = level or UNTOLD_MAX  # programs from before feature levels name none
         if level > own:
             raise UnsupportedVersion(
                 f"queue {self._key.queue_id} comes from a broker group at feature level {level},"
@@ -196,7 +197,7 @@ class QueuePull:
             )
 
     async def _pace(self, length: int) -> None:
-        """Sleeps until so many bytes more may come."""
+        """Sleeps until `length` more bytes may come."""
         now = time.monotonic()
         self._due = max(self._due, now) + length / self._rate
         if self._due > now:

@@ -4,9 +4,9 @@ How it works. Where a queue starts is shared state: the master proposes a TRIM, 
 the log. Cleaning concerns the bytes on this node's own disk, so every node does it for itself.
 
 Cleaning. Segments are cleaned oldest first, up to the newest checkpoint and leaving
-`retained_log_bytes` for slaves that catch up. Records that are still live are copied to a kept
-file by the log. It pays only when something is dead: nothing is cleaned while more than three
-quarters of what is stored is live.
+`retained_log_bytes` for slaves that catch up. The log copies records that are still live to a kept
+file. Cleaning pays only when enough is dead: nothing is cleaned while more than three quarters of
+the stored bytes are live.
 
 Not here: when a queue is too old or too large (`state/`), the files (`log/`).
 """
@@ -73,13 +73,13 @@ class Retention:
         if upto <= log.first_index:
             return
         if self._checkpointing.index < upto or not log.compact_limit:
-            # Also where the one that there is would do: the log is cleaned only with a second one,
-            # which a group that falls silent would never write.
+            # Also if the present one would do: the log is cleaned only when there is a second one,
+            # which a group without traffic would never write.
             await self._checkpointing.write()
         upto = min(upto, self._checkpointing.index + 1)
         # Taken on the loop: the cleaner runs in a thread and must not look at changing state. A
-        # record that is trimmed meanwhile is copied for nothing, and dropped the next time. What
-        # is live here says nothing about the log that a snapshot may put in its place meanwhile.
+        # record that is trimmed meanwhile is copied for nothing, and dropped the next time. A
+        # snapshot may replace the log meanwhile, which these do not fit: hence `incarnation`.
         lo = log.first_index
         live_refs = [RecordRef(*record) for record in state.live_records(lo, upto)]
         live_kept = {record[:2] for record in state.live_records(0, lo)}

@@ -66,7 +66,10 @@ class TransactionWork:
     # --- coordinator ------------------------------------------------------------------------
 
     async def redrive(self, transaction_id: str) -> bool:
-        """Publishes what is decided; True once it is published everywhere. Goes on if cancelled."""
+        """Publishes a decided epoch; True once it is published everywhere.
+
+        The work goes on when the call is cancelled.
+        """
         return await asyncio.shield(
             self._once(f"publish {transaction_id}", self._publish_everywhere(transaction_id))
         )
@@ -113,7 +116,7 @@ class TransactionWork:
     # --- participant ------------------------------------------------------------------------
 
     async def publish(self, record: transaction_records_pb2.PublishTransaction) -> None:
-        """Returns once the attempt's pin is published, or if it was before. Raises SemelError."""
+        """Returns once the attempt's pin is published. Raises SemelError."""
         await self._replica.confirm_read()
         staging = self._replica.state.transactions.staging
         if staging.pin_of(record.transaction_id, record.attempt) is None:

@@ -29,7 +29,7 @@ from semel.protos.v1.transactions_pb2_grpc import TransactionsStub
 ATTEMPT_S: Final = 1.0
 PAUSE_S: Final = 0.05
 KNOWN_MAX: Final = 1_000
-"""Most groups named by clients that are remembered."""
+"""Limit of the groups that are remembered because a client named them."""
 
 
 class GroupCalls:

@@ -3,8 +3,8 @@
 How it works. One task for each controller calls ReportNode regularly, and at once on a change of
 role or members. The active controller answers with the version of its routes, and the node fetches
 them if they are newer than its copy. The node needs no answer to serve: while it can reach no
-controller it goes on, says so once, and tries again soon. A node that was told some of the
-controllers learns of the others.
+controller it goes on, says so once, and tries again soon. A node whose settings name
+some of the controllers learns of the others.
 
 Not here: what the controllers do with a report (`controller/`), the copy
 (`control_plane/route_cache.py`).
@@ -83,10 +83,10 @@ class Registration:
             tasks.create_task(self._report_to(tasks, address))
 
     def _learn(self, tasks: compat.TaskGroup) -> None:
-        """Begins to report to controllers that this node was not told of.
+        """Begins to report to controllers that this node's settings do not name.
 
-        A node that was told of as many as there are keeps its own list: from here they may be
-        reached at other addresses.
+        If they name as many as there are, the node keeps to that list: from here the controllers
+        may be reached at other addresses.
         """
         if len(self._changed) < len(self._routes.controllers):
             for address in self._routes.controllers:

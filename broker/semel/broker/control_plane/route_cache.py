@@ -73,7 +73,7 @@ class RoutesCopy:
             self._routes = routes
 
     def on_epoch(self, number: int) -> None:
-        """A controller of that epoch has sent something."""
+        """Notes that a controller of that epoch has sent something."""
         self._epoch = max(self._epoch, number)
 
     def wants_ids(self, now_s: float) -> bool:
@@ -86,8 +86,10 @@ class RoutesCopy:
             self._ids, self._lent_s = range(start, end), now_s
 
     def open_anonymous(self, request: OpenProducerRequest) -> OpenProducerReply:
-        """Gives an id to a producer without a name. Raises NotMaster for a producer with a name,
-        and when no id is left."""
+        """Gives an id to a producer without a name.
+
+        Raises NotMaster for a producer with a name, and when no id is left.
+        """
         if request.name or not self._ids:
             raise self.not_master("a broker opens producers without a name, while it has ids")
         producer_id, self._ids = self._ids[0], self._ids[1:]

@@ -1,4 +1,4 @@
-"""What several calls check of their requests, and of the queue that they are about."""
+"""Checks that several calls make of their requests and of the queues in them."""
 
 from __future__ import annotations
 

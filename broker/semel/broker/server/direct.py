@@ -1,9 +1,9 @@
 """Produce and fetch streams on sockets of their own, without gRPC.
 
 How it works. A client asks for one over gRPC (`OpenDirect`) and gets a port and a ticket. Both
-sides then send the messages of the same stream on gRPC, framed; the handlers see a context with
-gRPC's `read` and `write` and know no difference. A message costs less than half of what it costs
-through gRPC, whose threads each side wakes (docs/decisions/direct-streams.md).
+sides then send the same messages as on gRPC's stream, framed; the handlers see a context with
+gRPC's `read` and `write` and notice no difference. A message costs less than half as much as
+through gRPC, which wakes threads of its own on each side (docs/decisions/direct-streams.md).
 
 Backpressure. A stream is not read while `_HELD_BYTES` wait for its handler, and `write` returns
 when the socket has taken all but some 64 KiB.
@@ -135,8 +135,8 @@ class _Context:
         return message
 
     async def write(self, message: bytes) -> None:
-        """Sends a message and returns when most of it has left, so that a client that takes nothing
-        off holds its handler up."""
+        """Sends a message and returns when most of it has left, so that a client that reads nothing
+        holds up its handler."""
         self._stream.write(message)
         while self._stream.full:
             if self._writable is None or self._writable.done():
@@ -144,7 +144,7 @@ class _Context:
             await asyncio.shield(self._writable)
 
     async def send_initial_metadata(self, metadata: tuple[tuple[str, bytes], ...]) -> None:
-        """The client was told with its ticket, and knows that it was let in."""
+        """A no-op: the client got the levels with its ticket, and knows that it was let in."""
 
     # ------------------------------------------------------------------ for the connection
 

@@ -7,9 +7,9 @@ request that finds nothing waits until one of its queues grows, or until its tim
 on the same machine gets the batches through memory that it has offered, and only the header is
 sent.
 
-A *standing* request saves a reader that keeps up one request for each small answer. It is answered
-again whenever its queues grow, each time from where the answer before it ended, until its bytes or
-its time are used up, or a queue gives an error or ends.
+With a *standing* request, a reader that keeps up need not send a request for each small answer. It
+is answered again whenever its queues grow, each time from where the answer before it ended, until
+its bytes or its time are used up, or a queue gives an error or ends.
 
 Only applied entries are seen, so nothing that is returned can be lost. A slave answers only if the
 request allows it (`any_replica`).
@@ -18,9 +18,10 @@ Invariants
 1. A reply holds at most the bytes asked for, but at least one batch if a queue has data.
 2. Answers leave a stream one after the other. Each request is answered once, and a standing one
    until an answer does not say `more`.
-3. Before each answer this node was the master, unless the request allows any replica.
-4. Replies that clients do not take off are bounded: two for each stream, and the smaller, the more
-   of them wait.
+3. Before each answer this node checks that it is the master, unless the request allows any
+   replica.
+4. Replies that wait for their clients are bounded: there are at most two for each stream, and they
+   are the smaller, the more bytes wait.
 
 Not here: one queue's part of an answer (`server/queue_reader.py`), memory of clients
 (`server/shared_memory.py`).
@@ -57,7 +58,7 @@ _READ_AHEAD = 2
 _BUFFER_SHARE = 8
 """Divisor: a reply takes at most this part of what is left of `fetch_buffer_bytes_max`."""
 _LEAST_BYTES = 64 << 10
-"""A reply may take so much in any case."""
+"""A reply may always take this much."""
 
 
 class FetchNode(ReadNode, Protocol):
@@ -86,7 +87,8 @@ class FetchCounters:
     shared_bytes: int = 0
     """The part of `bytes` that was written to memory of clients."""
     seconds: Histogram = field(default_factory=Histogram)
-    """Reading the stored bytes of a reply that has any, without waiting for them or sending."""
+    """Time to read the stored bytes of a reply that has any, without the wait for new ones and
+    without sending."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,7 +102,7 @@ class _Poll:
     deadline: float
     """Loop time at which the wait for new batches ends."""
     standing: int
-    """The request is answered again until so many more bytes were sent."""
+    """Bytes that may still be sent; the request is answered again until they are used up."""
 
 
 class _Outlet:
@@ -126,7 +128,7 @@ class FetchHandler:
         self._reader = QueueReader(node)
         self._memories = MemoryPool(node.config.fetch_shared_bytes_max)
         self.unsent_bytes = 0
-        """Bytes of replies of all streams that were read and not yet taken off by their clients."""
+        """Bytes of all replies that were read from the log and not yet taken by their clients."""
 
     async def fetch(self, _: object, context: StreamContext) -> None:
         """One client's stream. Requests are served concurrently, replies leave in turn."""
@@ -216,7 +218,7 @@ class FetchHandler:
     async def _answer(self, poll: _Poll, out: _Outlet) -> bool:
         """Reads and writes one reply; True when another one follows.
 
-        A client that takes nothing off holds `_READ_AHEAD` replies at most, and the more bytes all
+        A client that reads nothing holds `_READ_AHEAD` replies at most, and the more bytes all
         clients hold together, the smaller is the next reply. So thousands of them cannot fill the
         memory, and the clients that read are served.
         """

@@ -1,14 +1,15 @@
 """Calls of consumers about their locks: acquiring, renewing and releasing them, and commits.
 
-How it works. What changes state becomes a control record and answers when that is applied. What
-reads state and may say "no" or "not yet" is confirmed by a heartbeat round first, so that a master
-that was replaced without knowing it cannot answer from the past.
+How it works. A call that changes state becomes a control record, and is answered once that is
+applied. A call that reads state, and may answer "no" or "not yet", first has a heartbeat round
+confirm the mastership, so that a master that was replaced without knowing it cannot answer from the
+past.
 
 Invariants
-1. A sign of life counts when it arrives, not when its request is done.
+1. A renewal or a commit extends the session from its arrival, not from its answer.
 2. "Your lock is fine" is said only after a quorum confirmed that this node is still the master.
 
-Not here: when the time of a lock is over (`state/lock_clock.py`), releasing it then
+Not here: when a lock expires (`state/lock_clock.py`), releasing expired locks
 (`background/lock_expiry.py`), offsets of whole groups (`server/group_offsets.py`).
 """
 
@@ -62,7 +63,7 @@ class LockCalls:
             return broker_pb2.LockGrant(queue=ref, error=to_detail(barred))
         if key in state.queues:
             unread = unread_error(state.queues, state.groups, request.group, state.queues[key])
-            if unread is not None:  # told without an entry: it is asked again and again
+            if unread is not None:  # refused without an entry: members ask again and again
                 return broker_pb2.LockGrant(queue=ref, error=to_detail(unread))
         record = control_pb2.AcquireLock(
             group=request.group,
@@ -117,15 +118,18 @@ class LockCalls:
         return broker_pb2.RenewLocksReply(lost=lost)
 
     def _keep_alive(self, group: str, key: QueueKey, token: int, now_ms: int) -> bool:
-        """A sign of life counts when it comes, not when its request is done: in between a session
-        might end whose holder is about to be told that all is well. False: it comes too late."""
+        """Notes that the member is alive; False if its lock has ended or is about to.
+
+        The session is extended when the request arrives, not when it is answered: it could end in
+        between, and its holder would still hear that the lock is held.
+        """
         clock = self._replica.lock_clock
         return clock is not None and clock.on_renewed(group, key, token, now_ms)
 
     async def ReleaseLocks(  # noqa: N802
         self, request: broker_pb2.ReleaseLocksRequest, context: object
     ) -> broker_pb2.ReleaseLocksReply:
-        await self._replica.confirm_read()  # else a token could be unknown that is current by now
+        await self._replica.confirm_read()  # else this node may not know the current token yet
         groups = self._replica.state.groups
         held = [
             lock

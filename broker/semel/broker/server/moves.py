@@ -4,8 +4,8 @@ How it works. The master of the group that has the queue answers `CopyQueue` and
 master of the group that gets it answers `PullQueue`, for which it calls the other two
 (`background/queue_copy.py`). Only the newest slice that was made is remembered between calls.
 
-Batches that a transaction published were stored before they had offsets: the broker header of the
-copy names them.
+Batches that a transaction published were stored before they had offsets; the broker header of the
+copy has the offsets.
 
 Not here: the steps themselves, which come with `ApplyQueues` (`server/queues.py`).
 """
@@ -152,7 +152,7 @@ class MovesService(broker_pb2_grpc.MovesServicer):
 
 
 def _read(log: Log, extents: Sequence[Extent]) -> list[bytes]:
-    """BLOCKING. Batches as the target is to store them. Raises CorruptBatch, CorruptSegment."""
+    """BLOCKING. The batches as the target will store them. Raises CorruptBatch, CorruptSegment."""
     found = []
     for extent in extents:
         try:

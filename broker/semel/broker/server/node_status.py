@@ -1,6 +1,6 @@
-"""The call that tells what a node is, how far it is, and what it holds.
+"""The call that gives a node's role, its progress, and what it holds.
 
-Not here: the same as metrics (`probe.py`), what the controllers are told
+Not here: the same figures as metrics (`probe.py`), reports to the controllers
 (`control_plane/reports.py`).
 """
 

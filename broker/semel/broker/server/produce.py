@@ -15,7 +15,7 @@ Invariants
 3. A bug that meets a batch ends its stream with InternalError: the client must not take the end for
    that of a stream whose batches are all answered.
 
-Not here: judging (`state/admission/admission.py`), entries (`replica/proposer.py`).
+Not here: admission (`state/admission/admission.py`), entries (`replica/proposer.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Calls about producers: fencing them, and what became of their batches.
+"""Calls about producers: fencing them, and the outcome of their batches.
 
-How it works. What changes state becomes a control record and answers when that is applied. What
-reads state and may say "no" or "not yet" is confirmed by a heartbeat round first, so that a master
-that was replaced without knowing it cannot answer from the past.
+How it works. A call that changes state becomes a control record, and is answered once that is
+applied. A call that reads state, and may answer "no" or "not yet", first has a heartbeat round
+confirm the mastership, so that a master that was replaced without knowing it cannot answer from the
+past.
 
 Not here: produce streams (`server/produce.py`), the sequence table (`state/apply/producers.py`).
 """

@@ -123,7 +123,7 @@ class QueueReader:
             queue=wanted.queue, log_start_offset=start, high_watermark=end, sealed=queue.sealed
         )
         if wanted.offset == end:
-            # A sealed queue is at its end for ever: nobody needs to wait to learn it.
+            # A sealed queue never grows: the reader hears of its end at once.
             return Found(result, [], end) if queue.sealed else None
         extents = queue.extents_from(wanted.offset, min(wanted.max_bytes or room, room))
         if not alone and extents[0].length > room:

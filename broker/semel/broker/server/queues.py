@@ -1,8 +1,9 @@
-"""Calls about queues: their offsets, what the controllers change, recomputing what they hold.
+"""Calls about queues: their offsets, changes by the controllers, recomputing their content.
 
-How it works. What changes state becomes a control record and answers when that is applied. What
-reads state and may say "no" or "not yet" is confirmed by a heartbeat round first, so that a master
-that was replaced without knowing it cannot answer from the past.
+How it works. A call that changes state becomes a control record, and is answered once that is
+applied. A call that reads state, and may answer "no" or "not yet", first has a heartbeat round
+confirm the mastership, so that a master that was replaced without knowing it cannot answer from the
+past.
 
 Not here: reading messages (`server/fetch.py`), moves (`server/moves.py`), how queues are recomputed
 (`server/verify.py`).

@@ -1,9 +1,9 @@
 """The gRPC service `Transactions`: steps that clients and other broker groups ask for.
 
 How it works. Each call becomes a step in the log and is answered once that is applied; every call
-may be repeated. None is taken before the feature level of the log allows it.
+may be repeated. No call is taken before the feature level of the log allows it.
 
-Not here: the rules (`state/`), what a master does unasked (`background/transactions.py`).
+Not here: the rules (`state/`), a master's background work (`background/transactions.py`).
 """
 
 from __future__ import annotations

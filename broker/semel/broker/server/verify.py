@@ -118,7 +118,10 @@ def _capture(state: State, key: QueueKey) -> _Wanted:
 
 
 def _inherited(state: State, queue: QueueState) -> dict[int, tuple[int, int]]:
-    """Rows of a sealed parent do not change, they only expire."""
+    """Epoch and last sequence of each row that a child got from its parent.
+
+    The rows of a sealed parent do not change; they only expire.
+    """
     if queue.parent is None:
         return {}
     parent = QueueKey(queue.key.topic_id, QueueId(queue.parent))
@@ -127,7 +130,8 @@ def _inherited(state: State, queue: QueueState) -> dict[int, tuple[int, int]]:
 
 
 def _base(log: Log, index: int) -> State | None:
-    """The state to fold from: none when the whole log is there, else the newest checkpoint's."""
+    """The state at which recomputing begins: None if the whole log is there, else the newest
+    checkpoint's."""
     if log.first_index == 1:
         return None
     checkpoint = log.checkpoint
@@ -197,8 +201,11 @@ def _verify(
 
 
 def _cut(log: Log, one: _Wanted, end: int, index: int) -> _Wanted:
-    """The queue as it ended then. An extent's own entry does not tell when it got its offsets: a
-    transaction publishes what was stored before, and what was delayed is released."""
+    """The queue as it was at entry `index`, when it ended at `end`.
+
+    The entry of an extent does not tell when the extent got its offsets: a transaction publishes
+    batches that were stored before, and delayed batches are released later.
+    """
     end = max(end, one.log_start_offset)
     extents = tuple(extent for extent in one.extents if extent.base_offset < end)
     delayed = [extent for extent in one.delayed if extent.entry <= index]
@@ -211,7 +218,7 @@ def _cut(log: Log, one: _Wanted, end: int, index: int) -> _Wanted:
 
 
 def _due_us(log: Log, extent: Extent) -> int:
-    """When a batch was due that was released since; 0 for any other, or an unreadable one."""
+    """When a delayed batch was due; 0 for a batch that was not delayed, or is unreadable."""
     try:
         stored = log.read_record(extent.index, extent.position, extent.length)
         batch = decode_header(bytes(stored), BROKER_HEADER_BYTES)
