@@ -44,7 +44,8 @@ from semel.protos.v1.controller_pb2 import ControllerStatus
 log = logging.getLogger(__name__)
 
 RECONCILE_S: Final = 5.0
-"""Pause between two searches for unfinished topics without a driver; there should be none."""
+"""Pause between two searches for unfinished topics and moves without a driver; there should be
+none."""
 PREFER_S: Final = 1.0
 """Pause between two searches for masters that could be in the preferred rack."""
 CONTROLLERS_S: Final = 1.0

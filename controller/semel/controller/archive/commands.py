@@ -5,7 +5,7 @@ directory that it uses, and ZooKeeper knows which controllers are there. The exi
 an error, which is one line on stderr; 2 for wrong usage. With `--json` the outcome is the only line
 on stdout.
 
-Not here: the file (`archive.py`), what is moved and how (`transfer.py`).
+Not here: the file (`archive.py`), reading and filling stores (`transfer.py`).
 """
 
 from __future__ import annotations

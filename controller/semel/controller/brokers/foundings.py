@@ -2,10 +2,10 @@
 
 How it works. A node with an empty directory asks (`on_request`). A group that is unknown gets a
 *grant*: a random name for its founding, for which its founding members promise each other to take
-part (`broker/founding.py`). When all have promised, the first of them reports that, and the record
-is *founded*. From then on each node that asks is told so, and the members feed it; it does not
-begin anew. Only an operator ends a founding (`anew`); the nodes of the old founding are refused
-from then on.
+part (`broker/membership/founding.py`). When all have promised, the first of them reports that, and
+the record is *founded*. From then on each node that asks gets that answer and begins nothing anew;
+the members feed it. Only an operator ends a founding (`anew`); the nodes of the old founding are
+refused from then on.
 
 A store can be lost, so the record alone does not keep a group from being founded twice: all
 founding members must be empty as well. A store that was lost learns the foundings again from the
@@ -18,7 +18,8 @@ Invariants
 1. A record that is founded changes by `anew` only.
 2. Every answer is stored before it is given.
 
-Not here: the rule by which nodes act (`broker/founding.py`), their reports (`registry.py`).
+Not here: the rule by which nodes act (`broker/membership/founding.py`), their reports
+(`registry.py`).
 """
 
 from __future__ import annotations

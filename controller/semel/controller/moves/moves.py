@@ -346,7 +346,7 @@ class MoveService:
         except (Closed, StoreFailed):
             return  # the controller ends
         except Exception:
-            log.exception("a bug ends the work on a move until a controller starts queue=%s", key)
+            log.exception("a bug interrupts a move, which is tried again queue=%s", key)
         finally:
             del self._drivers[key]
 

@@ -195,6 +195,6 @@ def _path(key: Key) -> str:
 
 
 def _touch(topic: TopicRecord, queue_id: int, group_id: int) -> None:
-    """Notes that the group may know of the queue, so that it is told when the topic is deleted."""
+    """Notes that the group may know of the queue: the topic's deletion must reach it, too."""
     if not any((each.queue_id, each.group_id) == (queue_id, group_id) for each in topic.touched):
         topic.touched.add(queue_id=queue_id, group_id=group_id)

@@ -391,9 +391,7 @@ class TopicService:
             return  # the controller ends
         except Exception:
             log.exception(
-                "a bug ends the work on a topic until it is changed again, or another controller"
-                " is active topic_id=%d",
-                topic_id,
+                "a bug interrupts the work on a topic, which is tried again topic_id=%d", topic_id
             )
         finally:
             del self._drivers[topic_id]

@@ -1,8 +1,8 @@
 """Opens the directories of a whole group of controllers in one process, to move their metadata.
 
 How it works. The members run as always, with their consensus and their checks, but they connect to
-each other on loopback ports of this process. So what is read, and what is written, was agreed on by
-a majority. A majority of the directories is enough for reading.
+each other on loopback ports of this process. So a majority has agreed on everything that is read or
+written. A majority of the directories is enough for reading.
 
 Not here: what is moved (`semel.controller.archive.transfer`).
 """

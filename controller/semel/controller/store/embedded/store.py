@@ -7,7 +7,8 @@ applied to a copy that the event loop owns, so reads and watches never touch the
 * *Writing.* A transaction is a command with this controller's number, its incarnation and a
   sequence. It is sent to the master, and sent again whenever the master changes, until its result
   comes back through the log. It is applied at most once (`machine.py`), so sending it again is
-  safe: a reported conflict is a real conflict, and a silence is Unavailable.
+  safe: a reported conflict is a real conflict. Without a result in time the call raises
+  Unavailable, and the transaction may still be applied.
 * *Reading.* `get`, `scan` and `revision` first put a barrier into the log and wait until it is
   applied here. A majority has then confirmed it after the call began, so the read is not older than
   any transaction that had returned anywhere before the call. That holds on a slave, and on a master
