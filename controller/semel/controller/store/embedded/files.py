@@ -5,8 +5,10 @@ simulated disk that forgets unsynced data, tears writes and fails. Names are fil
 directory. Nothing here retries: a failed write or sync raises OSError, and the store then ends.
 
 Invariants
-1. Data that was created or appended is durable after `sync` of that name, and not before.
-2. A name that was created or renamed is durable after `sync_directory`, and not before.
+1. Data that was created or appended is durable after `sync` of that name, and not before. Data that
+   was read may be in the page cache only, where `sync` does not always find it.
+2. A name that was created or renamed is durable after `sync_directory`, and not before; a name that
+   was found at start is durable.
 3. One process at a time has the directory open.
 
 Not here: formats (`journal.py`, `hard_state.py`, `dump.py`, `identity.py`).
@@ -96,13 +98,12 @@ class OsFiles:
         self._open: dict[str, int] = {}
         self._lock = -1
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            _make_directory(directory)
             self._lock = os.open(directory / LOCK_NAME, _FLAGS | os.O_CREAT, 0o644)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
-            for path in (directory, directory.parent):
-                _sync_directory(path)
+            _sync_directory(directory)
         except BlockingIOError:
             owner = os.pread(self._lock, 32, 0).decode("ascii", "replace").strip()
             self.close()
@@ -174,6 +175,23 @@ class OsFiles:
         descriptor = self._open.pop(name, -1)
         if descriptor >= 0:
             os.close(descriptor)
+
+
+def _make_directory(path: Path) -> None:
+    """Creates the directory and its parents where they are missing, and makes their names durable,
+    including those that a killed process left unsynced."""
+    missing = [one for one in (path, *path.parents) if not one.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    changed = {path, *(one.parent for one in missing)}
+    for directory in (path, *path.parents):
+        try:
+            _sync_directory(directory)
+        except PermissionError:
+            if directory in changed:
+                raise
+            break  # this process did not create a directory that its user may not read
+        if directory.is_mount():
+            break
 
 
 def _sync_directory(path: Path) -> None:

@@ -14,6 +14,11 @@ Format. `journal.a` and `journal.b` are byte for byte equal. Little-endian:
             length 2^32 - 1 without a command deletes all entries from `index` on
 Frame 0 of a generation holds all entries with which the generation began.
 
+Start. What is read comes out of the page cache, and a process that was killed, or whose sync has
+failed, may have left a frame there that the disk has not; a sync would then find nothing to write
+(docs/decisions/restarts.md). Only frame 0 is proven, by the files' names, which they get after
+their sync. So if more is found, all entries are rewritten as the next generation before any counts.
+
 Crash cases and damage. Only the last frame can be unsynced, so only the last frame can be torn.
     * A frame is good in one file: it counts, and the files are rewritten.
     * The last frame is good in neither: it was torn before its sync, and nobody was told of it.
@@ -24,7 +29,8 @@ Crash cases and damage. Only the last frame can be unsynced, so only the last fr
       nothing was appended to the newer one before both of its files were in place.
 
 Invariants
-1. Whatever `sync` has returned for is at two places on the disk.
+1. Whatever `sync` has returned for is at two places on the disk, and so is everything that was
+   found at start, once the object is made.
 2. Indexes have no gap; terms never fall from entry to entry (checked when read).
 3. Nothing is unpickled: a command's first byte is its kind, and only two kinds are known.
 
@@ -78,7 +84,10 @@ class JournalFiles:
     """Entries in memory and on disk. Blocking; one thread at a time."""
 
     def __init__(self, files: Files) -> None:
-        """Reads the files. Raises DataDirectoryError when they are damaged or newer."""
+        """Reads the files and makes durable what they hold.
+
+        Raises DataDirectoryError when they are damaged or newer, and OSError.
+        """
         self._files = files
         self.entries: list[Entry] = []
         """Rising indexes without a gap; empty only in a new directory."""
@@ -127,10 +136,9 @@ class JournalFiles:
         self._generation += 1
         records = b"".join(map(_record, self.entries))
         data = _header(self._generation) + _frame(0, self._generation, records)
-        for name in FILE_NAMES:
+        for name in FILE_NAMES:  # one after the other: a disk that is almost full has room for it
             self._files.create(name + ".tmp", data)
             self._files.sync(name + ".tmp")
-        for name in FILE_NAMES:
             self._files.rename(name + ".tmp", name)
         self._files.sync_directory()
         self._number = 1
@@ -187,7 +195,8 @@ class JournalFiles:
         self._number = number
         self.bytes = position
         self._rewrite = False
-        if images[0] != images[1] or len(images[0]) != position:
+        proven = number == 1  # by the names of the files
+        if not proven or images[0] != images[1] or len(images[0]) != position:
             self.replace(self.entries)
 
     def _take(self, records: bytes) -> None:

@@ -1,7 +1,10 @@
-"""A directory that forgets what was not synced, tears writes, and ends the process when told.
+"""A directory on a disk behind a page cache, which tears writes and fails, and ends the process.
 
-What `Files` promises and no more: after `crash` each name is the one before or after a rename that
-was not made durable, and of unsynced bytes any beginning is left, possibly with holes.
+What `Files` promises and no more. A process that was killed (`kill`) leaves everything in the page
+cache, and the next process reads it as if it were on the disk. A sync that fails with EIO leaves it
+there too, and marks it clean: no later sync writes it (fsyncgate). Only when the power fails
+(`crash`, `power_off`) the truth comes out: each name is the one before or after a rename that was
+not made durable, and of bytes that no sync has written any beginning is left, possibly with holes.
 """
 
 from __future__ import annotations
@@ -17,10 +20,18 @@ class Crash(BaseException):
 
 @dataclass
 class Inode:
-    """A file's bytes, and how many of them are safe."""
+    """A file's bytes as processes read them, and which of them the disk has."""
 
     data: bytearray = field(default_factory=bytearray)
-    synced: int = 0
+    clean: int = 0
+    """The next sync writes the bytes from here on."""
+    lost: list[tuple[int, int]] = field(default_factory=list)
+    """Half-open ranges below `clean` that a failed sync has not written."""
+
+    @property
+    def safe(self) -> int:
+        """Number of bytes at the beginning that outlive a power failure."""
+        return min([self.clean, *(start for start, _ in self.lost)])
 
 
 class SimDisk:
@@ -57,10 +68,13 @@ class SimDisk:
 
     def sync(self, name: str) -> None:
         self._step()
-        if self.fail_at is not None and self.operations >= self.fail_at:
-            raise OSError(errno.EIO, "Input/output error")
         inode = self._names[name]
-        inode.synced = len(inode.data)
+        if self.fail_at is not None and self.operations >= self.fail_at:
+            if inode.clean < len(inode.data):
+                inode.lost.append((inode.clean, len(inode.data)))
+                inode.clean = len(inode.data)
+            raise OSError(errno.EIO, "Input/output error")
+        inode.clean = len(inode.data)
         self._step()
 
     def rename(self, source: str, target: str) -> None:
@@ -83,8 +97,17 @@ class SimDisk:
     def close(self) -> None:
         """Nothing is open."""
 
+    def open(self) -> None:
+        """The next process begins, and syncs the names, as `OsFiles` does."""
+        self.restart()
+        self._durable = dict(self._names)
+
+    def kill(self) -> None:
+        """The process ends; the next one finds what it wrote, on the disk or not."""
+        self.restart()
+
     def crash(self, rng: random.Random) -> None:
-        """What the next process finds."""
+        """The power fails: the disk keeps what it must, and of the rest anything."""
         names = sorted(self._names.keys() | self._durable.keys())
         kept: dict[str, Inode] = {}
         for name in names:
@@ -94,32 +117,44 @@ class SimDisk:
         for inode in kept.values():
             _tear(inode, rng)
         self._names = kept
-        self.restart()
+        self._settle()
 
     def power_off(self) -> None:
-        """The disk keeps what is certain, and nothing else."""
+        """The power fails, and the disk keeps what is certain, and nothing else."""
         self._names = dict(self._durable)
         for inode in self._names.values():
-            del inode.data[inode.synced :]
-        self.restart()
+            del inode.data[inode.safe :]
+        self._settle()
 
     def restart(self) -> None:
         """The next process may begin."""
-        self._durable = dict(self._names)
-        for inode in self._names.values():
-            inode.synced = len(inode.data)
         self.crash_at = self.fail_at = None
         self.dead = False
 
     def lose(self) -> None:
         """An empty disk."""
         self._names = {}
-        self.restart()
+        self._settle()
 
     def write(self, name: str, data: bytes) -> None:
         """Puts bytes there, as damage does."""
         self._names[name] = Inode(bytearray(data), len(data))
         self._durable = dict(self._names)
+
+    def is_certain(self, name: str) -> bool:
+        """True when a power failure would change nothing in the file."""
+        inode = self._names.get(name)
+        return inode is self._durable.get(name) and (
+            inode is None or inode.safe == len(inode.data)
+        )
+
+    def _settle(self) -> None:
+        """Makes durable what is there now."""
+        self._durable = dict(self._names)
+        for inode in self._names.values():
+            inode.clean = len(inode.data)
+            inode.lost.clear()
+        self.restart()
 
     def _step(self) -> None:
         self.operations += 1
@@ -130,12 +165,18 @@ class SimDisk:
 
 
 def _tear(inode: Inode, rng: random.Random) -> None:
-    loose = len(inode.data) - inode.synced
+    for start, end in inode.lost:
+        if rng.random() < 0.5:
+            inode.data[start:end] = bytes(end - start)
+    if inode.safe < inode.clean == len(inode.data) and rng.random() < 0.5:
+        del inode.data[inode.safe :]  # the file's length was not written either
+        return
+    loose = len(inode.data) - inode.clean
     if loose <= 0:
         return
     kept = rng.randint(0, loose)
-    del inode.data[inode.synced + kept :]
+    del inode.data[inode.clean + kept :]
     if kept and rng.random() < 0.5:
-        start = inode.synced + rng.randrange(kept)
+        start = inode.clean + rng.randrange(kept)
         end = min(len(inode.data), start + rng.randint(1, 64))
         inode.data[start:end] = bytes(end - start)

@@ -44,9 +44,13 @@ def _nemesis(world: World) -> None:
     match rng.choice(
         (
             "crash",
+            "crash",
+            "kill",
             "crash at",
             "crash at",
             "fail",
+            "fail",
+            "blackout",
             "pause",
             "isolate",
             "one way",
@@ -57,6 +61,12 @@ def _nemesis(world: World) -> None:
     ):
         case "crash":
             world.crash(number)
+        case "kill":
+            world.kill(number)
+        case "blackout":
+            world.counts["blackouts"] += 1
+            for one in world.nodes:
+                world.crash(one)
         case "crash at":
             disk.crash_at = disk.operations + rng.randint(1, 40)
         case "fail":

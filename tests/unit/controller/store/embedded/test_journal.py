@@ -74,6 +74,50 @@ def test_what_was_not_synced_is_not_promised() -> None:
     assert JournalFiles(disk).entries == entries
 
 
+def test_a_frame_that_only_the_page_cache_has_is_rewritten_at_start() -> None:
+    """A kill between write and sync, or a sync that fails: the next process finds the frame."""
+    for fails in (False, True):
+        disk = SimDisk()
+        entries = filled(disk)
+        journal = JournalFiles(disk)
+        journal.add(entry(7, 2))
+        wanted = list(journal.entries)
+        if fails:
+            disk.fail_at = disk.operations
+        else:
+            disk.crash_at = disk.operations + 3  # both copies are written, neither is synced
+        with pytest.raises((Crash, OSError)):
+            journal.sync()
+        disk.kill()
+        assert len(wanted) == len(entries) + 1
+        again = JournalFiles(disk)
+        assert again.entries == wanted
+        again.sync()
+        disk.power_off()
+        assert JournalFiles(disk).entries == wanted
+
+
+def test_a_start_whose_sync_fails_raises_and_the_next_one_rewrites() -> None:
+    disk = SimDisk()
+    entries = filled(disk)
+    disk.fail_at = disk.operations
+    with pytest.raises(OSError, match="error"):
+        JournalFiles(disk)
+    disk.kill()
+    assert JournalFiles(disk).entries == entries
+    disk.power_off()
+    assert JournalFiles(disk).entries == entries
+
+
+def test_a_start_over_nothing_but_proven_names_writes_nothing() -> None:
+    disk = SimDisk()
+    entries = filled(disk)
+    JournalFiles(disk)
+    before = disk.operations
+    assert JournalFiles(disk).entries == entries
+    assert disk.operations == before
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_crash_at_any_operation_loses_nothing_that_was_synced(seed: int) -> None:
     rng = random.Random(seed)

@@ -447,6 +447,36 @@ def test_a_failed_sync_is_never_tried_again() -> None:
         one.member.close()
 
 
+def test_what_is_acknowledged_after_a_restart_is_on_the_disk() -> None:
+    """It is killed between a write and its sync, or the sync fails; the next process finds the
+    entry, the master sends it again, and the power fails."""
+
+    def scenario() -> None:
+        for fails in (False, True):
+            with lone() as one:
+                one.append(1, (1, 0), [1, 1])
+                if fails:
+                    one.disk.fail_at = one.disk.operations
+                else:
+                    one.disk.crash_at = one.disk.operations + 3
+                with pytest.raises((Crash, OSError)):
+                    one.append(1, (3, 1), [1])
+                one.member.close()
+                one.disk.kill()
+                one.disk.open()
+                one.open()
+                one.said("next")
+                one.append(1, (3, 1), [1])
+                assert one.said("next")[-1].next.next_index == 5
+                one.member.close()
+                one.disk.power_off()
+                one.disk.open()
+                one.open()
+                assert one.last_index == 4
+
+    holds_but_not_with(planted.believes_what_it_finds, scenario)
+
+
 def test_a_non_counting_controller_is_not_counted() -> None:
     def scenario() -> None:
         with lone() as one:
@@ -672,6 +702,7 @@ def caught(seed: int) -> bool:
     [
         (planted.keeps_its_vote_in_memory, 0),
         (planted.reads_what_it_has, 0),
+        (planted.believes_what_it_finds, 0),
     ],
 )
 def test_the_simulation_notices(plant: Plant, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:

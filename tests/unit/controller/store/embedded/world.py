@@ -1,7 +1,8 @@
 """Members of a group on one event queue: simulated disks, network and clock; a seed replays a run.
 
 How it works. `World` owns time. Members are ticked by hand, their messages travel as bytes with
-delays, losses, repeats and cuts. Nodes crash at any operation of their disks, are paused, lose
+delays, losses, repeats and cuts. Nodes are killed at any operation of their disks and find their
+page cache again, lose their power and find what the disk had, meet syncs that fail, are paused, lose
 their disks. Clients on every node write and read as `store.py` does; invariants are checked after
 every event, everything else when the world has been healed.
 
@@ -10,6 +11,7 @@ Invariants
 2. Two members that have applied the same index hold the same state.
 3. A write's revision is above, a read's not below, everything that had returned before it began.
 4. What was acknowledged is there at the end, once; what conflicts was not written by its asker.
+5. When a message leaves, a power failure would take nothing of its sender's journal, term and vote.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ import pysyncobj.syncobj as library
 
 from semel.controller.store import Transaction
 from semel.controller.store.embedded import node as node_module
+from semel.controller.store.embedded.hard_state import FILE_NAME as HARD_STATE
 from semel.controller.store.embedded.identity import Identity
+from semel.controller.store.embedded.journal import FILE_NAMES
 from semel.controller.store.embedded.machine import (
     Applied,
     Result,
@@ -151,6 +155,7 @@ class World:
         node.aside.clear()
         node.counter = (None, 0)
         identity = Identity(cluster_id="c", controller_id=number, members=tuple(self.nodes))
+        node.disk.open()
         try:
             node.member = Member(
                 node.disk,
@@ -158,13 +163,21 @@ class World:
                 send=lambda receiver, message: self._send(number, receiver, message),
                 run_aside=node.aside.append,
             )
-        except (Crash, OSError):
-            self._die(number)
+        except Crash:
+            self._die(number, power=self.rng.random() < 0.5)
 
     def crash(self, number: int) -> None:
-        """Ends a node's process; its disk keeps what it must, and anything else."""
+        """Its power fails, also when its process has ended: its disk keeps what it must, and
+        anything else."""
         if self.nodes[number].member is not None:
-            self._die(number)
+            self._die(number, power=True)
+        else:
+            self.nodes[number].disk.crash(self.rng)
+
+    def kill(self, number: int) -> None:
+        """Ends a node's process; the machine keeps its page cache."""
+        if self.nodes[number].member is not None:
+            self._die(number, power=False)
 
     def pause(self, number: int, duration_s: float) -> None:
         """The process stands still, as by SIGSTOP."""
@@ -211,17 +224,20 @@ class World:
             if node.member is not None and node.member.membership == CONTROLLER_MEMBERSHIP_VOTER
         ]
 
-    def _die(self, number: int) -> None:
+    def _die(self, number: int, *, power: bool) -> None:
         node = self.nodes[number]
         if node.member is not None:
             node.member.close()
         node.member = None
-        node.disk.crash(self.rng)
+        if power:
+            node.disk.crash(self.rng)
+        else:
+            node.disk.kill()
         for call in node.calls.values():
             if call.key == "/n":
                 self.increments["unknown"] += 1
         node.calls.clear()
-        self.counts["crashes"] += 1
+        self.counts["crashes" if power else "kills"] += 1
         if self.hostile:
             self.at(self.rng.uniform(0.05, 3.0), lambda: self._boot_if_dead(number))
 
@@ -236,9 +252,12 @@ class World:
             return None
         try:
             return action(member)
-        except (Crash, OSError):
-            self._die(number)
-            return None
+        except Crash:
+            self._die(number, power=self.rng.random() < 0.5)
+        except OSError:
+            self.counts["failed syncs"] += 1
+            self._die(number, power=False)
+        return None
 
     # --- nodes ----------------------------------------------------------------------------------
 
@@ -333,6 +352,9 @@ class World:
                 self._guarded(pair[0], methodcaller("connected", peer))
 
     def _send(self, sender: int, receiver: int, message: GroupMessage) -> None:
+        for name in (*FILE_NAMES, HARD_STATE):
+            if not self.nodes[sender].disk.is_certain(name):
+                raise Violation(f"{sender} sends a message, and its disk may forget {name}")
         kind = message.WhichOneof("kind")
         if kind in ("grant", "vote"):
             vote = receiver if kind == "grant" else sender
