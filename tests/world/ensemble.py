@@ -7,8 +7,8 @@ replaced only when it asks, so one that is stopped, cut off or slow may take its
 for a while; `lease_s` says how long it trusts the store's last answer. Its requests may arrive when
 others have long been active.
 
-As with the real stores, a controller that cannot tell whether its transaction was done gives up the
-mastership before it says so: the next active controller reads everything again.
+A controller that cannot tell whether its transaction was done hears so and nothing else; it is
+master as before. It has to end its epoch by itself and read everything again.
 
 Invariants checked here
 1. Controller epochs are counted up one by one; each is begun by one process.
@@ -79,9 +79,6 @@ class Ensemble:
         first, (master, _) = next(iter(self._sessions.items()))
         return Mastership(master=master, mine=first is session)
 
-    def leave(self, session: object) -> None:
-        self._sessions.pop(session, None)
-
     def controllers(self) -> dict[ControllerAddress, bool]:
         now = self.world.now
         alive = {me for me, ends_s in self._sessions.values() if ends_s >= now}
@@ -132,7 +129,7 @@ class GroupStore:
         self._me: ControllerAddress | None = None
         self._beating: asyncio.Task[None] | None = None
 
-    async def _ask(self, work: Callable[[], Any]) -> Any:
+    async def _ask(self, work: Callable[[], Any], *, answered: bool = True) -> Any:
         """Returns or raises what `work` does at the store.
 
         Raises Unavailable when no answer comes: the work may be done then, or still to come.
@@ -161,7 +158,8 @@ class GroupStore:
             def arrive() -> None:
                 loop.call_soon(settle, result, error, context=context)
 
-            self._back.send(arrive)
+            if answered:
+                self._back.send(arrive)
 
         self._out.send(at_store)
         try:
@@ -189,6 +187,10 @@ class GroupStore:
         host = self._host
         host.crash_in = None if host.crash_in is None else host.crash_in - 1
         dies = host.crash_in is not None and host.crash_in < 0
+        answered = not (dies and host.answer_lost)
+        if not answered:
+            self._world.fault("answer of the store lost")
+            dies, host.crash_in = False, None
         if dies and not host.crash_after:
             host.die("controller crash before a write")
 
@@ -200,19 +202,12 @@ class GroupStore:
             return revision
 
         try:
-            return int(await self._ask(work))
+            return int(await self._ask(work, answered=answered))
         except VersionConflict:
             raise
         except Unavailable:
-            self._renounce()
+            self._world.count("outcome unknown")
             raise
-
-    def _renounce(self) -> None:
-        """Leaves the mastership to another controller; its new session is behind all others."""
-        self._world.count("mastership laid down")
-        session, self._session = self._session, object()
-        self._say(Mastership(master=None, mine=False))
-        self._out.send(lambda: self._ensemble.leave(session))
 
     async def watch(self, prefix: str) -> AsyncGenerator[Change]:
         raise AssertionError("no controller watches its store")

@@ -330,10 +330,13 @@ class Nemesis:
         self.world.network.set_cuts(self.world.network.cut | links)
 
     def _controller_crash_in_a_write(self) -> None:
-        """The controller dies just before or just after one of its next writes to the store."""
+        """The controller dies just before or just after one of its next writes to the store, or
+        never hears what became of the write."""
         controller = self.controller()
         controller.crash_in = self.random.randrange(0, 4)
-        controller.crash_after = self.random.random() < 0.5
+        how = self.random.random()
+        controller.crash_after = how < 0.5
+        controller.answer_lost = self.run.ensemble is not None and how >= 0.7
 
     def _brief_topic(self) -> None:
         self.make_brief_topic()

@@ -360,6 +360,8 @@ class ControllerHost:
         """Writes to the store until the process dies in one."""
         self.crash_after = False
         """True: it dies behind the write, before anybody hears of it; false: before the write."""
+        self.answer_lost = False
+        """True: it lives, and never hears that the write is durable."""
         world.crashes[self.name] = self._on_crash
 
     def start(self) -> None:

@@ -48,7 +48,7 @@ from semel.broker.state.apply.rows import ENTRY, Row
 from semel.client.admin import calls as client_admin
 from semel.client.core import sequences as sequences_module
 from semel.client.reading.shared_memory import Region, Slot
-from semel.controller.epoch import ControllerEpoch
+from semel.controller.epoch import UNKNOWN, ControllerEpoch
 from semel.controller.store import Transaction
 from semel.protos.errors import SemelError
 from semel.protos.v1 import broker_pb2, control_pb2
@@ -436,6 +436,17 @@ def writes_without_its_epoch() -> Any:
         return int(await self.store.transact(transaction))
 
     return patch.object(ControllerEpoch, "transact", transact)
+
+
+def trusts_its_tables_after_an_unknown_outcome() -> Any:
+    """An active controller goes on with versions that the store may not have any more."""
+    original = ControllerEpoch._lose
+
+    def lose(self: Any, reason: str) -> None:
+        if reason != UNKNOWN:
+            original(self, reason)
+
+    return patch.object(ControllerEpoch, "_lose", lose)
 
 
 def obeys_replaced_controllers() -> Any:

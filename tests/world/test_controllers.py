@@ -10,14 +10,15 @@ from tests.world import planted
 from tests.world.planted import Plant
 from tests.world.soak import first_failure, run_seeds
 
-SEEDS = (0, 8, 12, 13, 17, 22)
+SEEDS = (0, 8, 12, 13, 17, 22, 24)
 """Chosen so that the rarest things happen in a few worlds."""
 RARE = {
     "controller crash": 2,
     "controller cut off from the store": 1,
     "controller stop": 1,
+    "answer of the store lost": 1,
     "controller unheard": 2,
-    "mastership laid down": 1,
+    "outcome unknown": 1,
     "epoch begun": 2 * len(SEEDS),
     "epoch taken from a living controller": 1,
     "operator: made and deleted a topic": 2 * len(SEEDS),
@@ -43,3 +44,9 @@ def test_controllers_replace_each_other_under_faults() -> None:
 )
 def test_a_planted_bug_of_controllers_is_found(plant: Plant, said: str) -> None:
     assert said in first_failure(range(80), plant, more=("controllers",))
+
+
+@pytest.mark.timeout(300)
+def test_tables_that_are_trusted_after_an_unknown_outcome_are_found() -> None:
+    plant = planted.trusts_its_tables_after_an_unknown_outcome
+    assert "not at rest" in first_failure(range(50, 90), plant, more=("controllers", "moves"))

@@ -6,11 +6,18 @@ it wrote. So a controller that was replaced without noticing (paused, cut off) c
 any more: its next write fails and ends its epoch. The counter is the number of the epoch, and also
 the upper half of the route version.
 
+What the active controller has in memory is what its transactions have stored. When the outcome of
+one is unknown, the two may differ, and every later decision would be made from the wrong version:
+it would conflict for ever. So that ends the epoch, too. The next one, of this controller or of
+another, reads everything again; the transaction in question can no longer be applied by then (1).
+
 Invariants
 1. No transaction of one epoch is applied after the transaction that begins the next one.
 2. The cluster id never changes once it is stored.
 3. No controller begins an epoch over metadata whose feature level it does not know. That level
    never falls.
+4. An epoch is over before its caller hears that the outcome of a transaction is unknown. (A caller
+   that is cancelled does not hear; who keeps a result in memory runs `unbroken`.)
 
 Not here: electing a master among several controllers (`store/`), what the active controller runs
 (`active/`).
@@ -25,7 +32,13 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, Final, TypeVar
 
 from semel.controller import records
-from semel.controller.store import MetadataStore, Transaction, VersionConflict, Versioned
+from semel.controller.store import (
+    NOTHING_CHANGED,
+    MetadataStore,
+    Transaction,
+    VersionConflict,
+    Versioned,
+)
 from semel.protos.errors import DataDirectoryError, Unavailable, UnsupportedVersion
 from semel.protos.levels import LEVEL_MAX, program_version
 from semel.protos.v1.metadata_pb2 import ClusterRecord, LevelRecord
@@ -35,6 +48,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 TAKEN_OVER: Final = "another controller has taken over; ask that one"
+UNKNOWN: Final = (
+    "it is unknown whether the controller's last change was stored, so it reads everything again; "
+    "ask again"
+)
 
 
 class ControllerEpoch:
@@ -53,6 +70,7 @@ class ControllerEpoch:
         self.number = record.controller_epoch
         self._version = version
         self._over = asyncio.Event()
+        self._reason = TAKEN_OVER
 
     @classmethod
     async def begin(
@@ -118,10 +136,12 @@ class ControllerEpoch:
     ) -> int:
         """`MetadataStore.transact` with the additional check that this epoch is the newest.
 
-        Raises VersionConflict when another check failed, and Unavailable when the epoch is over.
+        Raises VersionConflict when another check failed, DiskFull and Throttled (nothing was
+        changed), and Unavailable when the epoch is over: it was before, another controller has
+        taken over, or the outcome is unknown.
         """
         if self._over.is_set():
-            raise Unavailable(TAKEN_OVER)
+            raise Unavailable(self._reason)
         transaction = Transaction(
             checks={**(checks or {}), records.CLUSTER: self._version},
             puts=puts or {},
@@ -132,8 +152,14 @@ class ControllerEpoch:
         except VersionConflict:
             entry = await self.store.get(records.CLUSTER)
             if entry is None or entry.version != self._version:
-                self._over.set()
+                self._lose(TAKEN_OVER)
                 raise Unavailable(TAKEN_OVER) from None
+            raise
+        except NOTHING_CHANGED:
+            raise
+        except Exception as error:
+            log.warning("outcome of a change is unknown epoch=%d reason=%s", self.number, error)
+            self._lose(UNKNOWN)
             raise
 
     async def raise_level(self, level: int) -> None:
@@ -157,9 +183,15 @@ class ControllerEpoch:
         self._over.set()
 
     async def wait_over(self) -> Unavailable:
-        """Returns once a write has shown that another controller has taken over, or after `end`."""
+        """Returns once a write has shown that another controller has taken over, once the outcome
+        of a write is unknown, or after `end`."""
         await self._over.wait()
-        return Unavailable(TAKEN_OVER)
+        return Unavailable(self._reason)
+
+    def _lose(self, reason: str) -> None:
+        if not self._over.is_set():
+            self._reason = reason
+            self._over.set()
 
 
 def check_metadata_level(level: int, level_max: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -21,7 +22,11 @@ from semel.controller.store import (
 )
 from semel.protos.errors import (
     DataDirectoryError,
+    DiskFull,
     InvalidRequest,
+    MessageTooLarge,
+    SemelError,
+    Throttled,
     Unavailable,
     UnknownTopic,
     UnsupportedVersion,
@@ -56,6 +61,36 @@ async def test_a_replaced_controller_cannot_write_and_is_told() -> None:
     await new.transact(puts={"/a": b"new"})
     with pytest.raises(VersionConflict):
         await new.transact(checks={"/a": None}, puts={"/a": b"newer"})
+
+
+async def test_an_unknown_outcome_ends_the_epoch_and_a_known_one_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = MemoryStore()
+    epoch = await ControllerEpoch.begin(store, now_us=1)
+    known: tuple[SemelError, ...] = (
+        DiskFull("no room"),
+        Throttled("too many", retry_after_ms=1),
+        MessageTooLarge("2 MB"),
+    )
+    for refusal in known:
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "transact", AsyncMock(side_effect=refusal))
+            with pytest.raises(type(refusal)):
+                await epoch.transact(puts={"/a": b"refused"})
+        assert not epoch.over
+    with pytest.raises(VersionConflict):
+        await epoch.transact(checks={"/a": 7}, puts={"/a": b"refused"})
+    assert not epoch.over
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "transact", AsyncMock(side_effect=Unavailable("no majority")))
+        with pytest.raises(Unavailable, match="no majority"):
+            await epoch.transact(puts={"/a": b"perhaps"})
+    assert epoch.over
+    assert "unknown" in (await epoch.wait_over()).message
+    with pytest.raises(Unavailable, match="unknown"):
+        await epoch.transact(puts={"/a": b"later"})
+    assert await store.get("/a") is None
 
 
 async def test_epochs_begun_at_once_get_different_numbers() -> None:
@@ -99,11 +134,11 @@ async def test_a_level_that_is_not_stored_is_not_raised(monkeypatch: pytest.Monk
     epoch = await ControllerEpoch.begin(store, now_us=2)
 
     async def refuse(transaction: Transaction) -> int:
-        raise Unavailable("no majority")
+        raise DiskFull("no room")
 
     with monkeypatch.context() as patched:
         patched.setattr(store, "transact", refuse)
-        with pytest.raises(Unavailable):
+        with pytest.raises(DiskFull):
             await epoch.raise_level(5)
     assert epoch.level == 4
     await epoch.raise_level(5)

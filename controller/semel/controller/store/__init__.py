@@ -1,6 +1,7 @@
 """The metadata store: the seam and its implementations."""
 
 from semel.controller.store.base import (
+    NOTHING_CHANGED,
     Change,
     ControllerAddress,
     Mastership,
@@ -14,6 +15,7 @@ from semel.controller.store.memory import MemoryStore
 from semel.controller.store.sqlite import SqliteStore
 
 __all__ = [
+    "NOTHING_CHANGED",
     "Change",
     "ControllerAddress",
     "Mastership",

@@ -10,8 +10,9 @@ Invariants
 1. The revision rises by at least one with every transaction, also across restarts, and never falls.
 2. A key's version is the revision that last wrote it, so a version of a key never repeats, not even
    after a delete.
-3. `transact` returns after the change is durable; a transaction that raises VersionConflict has
-   changed nothing.
+3. `transact` returns after the change is durable; a transaction that raises one of NOTHING_CHANGED
+   has changed nothing and never will. After any other error, and when the call is cancelled, it is
+   unknown whether it took effect, or will.
 4. `watch` misses nothing: it begins with a full copy, and a later `Change` covers every later state
    of every key (one `Change` may combine several).
 5. `mastership` is a hint: two controllers may believe for a moment that they are master. Only
@@ -24,11 +25,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 import grpc.aio
 
-from semel.protos.errors import Unavailable
+from semel.protos.errors import DiskFull, MessageTooLarge, Throttled, Unavailable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +90,10 @@ class StoreFailed(Unavailable):
     """The store can no longer write; it is unknown whether its last transaction is durable."""
 
 
+NOTHING_CHANGED: Final = (VersionConflict, DiskFull, Throttled, MessageTooLarge)
+"""What `transact` raises when it is known that nothing was changed."""
+
+
 class MetadataStore(Protocol):
     """A durable map with compare-and-set. Keys are paths, values opaque bytes."""
 
@@ -107,9 +112,10 @@ class MetadataStore(Protocol):
     async def transact(self, transaction: Transaction) -> int:
         """Applies the whole transaction and returns its revision.
 
-        Raises VersionConflict when a check fails, DiskFull when there is no room (in both cases
-        nothing was changed) and StoreFailed when the store is no longer usable. A cancelled call
-        may still take effect.
+        Raises VersionConflict when a check fails, DiskFull when there is no room, Throttled when
+        too many calls are under way, MessageTooLarge (in these cases nothing was changed);
+        Unavailable when the outcome is unknown, and StoreFailed when the store is no longer usable.
+        A cancelled call may still take effect.
         """
         ...
 
