@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
 
 from semel.controller.store import Transaction, VersionConflict, Versioned
 from semel.controller.store.embedded import EmbeddedStore
+from semel.controller.store.embedded.files import OsFiles
 from semel.protos import compat
 from semel.protos.errors import DataDirectoryError, InvalidRequest, Unavailable
 from tests.contract.metadata_store import CHECKS
@@ -62,6 +65,62 @@ async def test_a_master_that_ends_is_replaced_and_nothing_is_lost(tmp_path: Path
         assert {address.controller_id: up for address, up in heard.items()} == dict.fromkeys(
             group.ids, True
         )
+
+
+async def until_held(store: EmbeddedStore, *, mine: bool) -> None:
+    """Returns once the store has said so."""
+    async with compat.timeout(60), contextlib.aclosing(store.mastership()) as hints:
+        async for mastership in hints:
+            if mastership.mine is mine:
+                return
+
+
+async def test_a_master_whose_disk_hangs_is_told_so_and_another_one_takes_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread is in the disk, and can say nothing any more."""
+    async with StoreGroup(tmp_path) as group:
+        old = await group.master()
+        store = group.stores[old]
+        await store.transact(Transaction(puts={"/a": b"1"}))
+        sync, hanging, free = OsFiles.sync, asyncio.Event(), threading.Event()
+        loop, files = asyncio.get_running_loop(), store._files
+
+        def hang(self: OsFiles, name: str) -> None:
+            if self is files:
+                loop.call_soon_threadsafe(hanging.set)
+                free.wait(120)
+            sync(self, name)
+
+        monkeypatch.setattr(OsFiles, "sync", hang)
+        try:
+            writing = asyncio.ensure_future(store.transact(Transaction(puts={"/b": b"1"})))
+            await hanging.wait()
+            await until_held(store, mine=False)
+            new = await group.master(but=old)
+            await group.stores[new].transact(Transaction(puts={"/a": b"2"}))
+        finally:
+            free.set()
+        await writing  # it was asked again at the new master
+        entry = await store.get("/a")
+        assert entry is not None
+        assert entry.value == b"2"
+        assert await store.get("/b") is not None
+
+
+async def test_a_master_that_resigns_leaves_it_to_another_one_and_keeps_its_vote(
+    tmp_path: Path,
+) -> None:
+    async with StoreGroup(tmp_path) as group:
+        old = await group.master()
+        group.stores[old].resign()
+        await until_held(group.stores[old], mine=False)
+        new = await group.master()
+        assert new != old
+        group.stores[new].resign()
+        third = next(number for number in group.ids if number not in (old, new))
+        await group.stop(third)  # the two that have resigned are the majority
+        await group.stores[old].transact(Transaction(puts={"/a": b"1"}))
 
 
 async def increment(store: EmbeddedStore, times: int) -> None:

@@ -50,6 +50,8 @@ class ControllerStore:
         self.before: Callable[[str], Awaitable[None]] | None = None
         """Awaited before each operation, with its name; may raise."""
         self.transactions = 0
+        self.resigned = 0
+        self.on_resign: Callable[[], None] = lambda: None
 
     @property
     def me(self) -> ControllerAddress:
@@ -93,6 +95,10 @@ class ControllerStore:
             self._news.clear()
             yield self._word
             await self._news.wait()
+
+    def resign(self) -> None:
+        self.resigned += 1
+        self.on_resign()
 
     async def controllers(self) -> dict[ControllerAddress, bool]:
         await self._reach("controllers")

@@ -250,6 +250,9 @@ class GroupStore:
             yield self._word
             await self._news.wait()
 
+    def resign(self) -> None:
+        """A no-op: the store's disk is never full."""
+
     async def controllers(self) -> dict[ControllerAddress, bool]:
         found: dict[ControllerAddress, bool] = await self._ask(self._ensemble.controllers)
         return found

@@ -139,6 +139,15 @@ class MetadataStore(Protocol):
         """Yields the mastership at once and after each change; ends when the store is closed."""
         ...
 
+    def resign(self) -> None:
+        """Gives up the mastership, if this controller has it, so that another one can have it.
+
+        The store yields a mastership that is not `mine` next. Without another controller that can
+        be master, this one becomes master again after a while; a store that has only one controller
+        does nothing.
+        """
+        ...
+
     async def controllers(self) -> dict[ControllerAddress, bool]:
         """All controllers of the group, and whether each was heard from recently.
 

@@ -134,6 +134,9 @@ class MemoryStore:
         yield Mastership(master=self._me, mine=True)
         await self._closing.wait()
 
+    def resign(self) -> None:
+        """A no-op: there is no other controller."""
+
     async def controllers(self) -> dict[ControllerAddress, bool]:
         return {} if self._me is None else {self._me: True}
 

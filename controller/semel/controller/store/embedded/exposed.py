@@ -193,6 +193,14 @@ class ExposedSyncObj(SyncObj, ABC):  # type: ignore[misc]
         self._SyncObj__setState(_RAFT_STATE.FOLLOWER)
         self._SyncObj__raftLeader = None
 
+    def step_down(self, stands_at: float) -> None:
+        """Ends the leadership; it stands again at `stands_at` on `now`'s clock, unless a leader is
+        heard before."""
+        assert self.is_leader
+        self._SyncObj__setState(_RAFT_STATE.FOLLOWER)
+        self._SyncObj__raftLeader = None
+        self._SyncObj__raftElectionDeadline = stands_at
+
     def stand_soon(self) -> None:
         """Ends the election timeout now instead of waiting for a master."""
         self._SyncObj__raftElectionDeadline = 0.0

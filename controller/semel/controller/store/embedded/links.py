@@ -31,6 +31,7 @@ from typing import Any, Final
 
 import grpc.aio
 
+from semel.controller.store.embedded.exposed import now
 from semel.controller.store.embedded.identity import Identity
 from semel.controller.store.embedded.member import Member
 from semel.controller.store.embedded.messages import check
@@ -375,7 +376,8 @@ def _disconnected(peer: Peer) -> Callable[[Member], None]:
 
 
 def _receive(peer: Peer, message: GroupMessage) -> Callable[[Member], None]:
-    return lambda member: member.receive(peer, message)
+    arrived = now()
+    return lambda member: member.receive(peer, message, arrived)
 
 
 def _learn(replies: list[MembershipReply]) -> Callable[[Member], None]:

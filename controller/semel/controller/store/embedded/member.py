@@ -74,6 +74,10 @@ class Happened:
     """The incarnation that this controller puts into its requests."""
     master: int | None
     """The master, as far as this member knows."""
+    led_term: int
+    """The term in which this member is master; 0 when it is not."""
+    lease_end: float
+    """When this member's mastership ends unless it is renewed; `-inf` when it has none."""
 
 
 @dataclass(slots=True)
@@ -178,10 +182,10 @@ class Member:
         if self.node is not None:
             self.node.disconnected(peer)
 
-    def receive(self, peer: Peer, message: GroupMessage) -> None:
-        """Handles a checked message."""
+    def receive(self, peer: Peer, message: GroupMessage, arrived: float | None = None) -> None:
+        """Handles a checked message that arrived at that time, or now."""
         if self.node is not None:
-            self.node.receive(peer, message)
+            self.node.receive(peer, message, now() if arrived is None else arrived)
 
     def submit(self, key: object, command: bytes) -> None:
         """Requests a command again and again, until `resolved` is called with the same key."""
@@ -190,6 +194,11 @@ class Member:
     def resolved(self, key: object) -> None:
         """Drops a request for which nobody waits any more; ignores unknown keys."""
         self._requests.pop(key, None)
+
+    def resign(self) -> None:
+        """Lets another member become master, if this one is."""
+        if self.node is not None:
+            self.node.resign()
 
     def tick(self, wait_s: float) -> Happened:
         """Does the work that is due. After an OSError or a SemelError the process must end."""
@@ -201,11 +210,15 @@ class Member:
             events = [*events, *node.tick(wait_s)]
             self._maybe_rejoin(node)
         state = self._hard_state.state
+        master = None if self.node is None else self.node.master
+        leads = self.node is not None and master == self._me
         return Happened(
             events=events,
             membership=self.membership,
             incarnation=0 if state is None else state.incarnation,
-            master=None if self.node is None else self.node.master,
+            master=master,
+            led_term=self.node.term if self.node is not None and leads else 0,
+            lease_end=self.node.lease_end if self.node is not None and leads else float("-inf"),
         )
 
     def close(self) -> None:

@@ -16,6 +16,9 @@ messages, and passes on only what its code handles soundly:
   off does not depose a working master. A master without a majority steps down by itself
   (pysyncobj's `leaderFallbackTimeout`). A candidate that was cut off with a newer term tells the
   master that it hears, which steps down once.
+* *Lease.* A master knows until when no other one is to be expected: `LEASE_S` after the newest
+  moment at which answers of a majority had arrived. It is the time of arrival that counts, because
+  answers wait here while the disk hangs.
 * *Dumps.* They are assembled and checked in memory, refused when the log already has their last
   entry, and durable before the log begins anew behind them.
 
@@ -61,6 +64,11 @@ log = logging.getLogger(__name__)
 HEARTBEAT_S: Final = 0.1
 ELECTION_MIN_S: Final = 0.5
 ELECTION_MAX_S: Final = 1.0
+LEASE_S: Final = ELECTION_MAX_S
+"""How long a mastership lasts after a majority has answered: a slave that hears nothing stands by
+then. The next one needs an election, and to begin an epoch, before it answers anything."""
+RESIGNED_S: Final = 5.0
+"""How long a master that has resigned leaves the election to the others."""
 QUORUM_LOST_S: Final = 1.5
 """A master steps down when a majority has not answered it for this long."""
 APPEND_BYTES_MAX: Final = 4 << 20
@@ -203,6 +211,9 @@ class ConsensusNode(ExposedSyncObj):
         self._pre_vote_began = float("-inf")
         self._pre_vote_asked = float("-inf")
         self._pre_votes: set[int] = set()
+        self._answered: dict[int, float] = {}
+        """When each voter's newest answer of `_answered_term` to this leader arrived."""
+        self._answered_term = 0
         adapter = FsyncJournal(
             journal, hard_state, applied_index, alone=not others and not non_counting
         )
@@ -261,10 +272,28 @@ class ConsensusNode(ExposedSyncObj):
     def master(self) -> int | None:
         """Number of the master, as far as this member knows; None while none is heard."""
         if self.is_leader:
-            return self._me if self.applied_index >= self.no_op_index else None
+            begun = self.applied_index >= self.no_op_index
+            return self._me if begun and now() < self.lease_end else None
         if self.leader is None or now() - self._heard_master_at > ELECTION_MAX_S:
             return None
         return controller_of(self.leader)
+
+    @property
+    def lease_end(self) -> float:
+        """When this master's lease ends, on the clock of `now`; `inf` when it is alone."""
+        needed = (len(self.voters) + 1) // 2
+        if not needed:
+            return float("inf")
+        if self._answered_term != self.term or len(self._answered) < needed:
+            return float("-inf")
+        return sorted(self._answered.values())[-needed] + LEASE_S
+
+    def resign(self) -> None:
+        """Ends this member's leadership, if there is another voter, and leaves the next election to
+        the others."""
+        if self.is_leader and self.voters:
+            log.info("resigned term=%d", self.term)
+            self.step_down(now() + RESIGNED_S)
 
     @property
     def compacting(self) -> bool:
@@ -323,8 +352,11 @@ class ConsensusNode(ExposedSyncObj):
 
     # --- messages -------------------------------------------------------------------------------
 
-    def receive(self, peer: Peer, message: GroupMessage) -> None:
-        """Handles one checked message. Raises InternalError when the process must halt."""
+    def receive(self, peer: Peer, message: GroupMessage, arrived: float) -> None:
+        """Handles one checked message that arrived at that time (of `now`'s clock).
+
+        Raises InternalError when the process must halt.
+        """
         kind = message.WhichOneof("kind")
         assert kind is not None
         term = message.term
@@ -337,7 +369,7 @@ class ConsensusNode(ExposedSyncObj):
             case "dump":
                 self._on_dump(controller_id, term, message.dump)
             case "next":
-                self._on_next(peer, term, message.next)
+                self._on_next(peer, term, message.next, arrived)
             case "vote":
                 if term < self.term:
                     self._answer(controller_id, newer_term=NewerTerm())
@@ -459,10 +491,15 @@ class ConsensusNode(ExposedSyncObj):
             },
         )
 
-    def _on_next(self, peer: Peer, term: int, answer: NextIndex) -> None:
+    def _on_next(self, peer: Peer, term: int, answer: NextIndex, arrived: float) -> None:
         node = node_of(peer)
         if term != self.term or not self.is_leader or node not in self.followers:
             return
+        if self._answered_term != term:
+            self._answered_term = term
+            self._answered.clear()
+        if not peer[1]:
+            self._answered[peer[0]] = arrived
         if not 2 <= answer.next_index <= self._journal.last.index + 1:
             log.warning("peer=%s wants index=%d, beyond the log", node.id, answer.next_index)
             return

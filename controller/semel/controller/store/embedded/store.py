@@ -14,6 +14,8 @@ applied to a copy that the event loop owns, so reads and watches never touch the
   any transaction that had returned anywhere before the call. That holds on a slave, and on a master
   that does not know yet that it was replaced. Reads that arrive while a barrier is under way share
   the next one.
+* *Mastership* is told from the event loop, with a lease that ends there (`hints.py`): a thread that
+  hangs with its disk cannot keep it.
 * *Watching* shows what this controller has applied, in order and without a gap: never less than it
   has itself read or written, and on a slave possibly a moment behind.
 
@@ -50,6 +52,7 @@ from semel.controller.store.base import (
     Versioned,
 )
 from semel.controller.store.embedded.files import Files, OsFiles
+from semel.controller.store.embedded.hints import Hints
 from semel.controller.store.embedded.identity import Identity
 from semel.controller.store.embedded.links import Links
 from semel.controller.store.embedded.machine import (
@@ -107,8 +110,7 @@ class EmbeddedStore(MemoryStore):
         self._barriers: dict[bytes, asyncio.Future[None]] = {}
         self._next_read: asyncio.Future[None] | None = None
         self._reading = asyncio.Lock()
-        self._master: int | None = None
-        self._master_changed = asyncio.Event()
+        self._hints = Hints(identity.controller_id, self._address)
 
     @classmethod
     async def open(
@@ -207,15 +209,14 @@ class EmbeddedStore(MemoryStore):
         self._running.add_done_callback(self._on_links_ended)
 
     async def mastership(self) -> AsyncGenerator[Mastership]:
-        last: Mastership | None = None
-        while not self._closed:
-            changed = self._master_changed
-            present = self._mastership()
-            if present != last:
-                last = present
-                yield present
-                continue
-            await changed.wait()
+        async with contextlib.aclosing(self._hints.follow()) as hints:
+            async for hint in hints:
+                yield hint
+
+    def resign(self) -> None:
+        if len(self._identity.members) > 1:
+            self._hints.resign()
+            self._post_to_member(lambda member: member.resign())
 
     async def controllers(self) -> dict[ControllerAddress, bool]:
         assert self._links is not None
@@ -232,7 +233,7 @@ class EmbeddedStore(MemoryStore):
         self._closing.set()
         self._give_up(Closed("the metadata store is closed"))
         self._wake()
-        self._wake_masters()
+        self._hints.close()
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
@@ -314,10 +315,7 @@ class EmbeddedStore(MemoryStore):
         self._links.on_membership(happened.membership)
         if happened.membership == CONTROLLER_MEMBERSHIP_VOTER:
             self._voter.set()
-        if happened.master != self._master:
-            log.info("store's master is controller=%s", happened.master)
-            self._master = happened.master
-            self._wake_masters()
+        self._hints.on_tick(happened)
 
     def _on_state(self, state: State) -> None:
         self._table.revision = state.revision
@@ -350,6 +348,7 @@ class EmbeddedStore(MemoryStore):
             f"the metadata at {where} cannot be kept any more: {error}. The controller must end"
         )
         self._fail(failure)
+        self._hints.resign()
         self._give_up(failure)
 
     def _on_links_ended(self, running: asyncio.Future[None]) -> None:
@@ -410,21 +409,11 @@ class EmbeddedStore(MemoryStore):
                 answer.set_exception(error)
         self._voter.set()  # wakes the waiters, which then check whether the store is open
 
-    def _mastership(self) -> Mastership:
-        if self._master is None:
-            return Mastership(master=None, mine=False)
-        mine = self._master == self._identity.controller_id
-        return Mastership(master=self._address(self._master), mine=mine)
-
     def _address(self, controller_id: int) -> ControllerAddress:
         if controller_id == self._identity.controller_id:
             assert self._me is not None
             return self._me
         return ControllerAddress(controller_id=controller_id, address=self._peers[controller_id])
-
-    def _wake_masters(self) -> None:
-        self._master_changed.set()
-        self._master_changed = asyncio.Event()
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[T], None], value: T) -> None:

@@ -1,7 +1,8 @@
 """The thread on which one member runs.
 
 How it works. The thread ticks the member, and between two ticks runs the posted actions; it passes
-events to the event loop in one call per tick. pysyncobj's own thread swallows every exception, even
+events to the event loop in one call per tick, and a master's lease each time it was renewed for a
+while longer. pysyncobj's own thread swallows every exception, even
 a failed sync; here any exception ends the thread and is reported to the store.
 
 Not here: what a tick does (`member.py`).
@@ -22,6 +23,8 @@ log = logging.getLogger(__name__)
 TICK_S: Final = 0.02
 POSTED_MAX: Final = 20_000
 """Messages beyond that number are dropped, as on a network."""
+RENEW_S: Final = 0.1
+"""A lease that ends later by at least this much is reported."""
 STOP_S: Final = 5.0
 
 
@@ -101,8 +104,9 @@ class Ticker:
 
 
 def _differ(one: Happened, other: Happened) -> bool:
-    return (one.membership, one.incarnation, one.master) != (
+    return (one.membership, one.incarnation, one.master, one.led_term) != (
         other.membership,
         other.incarnation,
         other.master,
-    )
+        other.led_term,
+    ) or one.lease_end >= other.lease_end + RENEW_S

@@ -202,6 +202,10 @@ class ZooKeeperStore:
         finally:
             election.unsubscribe(queue)
 
+    def resign(self) -> None:
+        if self._election is not None:
+            self._election.renounce()
+
     async def controllers(self) -> dict[ControllerAddress, bool]:
         return await self._in_time(self._controllers, "asking who is there")
 

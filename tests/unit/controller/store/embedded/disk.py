@@ -144,9 +144,7 @@ class SimDisk:
     def is_certain(self, name: str) -> bool:
         """True when a power failure would change nothing in the file."""
         inode = self._names.get(name)
-        return inode is self._durable.get(name) and (
-            inode is None or inode.safe == len(inode.data)
-        )
+        return inode is self._durable.get(name) and (inode is None or inode.safe == len(inode.data))
 
     def _settle(self) -> None:
         """Makes durable what is there now."""

@@ -102,8 +102,10 @@ def counts_acknowledgements_of_any_term(patch: pytest.MonkeyPatch) -> None:
     """pysyncobj: `next_node_idx` carries no term."""
     on_next = ConsensusNode._on_next
 
-    def any_term(self: ConsensusNode, peer: Peer, term: int, answer: NextIndex) -> None:
-        on_next(self, peer, self.term, answer)
+    def any_term(
+        self: ConsensusNode, peer: Peer, term: int, answer: NextIndex, arrived: float
+    ) -> None:
+        on_next(self, peer, self.term, answer, arrived)
 
     patch.setattr(ConsensusNode, "_on_next", any_term)
 
@@ -150,7 +152,7 @@ def counts_non_counting_members(patch: pytest.MonkeyPatch) -> None:
         ConsensusNode, "disconnected", lambda self, peer: disconnected(self, (peer[0], False))
     )
     patch.setattr(
-        ConsensusNode, "receive", lambda self, peer, m: receive(self, (peer[0], False), m)
+        ConsensusNode, "receive", lambda self, peer, m, at: receive(self, (peer[0], False), m, at)
     )
 
 

@@ -51,6 +51,7 @@ def _nemesis(world: World) -> None:
             "fail",
             "fail",
             "blackout",
+            "resign",
             "pause",
             "isolate",
             "one way",
@@ -67,6 +68,8 @@ def _nemesis(world: World) -> None:
             world.counts["blackouts"] += 1
             for one in world.nodes:
                 world.crash(one)
+        case "resign":
+            world.resign(number)
         case "crash at":
             disk.crash_at = disk.operations + rng.randint(1, 40)
         case "fail":

@@ -109,7 +109,7 @@ class Listening:
     def disconnected(self, peer: tuple[int, bool]) -> None:
         self._heard[f"disconnected_{peer[0]}"] += 1
 
-    def receive(self, peer: tuple[int, bool], message: GroupMessage) -> None:
+    def receive(self, peer: tuple[int, bool], message: GroupMessage, arrived: float) -> None:
         self._heard[f"from_{peer[0]}"] += 1
 
 

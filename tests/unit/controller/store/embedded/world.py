@@ -2,9 +2,9 @@
 
 How it works. `World` owns time. Members are ticked by hand, their messages travel as bytes with
 delays, losses, repeats and cuts. Nodes are killed at any operation of their disks and find their
-page cache again, lose their power and find what the disk had, meet syncs that fail, are paused, lose
-their disks. Clients on every node write and read as `store.py` does; invariants are checked after
-every event, everything else when the world has been healed.
+page cache again, lose their power and find what the disk had, meet syncs that fail, are paused,
+resign, lose their disks. Clients on every node write and read as `store.py` does; invariants are
+checked after every event, everything else when the world has been healed.
 
 Invariants
 1. At most one master a term; one vote of a controller a term, over all its lives.
@@ -178,6 +178,11 @@ class World:
         """Ends a node's process; the machine keeps its page cache."""
         if self.nodes[number].member is not None:
             self._die(number, power=False)
+
+    def resign(self, number: int) -> None:
+        """It leaves the mastership to another one, if it has it."""
+        self.counts["resigned"] += number == self.master
+        self._guarded(number, methodcaller("resign"))
 
     def pause(self, number: int, duration_s: float) -> None:
         """The process stands still, as by SIGSTOP."""
