@@ -2,17 +2,21 @@
 
 How it works. The store says which controller should be active (`MetadataStore.mastership`). When it
 names this controller, `begin` begins an epoch and loads. When it names this controller no longer,
-or a write shows that another controller has taken over, the active controller ends at once, and
-this controller is a standby that can come back. If `begin` fails, or the epoch is lost although the
-store still names this controller, it is tried again after a pause: the store only gives a hint,
-which two controllers may have for a moment.
+or a write shows that another controller has taken over, or the outcome of a write is unknown, the
+active controller ends at once, and this controller is a standby that can come back. If `begin`
+fails, or the epoch is lost although the store still names this controller, it is tried again after
+a pause: the store only gives a hint, which two controllers may have for a moment. If this
+controller's disk is full, it resigns, so that a controller with room can be active, and pauses for
+longer.
 
 Invariants
 1. This controller has at most one active controller at a time; the next begins after the last has
    ended.
-2. An active controller ends in the same step in which the store's hint is received.
+2. An active controller ends in the same step in which the store's hint is received; if it was about
+   to begin, it never does, even if the hint has come back since.
 3. Only errors that will not go away by themselves end `run`: a failed store, another cluster's
-   store, metadata of a newer feature level, a bug.
+   store, metadata of a newer feature level, a bug. A full disk does not: this controller's vote is
+   needed as before.
 
 Not here: what the active controller consists of (`active_controller.py`), electing (`store/`).
 """
@@ -30,7 +34,7 @@ from semel.controller.active.active_controller import ActiveController
 from semel.controller.epoch import stored_cluster_id
 from semel.controller.store import ControllerAddress, Mastership, MetadataStore, StoreFailed
 from semel.protos import compat
-from semel.protos.errors import NotMaster, RetriableError, SemelError
+from semel.protos.errors import DiskFull, NotMaster, RetriableError, SemelError
 from semel.protos.levels import LEVEL_MAX
 from semel.protos.v1.controller_pb2 import ControllerStatus
 
@@ -38,6 +42,9 @@ log = logging.getLogger(__name__)
 
 RETRY_S: Final = 0.3
 """Pause before the next attempt, when an epoch was lost or could not begin."""
+RESIGNED_S: Final = 5.0
+"""Pause before the next attempt after this controller resigned: longer than an election, so that
+another one comes first."""
 IDENTIFY_S: Final = 2.0
 """Pause between two checks that the store belongs to this controller's cluster."""
 CONTROLLERS_TIMEOUT_S: Final = 1.0
@@ -68,6 +75,8 @@ class Succession:
         self._expected_id = cluster_id
         self._hint = Mastership(master=None, mine=False)
         self._heard = asyncio.Event()
+        self._lost = asyncio.Event()
+        """Set in the step in which the hint goes; `_hold` makes a new one for each term."""
         self._active: ActiveController | None = None
         self._known: dict[ControllerAddress, bool] = {}
 
@@ -120,11 +129,11 @@ class Succession:
     async def _follow(self) -> None:
         async with aclosing(self._store.mastership()) as hints:
             async for hint in hints:
-                if not hint.mine and self._active is not None:
-                    self._hint = hint
-                    self._active.end(self._not_master())
                 self._hint = hint
                 if not hint.mine:
+                    self._lost.set()
+                    if self._active is not None:
+                        self._active.end(self._not_master())
                     self.decided.set()
                 self._wake()
 
@@ -141,9 +150,11 @@ class Succession:
 
     async def _hold(self) -> None:
         while True:
-            await self._until(mine=True)
-            term = asyncio.ensure_future(self._term())
-            lost = asyncio.ensure_future(self._until(mine=False))
+            while not self._hint.mine:
+                await self._heard.wait()
+            self._lost = asyncio.Event()
+            term = asyncio.ensure_future(self._term(self._lost))
+            lost = asyncio.ensure_future(self._lost.wait())
             try:
                 await asyncio.wait({term, lost}, return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -151,15 +162,21 @@ class Succession:
                 for task in (term, lost):
                     task.cancel()
                 await asyncio.gather(term, lost, return_exceptions=True)
-            if not term.cancelled() and (error := term.exception()) is not None:
+            if term.cancelled():
+                continue
+            if (error := term.exception()) is not None:
                 raise error
-            if self._hint.mine:
-                await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(term.result())
 
-    async def _term(self) -> None:
-        """One epoch of this controller, from its beginning to its end."""
+    async def _term(self, lost: asyncio.Event) -> float:
+        """One epoch of this controller, from its beginning to its end; returns the pause in seconds
+        before the next one. Nothing is active once `lost` is set."""
+        pause_s = RETRY_S
         try:
-            async with await self._begin() as active:
+            beginning = await self._begin()
+            if lost.is_set():
+                return 0.0
+            async with beginning as active:
                 self._active = active
                 self.cluster_id = active.routes.cluster_id
                 self.decided.set()
@@ -169,13 +186,19 @@ class Succession:
                 await active.run()
         except* StoreFailed:
             raise
+        except* DiskFull as errors:
+            log.error(
+                "controller cannot be active, because its disk is full; it goes on as a standby, "
+                "and another controller takes over if there is one reason=%s",
+                _leaf(errors),
+            )
+            self.decided.set()
+            self._store.resign()
+            pause_s = RESIGNED_S
         except* RetriableError as errors:
             log.warning("controller is not active reason=%s", _leaf(errors))
             self.decided.set()
-
-    async def _until(self, *, mine: bool) -> None:
-        while self._hint.mine is not mine:
-            await self._heard.wait()
+        return 0.0 if lost.is_set() else pause_s
 
     def _wake(self) -> None:
         self._heard.set()

@@ -9,22 +9,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import AsyncMock, MagicMock, patch
 
 import grpc.aio
 import pytest
 
 from semel.controller import ControllerConfig, ControllerNode
+from semel.controller.active import succession as succession_module
 from semel.controller.active.active_controller import ActiveController
+from semel.controller.active.succession import Succession
 from semel.controller.epoch import ControllerEpoch
-from semel.controller.store import MetadataStore
+from semel.controller.store import ControllerAddress, Mastership, MetadataStore, Transaction
 from semel.protos import compat
 from semel.protos.errors import (
     DataDirectoryError,
+    DiskFull,
     NotMaster,
     SemelError,
     TimedOut,
@@ -358,6 +361,149 @@ async def test_a_store_without_a_majority_is_asked_again(tmp_path: Path) -> None
         assert isinstance(await raised_by(controllers.clients[1].routes()), NotMaster)
         controllers.stores[1].before = None
         await until_async(lambda: controllers.nodes[1].is_active)
+
+
+async def test_after_an_unknown_outcome_everything_is_read_again(tmp_path: Path) -> None:
+    """Else the topic could never be created: it is stored, and not in memory."""
+    async with running(tmp_path, 1) as controllers:
+        await controllers.elect(1)
+        async with broker(controllers, 1) as node:
+            store, client = controllers.stores[1], controllers.clients[1]
+            epoch = _epoch(controllers.nodes[1])
+            transact = store.transact
+
+            async def unheard(transaction: Transaction) -> int:
+                store.transact = transact  # type: ignore[method-assign]
+                await transact(transaction)
+                raise Unavailable("no majority; whether the change took effect is unknown")
+
+            store.transact = unheard  # type: ignore[method-assign]
+            error = await raised_by(client.create("orders", 2))
+            assert "unknown" in error.message
+            assert not controllers.nodes[1].is_active, "it must not answer from what it remembers"
+            await until_async(lambda: controllers.nodes[1].is_active)
+            assert _epoch(controllers.nodes[1]) == epoch + 1
+            await until_async(lambda: len(node.queues) == 2)
+            await client.create("orders", 2, if_not_exists=True)
+            assert [topic.name for topic in (await client.routes()).topics] == ["orders"]
+
+
+async def _no_room(transaction: Transaction) -> int:
+    raise DiskFull("less than 64 MiB are free at c1. Free some disk space")
+
+
+async def test_a_controller_without_room_hands_over_and_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(succession_module, "RESIGNED_S", 0.01)
+    async with running(tmp_path, 1, 2) as controllers:
+        store = controllers.stores[1]
+        store.on_resign = lambda: controllers.group.elect(2)
+        with monkeypatch.context() as full:
+            full.setattr(store, "transact", _no_room)
+            controllers.group.elect(1)
+            await until_async(lambda: controllers.nodes[2].is_active)
+        assert store.resigned == 1
+        assert "disk is full" in caplog.text
+        assert "Free some disk space" in caplog.text
+        assert isinstance(await raised_by(controllers.clients[1].routes()), NotMaster)
+        await controllers.elect(1)
+
+
+async def test_a_controller_that_is_alone_waits_for_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(succession_module, "RESIGNED_S", 0.01)
+    async with running(tmp_path, 1) as controllers:
+        store = controllers.stores[1]
+        with monkeypatch.context() as full:
+            full.setattr(store, "transact", _no_room)
+            controllers.group.elect(1)
+            await until_async(lambda: store.resigned >= 3)
+            assert isinstance(await raised_by(controllers.clients[1].routes()), NotMaster)
+        await until_async(lambda: controllers.nodes[1].is_active)
+
+
+class QueueingStore(ControllerStore):
+    """Its hints are delivered one by one, several in one step of the event loop if need be."""
+
+    def __init__(self) -> None:
+        super().__init__(Group())
+        self.hints: asyncio.Queue[Mastership] = asyncio.Queue()
+
+    async def mastership(self) -> AsyncGenerator[Mastership]:
+        while True:
+            yield await self.hints.get()
+
+
+class Beginnings:
+    """A succession of which the test decides when each `begin` returns."""
+
+    def __init__(self) -> None:
+        self.store = QueueingStore()
+        self.waiting: list[asyncio.Future[None]] = []
+        self.succession = Succession(self.store, self._begin, cluster_id="")
+
+    async def _begin(self) -> ActiveController:
+        self.waiting.append(asyncio.get_running_loop().create_future())
+        number = len(self.waiting)
+        await self.waiting[-1]
+        active = MagicMock(ended=False, number=number)
+        active.__aenter__.return_value = active
+        active.__aexit__.return_value = False
+        active.run = AsyncMock(side_effect=asyncio.Event().wait)
+        active.routes.cluster_id = "c"
+        active.epoch.number = number
+
+        def end(reason: NotMaster) -> None:
+            active.ended = True
+
+        active.end = end
+        return active
+
+    def say(self, *, mine: bool) -> None:
+        other = ControllerAddress(controller_id=2, address="b:1")
+        self.store.hints.put_nowait(Mastership(master=self.store.me if mine else other, mine=mine))
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_an_epoch_that_has_just_begun_is_not_active_once_the_hint_has_gone(
+    turns: int,
+) -> None:
+    test = Beginnings()
+    await test.store.start(ControllerAddress(controller_id=1, address="a:1"))
+    running_ = asyncio.ensure_future(test.succession.run())
+    test.say(mine=True)
+    await until_async(lambda: len(test.waiting) == 1)
+    test.say(mine=False)
+    heard = False
+    for turn in range(20):
+        if turn == turns:
+            test.waiting[0].set_result(None)
+        await asyncio.sleep(0)
+        heard = heard or not test.succession._hint.mine
+        assert not (heard and test.succession.is_active)
+    assert heard
+    running_.cancel()
+    await asyncio.gather(running_, return_exceptions=True)
+
+
+async def test_a_hint_that_went_and_came_back_begins_another_epoch() -> None:
+    test = Beginnings()
+    await test.store.start(ControllerAddress(controller_id=1, address="a:1"))
+    running_ = asyncio.ensure_future(test.succession.run())
+    test.say(mine=True)
+    await until_async(lambda: len(test.waiting) == 1)
+    test.say(mine=False)
+    test.say(mine=True)
+    test.waiting[0].set_result(None)
+    await until_async(lambda: test.succession.is_active or len(test.waiting) == 2)
+    assert not test.succession.is_active
+    test.waiting[1].set_result(None)
+    await until_async(lambda: test.succession.is_active)
+    assert test.succession.active().epoch.number == 2
+    running_.cancel()
+    await asyncio.gather(running_, return_exceptions=True)
 
 
 async def test_a_controller_of_another_cluster_ends_also_as_a_standby(tmp_path: Path) -> None:
