@@ -16,7 +16,7 @@ from tests.world.run import run_plan
     [
         # Rot in the tail of a new master, which nobody else has.
         pytest.param(
-            1_550,
+            1_034,
             "rotten tail",
             "mastership resigned",
             id="a_master_with_a_damaged_tail_resigns",
