@@ -2,13 +2,13 @@
 
 How it works. To each peer this node opens one stream for control messages (votes, heartbeats,
 acknowledgements) and one for APPENDs, so that a heartbeat never queues behind a megabyte. An empty
-APPEND asks whether those before it were lost: if it overtook them, they would be sent again and
-again, over a link that is slow already. Messages go one way; the peer answers through its own
-streams. Raft survives lost messages, so nothing is kept for a peer that is not connected: the core
-hears that a stream broke, and probes anew. That the peer is *unreachable*, so that its followers
-need not wait for an election timeout, the core hears only when the stream broke and nobody listens
-at the peer's address any more: its process is gone. A timeout, or a live peer that refuses this
-node, says nothing like that.
+APPEND asks whether those before it were lost, so it uses their stream: if it overtook them, they
+would be sent again and again over a link that is slow already. Messages go one way; the peer
+answers through its own streams. Raft survives lost messages, so nothing is kept for a peer that is
+not connected: the core hears that a stream broke, and probes anew. That the peer is *unreachable*,
+so that its followers need not wait for an election timeout, the core hears only when the stream
+broke and nobody listens at the peer's address any more: its process is gone. A timeout, or a live
+peer that refuses this node, says nothing like that.
 
 A message is written in the call that sends it, so that it costs no turn of the loop. It waits in
 line only behind other messages, while the socket is full, or while its entries are read from disk.
@@ -132,7 +132,12 @@ class PeerLink:
                     delay = _RECONNECT_MAX_S
                 if reason not in ("", complaint):
                     # A node that waits to join, or was removed, asks again and again.
-                    logger.error("no stream to peer peer=%s reason=%s", self.peer_id, reason)
+                    if isinstance(error, grpc.aio.AioRpcError):
+                        logger.error(
+                            "peer refuses this node peer=%s reason=%s", self.peer_id, reason
+                        )
+                    else:
+                        logger.error("peer is not let in peer=%s reason=%s", self.peer_id, reason)
                     complaint = reason
                 gone = _nobody_listens(error)
             except ConnectionRefusedError:
