@@ -269,7 +269,7 @@ def test_closing_takes_its_time_and_no_more(cluster: Cluster) -> None:
         lost.result(1)
 
 
-def test_a_dead_node_is_a_problem_of_verify_and_not_waited_for_without_end(
+def test_a_dead_node_is_named_by_verify_and_not_waited_for_without_end(
     cluster: Cluster, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verify, "SILENT_S", 1.0)
@@ -280,7 +280,8 @@ def test_a_dead_node_is_a_problem_of_verify_and_not_waited_for_without_end(
     result = client.admin.verify("t", timeout=600)
     assert not result.ok
     assert result.nodes_compared == 2
-    assert [f"node {dead.id}" in problem for problem in result.problems] == [True]
+    assert [f"node {dead.id}" in unread for unread in result.unread] == [True]
+    assert not result.violated
     cluster.start_node(dead)
     monkeypatch.undo()
     result = client.admin.verify("t")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ import pytest
 
 from semel.client import Client, Message, Origin, RetryPolicy
 from semel.client.consumer.commits import Commits
+from semel.client.consumer.consumer import ConsumerCore
 from semel.client.core import letters
 from semel.client.dead_letters.relay import Copy, Relay, settle
 from semel.client.dead_letters.retrying import Retrying
@@ -238,16 +238,17 @@ def copied_and_not_committed(client: Client, topic: str, group: str, policy: Ret
     consumer._core.commits.store = cut  # type: ignore[method-assign, assignment]
     with pytest.raises(Cut):
         consumer.commit()
-    # It dies here: nothing is given back.
-    consumer._core._retrying.close()
-    consumer._core.feed.end()
-    for task in consumer._core._tasks:
-        client._session.run(_cancel(task))
+    client._session.run(_die(consumer._core))
     return last.offset
 
 
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
+async def _die(core: ConsumerCore) -> None:
+    """Nothing is given back."""
+    core._retrying.close()
+    core.feed.end()
+    for task in core._tasks:
+        task.cancel()
+    core.locks.abandon()
 
 
 @pytest.mark.parametrize(
