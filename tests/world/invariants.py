@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import google_crc32c
 
-from semel.broker.log import HardStateFile, IndexUnavailable
+from semel.broker.log import DamagedEntry, HardStateFile, IndexUnavailable, Log
 from semel.broker.log.hard_state import BLOCK_BYTES, RECORD_STRUCT
 from semel.broker.raft import Message, MessageKind, Role
 from semel.broker.replica.replica import Replica
@@ -527,16 +527,30 @@ class Invariants:
             self.check_table(host, replica, full=True)
             return
         for index in range(before + 1, applied + 1):
-            frames = log.cached_frames(index, index + 1) or log.read_frames(index, index + 1)
+            frame = self._applied_frame(host, log, index)
             known = self.committed.get(index)
             if known is None:
                 require(index == self.newest + 1, f"entry {index} is applied behind a hole")
-                self._commit(host, replica, index, frames[0])
+                self._commit(host, replica, index, frame)
             else:
-                require(
-                    known == frames[0], f"{host.name} applies another entry {index} than others"
-                )
+                require(known == frame, f"{host.name} applies another entry {index} than others")
         self.check_table(host, replica, since=before)
+
+    def _applied_frame(self, host: BrokerHost, log: Log, index: int) -> bytes:
+        """The frame that a node has just applied: another node's, if the node's own disk has
+        damaged it since."""
+        try:
+            return (log.cached_frames(index, index + 1) or log.read_frames(index, index + 1))[0]
+        except DamagedEntry:
+            require(host.damaged, f"{host.name} cannot read entry {index}, and its disk is well")
+        term = log.term_at(index)
+        for other in self.hosts.values():
+            theirs = None if other is host or other.replica is None else other.replica.log
+            if theirs is None or theirs.term_at(index) != term or index in theirs.damaged:
+                continue
+            with contextlib.suppress(DamagedEntry, IndexUnavailable):
+                return theirs.read_frames(index, index + 1)[0]
+        raise InvariantError(f"nobody has the entry {index} that {host.name} has applied")
 
     def _commit(self, host: BrokerHost, replica: Replica, index: int, frame: bytes) -> None:
         durable: set[NodeId] = set()
