@@ -57,7 +57,13 @@ class FeedQueue:
         """The queue was split, and everything that it will ever hold was fetched."""
 
     @property
+    def finished(self) -> bool:
+        """The caller was given everything up to the end."""
+        return self.end is not None and self.delivered >= self.end
+
+    @property
     def ended(self) -> bool:
+        """Everything up to the end was fetched."""
         return self.end is not None and self.offset >= self.end
 
     @property

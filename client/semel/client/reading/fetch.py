@@ -286,12 +286,10 @@ class Feed:
 
     @property
     def finished(self) -> bool:
-        """Every queue has an end, is there, and nothing is in line."""
-        return (
-            bool(self.queues)
-            and all(queue.ended for queue in self.queues.values())
-            and not self._line
-        )
+        """Every queue has an end, is there, and was given out up to it."""
+        # Judged by what the caller's thread does itself: the I/O thread moves a queue's offset on
+        # before the batches are in line.
+        return bool(self.queues) and all(queue.finished for queue in self.queues.values())
 
     @property
     def ready(self) -> bool:

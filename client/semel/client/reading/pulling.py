@@ -148,8 +148,7 @@ class Puller:
     @property
     def finished(self) -> bool:
         """Everything up to the ends was given out."""
-        rows = self._rows
-        return (rows is None or self._row >= rows.count) and self._feed.finished
+        return self._feed.finished
 
 
 def wait_ready(feed: Feed, timeout: float | None) -> bool:

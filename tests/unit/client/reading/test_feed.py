@@ -295,6 +295,21 @@ def test_the_end_is_reached_when_everything_was_given_out() -> None:
     assert box.puller.finished
 
 
+def test_a_batch_that_is_not_in_line_yet_is_not_overlooked_at_the_end() -> None:
+    """The caller's thread looks while the I/O thread handles the last answer."""
+    box = Box()
+    box.queue.end = 3
+    box.put([b"a"], 0)
+    box.puller.messages(9)
+    last = broker_pb2.BatchRange(base_offset=1, row_start=0, row_end=2)
+    deliveries: list[Delivery] = []
+    cut(deliveries, box.queue, box.queue.turn, last, stored([b"b", b"c"], 1))
+    assert (box.puller.finished, box.feed.ready) == (False, False)
+    box.feed.deliver(deliveries)
+    assert len(box.puller.messages(9)) == 2
+    assert box.puller.finished
+
+
 @pytest.mark.parametrize(
     ("offset", "end", "batch", "expected", "next_offset"),
     [
