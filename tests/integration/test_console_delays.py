@@ -120,7 +120,12 @@ def test_a_dead_letter_is_shown_with_its_id(semel: Console, topic: str, client: 
         (("--message-id", "x"), b"a\nb", 1, "is for an input of one message"),
         (("--message-id", ""), b"a", 1, "an id has 1 to 1,024"),
         (("--message-id", "x", "--format", "jsonl"), b"{}", 2, "give the JSON object"),
-        (("--format", "jsonl"), b'{"value": "a", "message_id": ""}', 1, "line 1 has an unusable message_id"),
+        (
+            ("--format", "jsonl"),
+            b'{"value": "a", "message_id": ""}',
+            1,
+            "line 1 has an unusable message_id",
+        ),
         (("--format", "jsonl"), b'{"value": "a", "deliver_at": 1.5}', 1, "line 1 cannot be del"),
         (("--format", "jsonl"), b'{"value": "a", "deliver_at": "x"}', 1, "line 1 has a .*no time"),
     ],

@@ -81,6 +81,7 @@ TARGETS: Final = {
                 "apply/rows",
                 "admission/admission",
                 "admission/queues",
+                "admission/record_limits",
                 "apply/results",
                 "admission/parking",
                 "apply/expired",
@@ -190,6 +191,8 @@ TARGETS: Final = {
             for name in (
                 "consumer/consumer",
                 "consumer/locks",
+                "consumer/lock_retries",
+                "consumer/group_tasks",
                 "consumer/commits",
                 "reading/outstanding",
                 "reading/pulling",
@@ -259,7 +262,7 @@ LEFT_OUT: Final = frozenset().union(
     # Files, sockets, threads and processes.
     _in(f"{_BROKER}/control_plane", "load", "reports"),
     _in(f"{_BROKER}/log", "cache", "cleaner", "current", "descriptors", "files", "identity"),
-    _in(f"{_BROKER}/log", "keeper", "kept", "reader", "scrubbing"),
+    _in(f"{_BROKER}/log", "keeper", "kept", "owner", "reader", "scrubbing"),
     _in(f"{_BROKER}/membership", "service"),
     _in(f"{_BROKER}/repair", "quarantine", "scrub"),
     _in(f"{_CLIENT}/producer", "futures"),

@@ -11,11 +11,11 @@ import pytest
 from semel.client.config import ProducerConfig, build
 from semel.client.core.batching import Chunk, Part
 from semel.client.core.routing import QueueRoute, TopicRoute, topic_route
+from semel.client.producer.intake import Intake
 from semel.client.producer.producer import ProducerCore
 from semel.protos.errors import Closed
 from semel.protos.ids import GroupId, QueueKey
 from semel.protos.v1 import broker_pb2, controller_pb2
-from tests.unit.client.producer.test_intake import make_intake
 
 
 class Wire:
@@ -103,7 +103,9 @@ class TwoGroups:
 
 
 def producer(cluster: Any, name: str = "") -> ProducerCore:
-    return ProducerCore(cluster, name, build(ProducerConfig, {}), make_intake())
+    config = build(ProducerConfig, {})
+    intake = Intake(config, wake=lambda: None, open_topic=None)
+    return ProducerCore(cluster, name, config, intake)
 
 
 async def settled() -> None:

@@ -8,7 +8,7 @@ from semel.controller import records
 from semel.controller.brokers.foundings import Foundings
 from semel.controller.epoch import ControllerEpoch
 from semel.controller.store import MemoryStore, Transaction
-from semel.protos.errors import DataDirectoryError, Unavailable
+from semel.protos.errors import DataDirectoryError, DiskFull
 from semel.protos.v1.controller_pb2 import FoundGroupReply, FoundGroupRequest
 
 
@@ -41,11 +41,11 @@ async def test_no_founding_is_told_that_is_not_stored(
     found = FoundGroupReply() if step == "prepare" else await ask(first, 1, 2, 3)
 
     async def refuse(transaction: Transaction) -> int:
-        raise Unavailable("no majority")
+        raise DiskFull("no room")
 
     with monkeypatch.context() as patched:
         patched.setattr(store, "transact", refuse)
-        with pytest.raises(Unavailable):
+        with pytest.raises(DiskFull):
             await ask(first, 1, 2, 3, complete_id=found.founding_id)
     told = await ask(first)
     assert (told.founding_id, told.founded) == (found.founding_id, False)

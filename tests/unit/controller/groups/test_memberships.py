@@ -17,8 +17,8 @@ from semel.controller.groups.memberships import MembershipService
 from semel.controller.store import MemoryStore, Transaction
 from semel.protos import compat
 from semel.protos.errors import (
+    DiskFull,
     InvalidRequest,
-    Unavailable,
     UnknownGroup,
     UnknownMember,
     UnknownTopic,
@@ -251,11 +251,11 @@ async def test_a_group_that_the_store_does_not_forget_is_not_forgotten(
     await service.leave("g", "a")
 
     async def refuse(transaction: Transaction) -> int:
-        raise Unavailable("no majority")
+        raise DiskFull("no room")
 
     with monkeypatch.context() as patched:
         patched.setattr(store, "transact", refuse)
-        with pytest.raises(Unavailable):
+        with pytest.raises(DiskFull):
             await service.forget("g")
     assert [group.group for group in await service.list("")] == ["g"]
     await service.forget("g")

@@ -372,7 +372,7 @@ async def test_a_move_that_its_source_refuses_is_given_up_and_one_that_may_pass_
         assert check_whole([source, target], await topic_of(cluster)) == 2
 
 
-@pytest.mark.parametrize("refusal", [Unavailable("no majority"), errors.DiskFull("no room")])
+@pytest.mark.parametrize("refusal", [errors.Throttled("busy"), errors.DiskFull("no room")])
 async def test_a_move_is_given_up_once_the_store_takes_it(
     tmp_path: Path,
     refusal: SemelError,

@@ -16,7 +16,7 @@ from semel.protos.v1.metadata_store_pb2 import (
     GroupMessage,
     NextIndex,
 )
-from tests.unit.controller.store.embedded.test_known_bugs import lone
+from tests.unit.controller.store.embedded.lone import lone
 
 WITHIN_S = 60.0
 
