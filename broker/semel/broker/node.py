@@ -130,8 +130,12 @@ class BrokerNode:
     ) -> None:
         try:
             await self._hand_over()
-        finally:  # also if the caller is cancelled meanwhile, or the replica has failed
+        except (Exception, asyncio.CancelledError):
+            # The caller is cancelled, or the replica has failed. (No `finally`: a coroutine that is
+            # thrown away cannot await anything.)
             await self._stack.aclose()
+            raise
+        await self._stack.aclose()
 
     async def failed(self) -> str:
         """Returns why this process must end, if it ever must."""
