@@ -189,10 +189,8 @@ def test_a_run_that_was_cut_short_is_finished_by_the_next(
     assert client.admin.redrive(name).already == 12
 
 
-def test_nobody_is_led_to_delete_what_a_redrive_that_was_cut_short_must_remember(
-    client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    values = give_up(client, topic, "remembers", 6)
+def redrive_without_an_end(client: Client, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies all letters, and is cut short before the ledger says so."""
 
     class Cut(Exception):
         pass
@@ -203,7 +201,14 @@ def test_nobody_is_led_to_delete_what_a_redrive_that_was_cut_short_must_remember
     with monkeypatch.context() as patched:
         patched.setattr("semel.client.dead_letters.redrive._Run._write_down", cut)
         with pytest.raises(Cut):
-            client.admin.redrive("remembers")
+            client.admin.redrive(group)
+
+
+def test_nobody_is_led_to_delete_what_a_redrive_that_was_cut_short_must_remember(
+    client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = give_up(client, topic, "remembers", 6)
+    redrive_without_an_end(client, "remembers", monkeypatch)
     [summary] = [g for g in client.admin.group_summaries() if g.group == "semel.redrive"]
     assert (summary.members, summary.joined) == (0, False)
     ended = dataclasses.replace(summary, lag=9, locks=0)
@@ -221,17 +226,7 @@ def test_a_run_that_was_cut_short_is_over_when_the_letters_were_made_again(
 ) -> None:
     """Its copies are of other letters, which lay at the same places."""
     values = give_up(client, topic, "anew", 6)
-
-    class Cut(Exception):
-        pass
-
-    async def cut(*_: Any, **__: Any) -> None:
-        raise Cut
-
-    with monkeypatch.context() as patched:
-        patched.setattr("semel.client.dead_letters.redrive._Run._write_down", cut)
-        with pytest.raises(Cut):
-            client.admin.redrive("anew")
+    redrive_without_an_end(client, "anew", monkeypatch)
     assert values_of(back(client, topic)) == values
     client.admin.delete_topic("anew.dead-letters")
     with client.consumer("anew", topic, retry=RetryPolicy(steps_ms=(200,))) as consumer:

@@ -207,8 +207,8 @@ class Retrying:
 
     def drop(self, queue: FeedQueue) -> None:
         """The queue is not held any more, so its notes are void."""
-        found = self._queues.get(queue.key)
-        if found is not None and found.queue is queue:
+        found = self._held(queue)
+        if found is not None:
             del self._queues[queue.key]
             found.relay.close()
 
@@ -217,6 +217,12 @@ class Retrying:
         for found in self._queues.values():
             found.relay.close()
         self._queues.clear()
+
+    def _held(self, queue: FeedQueue) -> _Held | None:
+        """The notes and copies under this lock of the queue; None if it was lost or acquired anew
+        since."""
+        found = self._queues.get(queue.key)
+        return found if found is not None and found.queue is queue else None
 
     # --- notes ----------------------------------------------------------------------------------
 
@@ -252,8 +258,8 @@ class Retrying:
 
     def noted(self, queue: FeedQueue) -> bool:
         """Whether there are notes, so that a commit may have copies to wait for."""
-        found = self._queues.get(queue.key)
-        return found is not None and found.queue is queue and bool(found.notes)
+        found = self._held(queue)
+        return found is not None and bool(found.notes)
 
     async def publish(self, queue: FeedQueue, offset: int) -> int:
         """Makes the copies that a commit of `offset` needs: of the messages noted below its reach.
@@ -266,8 +272,8 @@ class Retrying:
         A cancelled call leaves the copies on their way; the next one waits for them.
         """
         offset = self.covered(queue, offset)
-        found = self._queues.get(queue.key)
-        if found is None or found.queue is not queue:
+        found = self._held(queue)
+        if found is None:
             return offset
         noted = sorted(at for at in list(found.notes) if at < offset)
         fresh = [found.notes[at] for at in noted if found.notes[at].sending is None]
@@ -325,8 +331,8 @@ class Retrying:
 
     def renew_record(self, commit: QueueCommit, queue: FeedQueue, progress: int) -> None:
         """Adds to a commit of `progress` the record of what is unresolved after it."""
-        found = self._queues.get(queue.key)
-        if found is not None and found.queue is queue and found.recorded:
+        found = self._held(queue)
+        if found is not None and found.recorded:
             found.version += 1
             commit.metadata = found.record(progress)
             commit.metadata_version = found.version
@@ -334,8 +340,8 @@ class Retrying:
     def on_stored(self, queue: FeedQueue, offset: int) -> None:
         """Progress up to `offset` is durable, at the brokers or in the user's database: its notes
         have served."""
-        found = self._queues.get(queue.key)
-        if found is None or found.queue is not queue:
+        found = self._held(queue)
+        if found is None:
             return
         for at in [at for at in list(found.notes) if at < offset]:
             found.bytes -= len(found.notes.pop(at).message.value)
@@ -343,8 +349,8 @@ class Retrying:
     def on_committed(self, queue: FeedQueue, offset: int) -> None:
         """Progress up to `offset` is durable at the brokers."""
         self.on_stored(queue, offset)
-        found = self._queues.get(queue.key)
-        if found is None or found.queue is not queue:
+        found = self._held(queue)
+        if found is None:
             return
         # A commit reaches past skipped offsets, also where they are not fetched yet.
         passed = min(offset, queue.delivered)
