@@ -40,27 +40,28 @@ CALL_MESSAGES = 4_096
 POLL_SECONDS = 10.0
 
 
+def fill(client: Client, topic: str, message_bytes: int, count: int) -> int:
+    """Stores `count` messages, rounded up to whole calls; returns their number."""
+    values = random_values(CALL_MESSAGES, message_bytes)
+    calls = -(-count // CALL_MESSAGES)
+    client.admin.create_topic(topic, queues=4)
+    with client.producer() as producer:
+        for _ in range(calls):
+            producer.send_many(topic, values)
+        producer.flush(300)
+    return calls * CALL_MESSAGES
+
+
 class Loads:
     """Two full topics, and ways to read them."""
 
     def __init__(self, client: Client, columns_bytes: int, messages: int) -> None:
         self._client = client
         self._groups = itertools.count()
-        self._columns_count = self._fill(
-            COLUMNS_TOPIC, COLUMNS_MESSAGE_BYTES, columns_bytes // COLUMNS_MESSAGE_BYTES
+        self._columns_count = fill(
+            client, COLUMNS_TOPIC, COLUMNS_MESSAGE_BYTES, columns_bytes // COLUMNS_MESSAGE_BYTES
         )
-        self._messages_count = self._fill(MESSAGES_TOPIC, SMALL_MESSAGE_BYTES, messages)
-
-    def _fill(self, topic: str, message_bytes: int, count: int) -> int:
-        """Store `count` messages, rounded up to whole calls; return their number."""
-        values = random_values(CALL_MESSAGES, message_bytes)
-        calls = -(-count // CALL_MESSAGES)
-        self._client.admin.create_topic(topic, queues=4)
-        with self._client.producer() as producer:
-            for _ in range(calls):
-                producer.send_many(topic, values)
-            producer.flush(300)
-        return calls * CALL_MESSAGES
+        self._messages_count = fill(client, MESSAGES_TOPIC, SMALL_MESSAGE_BYTES, messages)
 
     def consumer_columns(self) -> Mapping[str, float]:
         """Reads with `consumer.poll_arrow` and commits at the end."""

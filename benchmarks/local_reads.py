@@ -24,13 +24,13 @@ from typing import Final
 
 import psutil
 
+from benchmarks.consume import POLL_SECONDS, fill
 from benchmarks.harness import (
     Contender,
     Target,
     arguments,
     compare,
     number,
-    random_values,
     report,
     require_disk,
     temporary_directory,
@@ -38,8 +38,6 @@ from benchmarks.harness import (
 from semel.client import Client, connect
 from tests.kit.cluster import Cluster
 
-CALL_MESSAGES: Final = 4_096
-POLL_SECONDS: Final = 10.0
 SIZES: Final = (100, 1 << 10)
 WAYS: Final[Mapping[str, Mapping[str, bool]]] = {
     "direct socket": {"shared_memory": False, "direct_streams": True},
@@ -49,18 +47,6 @@ WAYS: Final[Mapping[str, Mapping[str, bool]]] = {
 """Options of `connect` by the name of the way; the first one is what ratios refer to."""
 WORTH: Final = 1.3
 """A second way to read must bring this many times the messages of the first at equal CPU."""
-
-
-def fill(client: Client, topic: str, message_bytes: int, count: int) -> int:
-    """Stores `count` messages, rounded up to whole calls; returns their number."""
-    values = random_values(CALL_MESSAGES, message_bytes)
-    calls = -(-count // CALL_MESSAGES)
-    client.admin.create_topic(topic, queues=4)
-    with client.producer() as producer:
-        for _ in range(calls):
-            producer.send_many(topic, values)
-        producer.flush(300)
-    return calls * CALL_MESSAGES
 
 
 def cpu_s(cluster: Cluster) -> float:
