@@ -144,13 +144,13 @@ class SimBroker(BrokerNode):
             self._host.world.crash(self._host.name, reason)
         raise Killed
 
-    @staticmethod
-    def _may_end(reason: str) -> bool:
+    def _may_end(self, reason: str) -> bool:
         """Whether a fault explains it: a supervisor would hide a node that ends itself for any
         other reason."""
         no_room = "no room" in reason or "No space left" in reason
         unwritten = no_room and "cannot be written" in reason
-        return unwritten or any(text in reason for text in _ENDS)
+        unread = self._host.damaged and "cannot read its newest entry" in reason
+        return unwritten or unread or any(text in reason for text in _ENDS)
 
 
 class BrokerHost:

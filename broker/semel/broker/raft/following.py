@@ -129,13 +129,9 @@ class Following(RaftState):
             self.matched_index = max(self.matched_index, mark.index)
             self._commit_to(mark.index)
         if mark.index <= self.commit_index:
-            self._offered = None
             self._reply(message, MessageKind.SNAPSHOT_REPLY, log_index=self._durable_match)
             return
-        offer = (message.source, message.term, mark.index)
-        if offer != self._offered:
-            self._offered = offer
-            self._snapshot_wanted = message
+        self._snapshot_wanted = message
 
     def _acknowledge_synced(self) -> None:
         """Acknowledges newly synced entries to the master, if there is one."""
@@ -172,7 +168,6 @@ class Following(RaftState):
         """
         assert not self._installing, "one snapshot at a time"
         self._assert_performed()
-        self._offered = None
         needless = mark.index <= self.commit_index or self.log.term_at(mark.index) == mark.term
         if self.role is Role.MASTER or needless:
             return False
@@ -192,7 +187,6 @@ class Following(RaftState):
         self._assert_performed()
         if self.role is not Role.FOLLOWER or self.master_id is None or self._installing:
             return None
-        self._offered = None
         self._installing = True
         return self.log.last_index
 
@@ -216,7 +210,6 @@ class Following(RaftState):
         """Handles that the pull or the switch was given up, so that the old log remains. The master
         will offer a snapshot again."""
         self._installing = False
-        self._offered = None
         self._observe(now_ms)
         if self.master_id is not None and self.role is Role.FOLLOWER:
             self._tell_master(MessageKind.SNAPSHOT_REPLY, self._durable_match, rejected=True)

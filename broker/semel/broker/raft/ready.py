@@ -107,7 +107,8 @@ class Ready:
     reads_failed: tuple[int, ...] = ()
     """Contexts of reads that this node cannot confirm, because it is not master (any more)."""
     snapshot_wanted: Message | None = None
-    """Follower: the SNAPSHOT_OFFER for which the shell should pull a snapshot, at least as new."""
+    """Follower: the SNAPSHOT_OFFER for which the shell should pull a snapshot, at least as new. The
+    shell passes over it while it pulls another one: the master repeats the offer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,8 +88,6 @@ class RaftState:
         self._installing = False
         """True from begin_snapshot or begin_rebuild to its end: entries are neither taken nor
         acknowledged."""
-        self._offered: tuple[NodeId, int, int] | None = None
-        """Source, term and index of the snapshot offer that the shell knows."""
 
         self._campaign = 0
         """Number of the newest campaign, including pre-votes; answers carry it."""

@@ -69,7 +69,8 @@ class CatchUp:
         """Bytes of all pulls since the start."""
 
     def on_offer(self, offer: Message) -> None:
-        """Starts a pull unless one is under way."""
+        """Starts a pull unless one is under way, even if only its old files are being removed: the
+        master repeats its offer."""
         assert offer.snapshot is not None
         self._start(offer.source, offer.snapshot.index, self._replica.core.begin_snapshot)
 

@@ -309,24 +309,6 @@ def test_a_rebuild_stops_acknowledging_and_covers_all_that_was_acknowledged() ->
     ]
 
 
-def test_what_was_offered_before_a_rebuild_is_wanted_again_behind_it() -> None:
-    disk = disk_of(GROUP, 1, 1, 1)
-    core = core_on(disk, GROUP, term=1)
-    newer = SnapshotMark(index=9, term=1, membership=GROUP)
-    offer = Message(
-        kind=MessageKind.SNAPSHOT_OFFER, source=OTHER, target=ME, term=1, snapshot=newer
-    )
-    core.step(offer, 10)
-    assert core.ready().snapshot_wanted == offer
-    assert core.begin_rebuild() == 3
-    mark = SnapshotMark(index=3, term=1, membership=GROUP)
-    disk.install(Checkpoint(mark, 0))
-    core.on_snapshot_installed(mark, 20)
-    core.ready()
-    core.step(offer, 30)
-    assert core.ready().snapshot_wanted == offer
-
-
 def test_a_rebuild_that_fails_leaves_the_log_as_it_was() -> None:
     disk = disk_of(GROUP, 1, 1)
     core = core_on(disk, GROUP, term=1)
@@ -364,17 +346,25 @@ def test_a_snapshot_needs_its_beginning() -> None:
         core.on_snapshot_installed(SnapshotMark(index=2, term=1, membership=GROUP), 10)
 
 
-def test_an_offer_is_passed_on_once_until_the_pull_fails() -> None:
-    core = core_on(disk_of(GROUP), GROUP)
+def test_the_shell_hears_every_offer_but_those_during_a_switch() -> None:
+    """An offer that comes while an older pull ends is not taken by the shell: the next one is."""
+    disk = disk_of(GROUP)
+    core = core_on(disk, GROUP, term=1)
     mark = SnapshotMark(index=9, term=1, membership=GROUP)
     offer = Message(kind=MessageKind.SNAPSHOT_OFFER, source=OTHER, target=ME, term=1, snapshot=mark)
-    core.step(offer, 10)
-    assert core.ready().snapshot_wanted == offer
-    core.step(offer, 20)
+    for now in (10, 20):
+        core.step(offer, now)
+        assert core.ready().snapshot_wanted == offer
+    older = SnapshotMark(index=5, term=1, membership=GROUP)
+    assert core.begin_snapshot(older)
+    core.step(offer, 30)
     assert core.ready().snapshot_wanted is None
-    core.on_snapshot_failed(30)
-    core.step(offer, 40)
-    assert core.ready().snapshot_wanted == offer
+    disk.install(Checkpoint(older, 0))
+    core.on_snapshot_installed(older, 40)
+    core.ready()
+    for now in (50, 60):
+        core.step(offer, now)
+        assert core.ready().snapshot_wanted == offer
 
 
 def test_a_refused_reconnect_to_the_master_shortens_the_wait() -> None:

@@ -599,25 +599,23 @@ def test_an_offer_of_what_is_here_is_an_acknowledgement() -> None:
     assert node.core._snapshot_wanted is None
 
 
-def test_an_offer_is_wanted_once_until_something_else_is_offered() -> None:
+def test_each_offer_of_what_is_not_here_is_wanted() -> None:
     node = Node(1, term=1)
     wanted = []
 
-    def hear(source: NodeId = OTHER, term: int | None = None, **fields: Any) -> None:
-        term = node.core.term if term is None else term
+    def hear(**fields: Any) -> None:
         message = Message(
-            kind=MessageKind.SNAPSHOT_OFFER, source=source, target=ME, term=term, **fields
+            kind=MessageKind.SNAPSHOT_OFFER, source=OTHER, target=ME, term=1, **fields
         )
         node.core.step(message, 0)
-        wanted.append(node.core.ready().snapshot_wanted is not None)
+        told = node.core.ready().snapshot_wanted
+        wanted.append(told and told.snapshot)
 
     hear(**offer(5))
     hear(**offer(5))
+    hear(**offer(1))
     hear(**offer(6))
-    hear(THIRD, 2, **offer(6))
-    hear(THIRD, **offer(1))  # is here: the other offer is void
-    hear(THIRD, **offer(6))
-    assert wanted == [True, False, True, True, False, True]
+    assert [mark and mark.index for mark in wanted] == [5, 5, None, 6]
 
 
 def test_nothing_is_taken_nor_acknowledged_during_a_switch() -> None:
