@@ -172,11 +172,12 @@ Not here: what the calls do (`admin/calls.py`, `admin/verify.py`).
                 "`on_progress` is called in this thread. Raises UnknownTopic, and Unavailable when"
                 " a group has no master."
             ),
-            "`on_progress` is called on this loop. Raises UnknownTopic; LockLost when the ledger's"
-            " queue moved: repeat it; ProducerFenced when another run of the topic has begun.": (
-                "`on_progress` is called in this thread. Raises UnknownTopic; LockLost when the"
-                " ledger's queue moved, and TimedOut: repeat it; ProducerFenced when another run of"
-                " the topic has begun."
+            "`on_progress` is called on this loop. Raises UnknownTopic; ProducerFenced when another"
+            " run of the topic has begun; LockLost when the lock of the run was lost and no broker"
+            " can tell why: repeat it.": (
+                "`on_progress` is called in this thread. Raises UnknownTopic; ProducerFenced when"
+                " another run of the topic has begun; TimedOut, and LockLost when the lock of the"
+                " run was lost and no broker can tell why: repeat it."
             ),
         },
     ),

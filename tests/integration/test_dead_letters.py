@@ -14,7 +14,9 @@ import pytest
 
 from semel.client import Client, LetterFilter, Message, RetryPolicy, connect, connect_async
 from semel.client.core import letters
-from semel.client.dead_letters.redrive import DeadLetters, _Lock
+from semel.client.dead_letters.listing import DeadLetters
+from semel.client.dead_letters.redrive import _Run, redrive_letters
+from semel.client.dead_letters.redrive_lock import RedriveLock
 from semel.console.diagnosis import diagnose
 from semel.console.main import run
 from semel.protos import compat
@@ -23,6 +25,7 @@ from semel.protos.errors import (
     LockLost,
     ProducerFenced,
     TimedOut,
+    Unavailable,
     UnknownTopic,
 )
 from tests.kit.cluster import Cluster
@@ -176,7 +179,7 @@ def test_a_run_that_was_cut_short_is_finished_by_the_next(
         if step == "ledger":
             patched.setattr("semel.client.dead_letters.redrive._Run._write_down", cut)
         else:
-            patched.setattr(_Lock, "release", cut)
+            patched.setattr(RedriveLock, "release", cut)
         with pytest.raises(Cut):
             client.admin.redrive(name)
     assert calls == [1]
@@ -247,7 +250,7 @@ def test_a_run_that_remembers_nothing_would_be_noticed(
         return set()
 
     client.admin.redrive("forgets")
-    monkeypatch.setattr(DeadLetters, "_ledger", nothing)
+    monkeypatch.setattr(DeadLetters, "ledger", nothing)
     client.admin.redrive("forgets")
     assert Counter(values_of(back(client, topic))) != Counter(values)
 
@@ -257,14 +260,14 @@ def test_of_two_runs_the_later_one_ends_the_earlier(
 ) -> None:
     values = give_up(client, topic, "race", 12)
     later = Later(client, "race")
-    real = _Lock.store
+    real = RedriveLock.store
 
-    async def store(lock: _Lock, record: bytes) -> None:
+    async def store(lock: RedriveLock, record: bytes) -> None:
         await real(lock, record)
         if record:
             await later.run(monkeypatch, "store", real)
 
-    monkeypatch.setattr(_Lock, "store", store)
+    monkeypatch.setattr(RedriveLock, "store", store)
     with pytest.raises(ProducerFenced, match="later redrive"):
         client.admin.redrive("race")
     assert later.redriven == [12]
@@ -272,47 +275,92 @@ def test_of_two_runs_the_later_one_ends_the_earlier(
     assert client.admin.redrive("race").redriven == 0
 
 
-def test_a_run_whose_ledger_moves_is_told_so_and_may_be_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("when", ["before the record", "behind the copies", "unawaited"])
+def test_a_run_whose_ledger_moves_goes_on(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A move ends the lock of the run, and keeps it from another one until it is over."""
+    monkeypatch.setattr("semel.client.dead_letters.redrive.ROUND_LETTERS", 2)
     with Cluster(tmp_path, brokers=1, groups=2) as cluster, connect(cluster.bootstrap) as client:
         client.admin.create_topic("t", queues=4, groups=[1])
         values = give_up(client, "t", "g", 6)
         client.admin.create_topic("g.dead-letters.redriven", queues=1, groups=[1])
         admin = client._session.admin
-        real = _Lock.store
+        calls = 0
 
-        async def store(lock: _Lock, record: bytes) -> None:
-            monkeypatch.setattr(_Lock, "store", real)
+        async def move() -> None:
+            nonlocal calls
+            calls += 1
+            if calls != 2:
+                return
             await admin.move_queue("g.dead-letters.redriven", 0, 2)
             async with compat.timeout(60):
-                while await admin.list_moves(""):
+                while await admin.list_moves("") and when != "unawaited":
                     await asyncio.sleep(0.05)
-            await real(lock, record)
 
-        monkeypatch.setattr(_Lock, "store", store)
-        with pytest.raises(LockLost, match=r"moved.* repeat the redrive"):
-            client.admin.redrive("g")
-        result = client.admin.redrive("g")
-        assert (result.redriven, result.recovered) == (6, 0)
+        if when == "behind the copies":
+            write_down = _Run._write_down
+
+            async def moved(run: _Run, *about: Any) -> None:
+                await move()
+                await write_down(run, *about)
+                if calls == 2:
+                    raise LockLost("noticed before the round is over")
+
+            monkeypatch.setattr(_Run, "_write_down", moved)
+        else:
+            store = RedriveLock.store
+
+            async def stored(lock: RedriveLock, record: bytes) -> None:
+                await move()
+                await store(lock, record)
+
+            monkeypatch.setattr(RedriveLock, "store", stored)
+        told: list[int] = []
+        result = client.admin.redrive("g", on_progress=lambda p: told.append(p.redriven))
+        assert calls > 2
+        assert (result.matched, result.redriven, result.already, result.recovered) == (6, 6, 0, 0)
+        assert result.targets == {"t": 6}
+        assert told == sorted(told)
         assert values_of(back(client, "t")) == values
+        assert client.admin.redrive("g").already == 6
+
+
+def test_a_run_that_cannot_learn_why_its_lock_is_lost_says_what_to_do(
+    client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = give_up(client, topic, "unsure", 6)
+
+    async def lost(*_: Any) -> None:
+        raise LockLost("lost")
+
+    async def unknown(*_: Any) -> bool:
+        raise Unavailable("no broker answers")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RedriveLock, "store", lost)
+        patched.setattr(RedriveLock, "passed_on", unknown)
+        with pytest.raises(LockLost, match=r"later redrive has begun, or .* moved.* repeat it"):
+            client.admin.redrive("unsure")
+    assert client.admin.redrive("unsure").redriven == 6
+    assert values_of(back(client, topic)) == values
 
 
 def test_a_run_that_is_not_done_in_time_says_what_to_do(
     client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = give_up(client, topic, "slow", 6)
-    real = _Lock.store
+    real = RedriveLock.store
     monkeypatch.setattr("semel.client.api.telling.GRACE_S", 0.0)
 
-    async def store(lock: _Lock, record: bytes) -> None:
+    async def store(lock: RedriveLock, record: bytes) -> None:
         await asyncio.Event().wait()
 
     with monkeypatch.context() as patched:
-        patched.setattr(_Lock, "store", store)
+        patched.setattr(RedriveLock, "store", store)
         with pytest.raises(TimedOut, match=r"within 0\.5 s: what came back stays, repeat it"):
             client.admin.redrive("slow", timeout=0.5)
-    assert _Lock.store is real
+    assert RedriveLock.store is real
     assert client.admin.redrive("slow").redriven == 6
     assert values_of(back(client, topic)) == values
 
@@ -327,10 +375,16 @@ class Later:
 
     async def run(self, monkeypatch: pytest.MonkeyPatch, name: str, real: Any) -> None:
         """Once; the first run's interruption is taken away before it begins."""
-        monkeypatch.setattr(_Lock, name, real)
+        monkeypatch.setattr(RedriveLock, name, real)
         session = self._session
-        done = await DeadLetters(session.cluster, session.runtime, self._group).redrive(
-            LetterFilter(), to="origin", dry_run=False, note=lambda _: None
+        done = await redrive_letters(
+            session.cluster,
+            session.runtime,
+            self._group,
+            LetterFilter(),
+            to="origin",
+            dry_run=False,
+            note=lambda _: None,
         )
         self.redriven.append(done.redriven)
 
@@ -341,13 +395,13 @@ def test_the_ledger_is_read_when_no_earlier_run_can_add_to_it(
     """A run that has counted what is to do, and is slow to begin, meets another one's work."""
     values = give_up(client, topic, "ledger", 12)
     other = Later(client, "ledger")
-    real = _Lock.acquire
+    real = RedriveLock.acquire
 
-    async def acquire(lock: _Lock) -> bytes:
+    async def acquire(lock: RedriveLock) -> bytes:
         await other.run(monkeypatch, "acquire", real)
         return await real(lock)
 
-    monkeypatch.setattr(_Lock, "acquire", acquire)
+    monkeypatch.setattr(RedriveLock, "acquire", acquire)
     result = client.admin.redrive("ledger")
     assert (other.redriven, result.redriven, result.already) == ([12], 0, 12)
     assert values_of(back(client, topic)) == values
@@ -359,22 +413,22 @@ def test_an_older_run_that_wakes_up_brings_nothing_back(
     """It sleeps between taking its lock and its first record."""
     values = give_up(client, topic, "sleeper", 12)
     other = Later(client, "sleeper")
-    real = _Lock.acquire
+    real = RedriveLock.acquire
 
-    async def acquire(lock: _Lock) -> bytes:
+    async def acquire(lock: RedriveLock) -> bytes:
         record = await real(lock)
         await other.run(monkeypatch, "acquire", real)
         return record
 
-    monkeypatch.setattr(_Lock, "acquire", acquire)
+    monkeypatch.setattr(RedriveLock, "acquire", acquire)
     with monkeypatch.context() as patched:
-        ledger = DeadLetters._ledger
+        ledger = DeadLetters.ledger
 
         async def of_before(*_: Any) -> set[tuple[int, int]]:
             return set()
 
         # Whatever the older one read of the ledger, its lock is gone.
-        patched.setattr(DeadLetters, "_ledger", _first_two(of_before, ledger))
+        patched.setattr(DeadLetters, "ledger", _first_two(of_before, ledger))
         with pytest.raises(ProducerFenced, match="later redrive"):
             client.admin.redrive("sleeper")
     assert other.redriven == [12]

@@ -10,6 +10,8 @@ from unittest.mock import patch
 from semel.client.core.copies import record_bytes
 from semel.client.dead_letters import redrive as redriving
 from semel.client.dead_letters import relay, retrying
+from semel.client.dead_letters.listing import DeadLetters
+from semel.client.dead_letters.redrive_lock import RedriveLock
 from semel.client.dead_letters.retrying import Retrying
 from semel.client.reading.feed_queue import FeedQueue
 from semel.protos.errors import SemelError
@@ -121,7 +123,7 @@ def trusts_rows() -> AbstractContextManager[object]:
 
 def reads_the_ledger_first() -> AbstractContextManager[object]:
     """A redrive believes what the ledger said before it ended the runs before it."""
-    ledger = redriving.DeadLetters._ledger
+    ledger = DeadLetters.ledger
     read: dict[object, set[tuple[int, int]]] = {}
 
     async def first(self: Any, topic: str) -> set[tuple[int, int]]:
@@ -129,7 +131,7 @@ def reads_the_ledger_first() -> AbstractContextManager[object]:
             read[self] = await ledger(self, topic)
         return read[self]
 
-    return patch.object(redriving.DeadLetters, "_ledger", first)
+    return patch.object(DeadLetters, "ledger", first)
 
 
 def redrives_without_a_record() -> AbstractContextManager[object]:
@@ -138,19 +140,19 @@ def redrives_without_a_record() -> AbstractContextManager[object]:
     async def nothing(*_: object) -> None:
         pass
 
-    return patch.object(redriving._Lock, "store", nothing)
+    return patch.object(RedriveLock, "store", nothing)
 
 
 def writes_down_first() -> AbstractContextManager[object]:
     """The ledger has an entry before the copies are durable."""
     bring_back = redriving._Run._bring_back
 
-    async def bad(self: Any, relay: Any, lock: Any, ledger: str, round_: Any) -> None:
+    async def bad(self: Any, relay: Any, lock: Any, round_: Any) -> None:
         if round_:
-            await relay.prepare([ledger], afresh=True)
+            await relay.prepare([self._ledger], afresh=True)
             places = {(message.queue, message.offset) for message, _ in round_}
-            await self._write_down(relay, ledger, places)
-        await bring_back(self, relay, lock, ledger, round_)
+            await self._write_down(relay, places)
+        await bring_back(self, relay, lock, round_)
 
     return patch.object(redriving._Run, "_bring_back", bad)
 

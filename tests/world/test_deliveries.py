@@ -77,6 +77,7 @@ def test_a_planted_bug_is_found(name: str) -> None:
         ("retries", "moves", "delays"),
         ("policies", "idle"),
         ("redrive", "splits"),
+        ("moves", "redrive"),
         ("policies", "idle", "moves", "redrive", "splits"),
     ],
     ids=",".join,
@@ -92,6 +93,7 @@ def test_messages_are_tried_again_or_moved_meanwhile(more: tuple[str, ...]) -> N
     assert seen["move: activated"] or "moves" not in more
     assert seen["letter brought back"] or "redrive" not in more
     assert seen["producer expired"] > 100 or "idle" not in more
+    assert seen["redrive went on"] or more != ("moves", "redrive")
 
 
 PLACE = (0, 1)

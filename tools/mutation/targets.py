@@ -207,7 +207,9 @@ TARGETS: Final = {
                 "api/sql_transaction",
                 "dead_letters/retrying",
                 "dead_letters/relay",
+                "dead_letters/listing",
                 "dead_letters/redrive",
+                "dead_letters/redrive_lock",
             )
         ),
         tests=_CLIENT_TESTS,

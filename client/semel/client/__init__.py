@@ -31,12 +31,8 @@ from semel.client.config import (
 from semel.client.consumer.config import ConsumerConfig
 from semel.client.consumer.sql_offsets import SqlOffsets
 from semel.client.core.letters import Origin
-from semel.client.dead_letters.redrive import (
-    DeadLetter,
-    LetterFilter,
-    RedriveProgress,
-    RedriveResult,
-)
+from semel.client.dead_letters.listing import DeadLetter, LetterFilter
+from semel.client.dead_letters.redrive import RedriveProgress, RedriveResult
 from semel.client.message import ARROW_SCHEMA, Message, RecordMetadata
 from semel.client.producer.futures import BulkFuture, BulkSummary, SendFuture
 from semel.client.producer.topic import ProducerStats

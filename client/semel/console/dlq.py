@@ -125,7 +125,7 @@ def list_letters(
 
     TOPIC is a dead-letter topic, or the group that it belongs to.
     """
-    from semel.client.dead_letters.redrive import EVERYTHING
+    from semel.client.dead_letters.listing import EVERYTHING
 
     if topic is None and (which != EVERYTHING or limit is not None):
         raise click.UsageError("options that choose letters need a TOPIC, or a group's name")
@@ -217,7 +217,7 @@ def redrive(
 
     TOPIC is a dead-letter topic, or the group that it belongs to.
     """
-    from semel.client.dead_letters.redrive import EVERYTHING
+    from semel.client.dead_letters.listing import EVERYTHING
 
     if everything != (which == EVERYTHING):
         raise click.UsageError("which letters? Pass --all, or options that choose some, not both")

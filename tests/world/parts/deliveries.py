@@ -7,7 +7,8 @@ and come back; the nemesis strikes as ever. At the end an *auditor* reads the de
 gives each of a sorter's lives a retry policy of its own, so that a group's members differ and each
 takes over what another policy has left; `idle` forgets producers while they are busy, as idle days
 do, and strangers fence them; `redrive` brings dead letters back to the group while more of them
-come, two programs at a time, which end each other.
+come, two programs at a time, which end each other; with `moves` the queue that remembers them moves
+while they are at work, and they go on.
 
 What must hold for each message of the topic
 1. It was decided about at least once: nothing is skipped.
@@ -36,6 +37,7 @@ from semel.broker.state.apply import expired
 from semel.client import RetryPolicy
 from semel.client.core import letters
 from semel.client.dead_letters import redrive as redriving
+from semel.client.dead_letters.redrive_lock import RedriveLock
 from semel.client.dead_letters.retrying import Retrying
 from semel.client.reading.feed_queue import FeedQueue
 from semel.protos.errors import Closed, LockLost, ProducerFenced, UnknownTopic
@@ -43,6 +45,7 @@ from tests.checking.raw_log import Fold
 from tests.world import soak
 from tests.world.clients import AUDITS, READS, TOPIC, ClientHost, Member
 from tests.world.loop import PROCESS
+from tests.world.parts.moves import move_queue
 from tests.world.plan import Plan, Step, make_plan, with_clients, with_steps
 from tests.world.registry import Part, add_part, program, random_of, with_parts
 from tests.world.run import Run, run_plan
@@ -360,9 +363,10 @@ def struck_while_copying(run: Run) -> Iterator[None]:
     """Programs die and freeze at the worst moments: between record and copies, and right behind
     those."""
     take_over, store, send = Retrying.take_over, Retrying._store_record, Retrying._send
-    acquire, intend = redriving._Lock.acquire, redriving._Lock.store
-    write_down = redriving._Run._write_down
+    acquire, intend = RedriveLock.acquire, RedriveLock.store
+    write_down, check_latest = redriving._Run._write_down, redriving._Run._check_latest
     random, world = random_of(run.plan, "copies"), run.world
+    mover = random_of(run.plan, "ledger")
 
     left = STRIKES_MAX
 
@@ -381,11 +385,19 @@ def struck_while_copying(run: Run) -> Iterator[None]:
             world.loop.stop_process(process, world.now + random.uniform(0.9, 2.0))
         await asyncio.sleep(0)
 
+    async def kept_on(self: Any, lock: Any) -> None:
+        await check_latest(self, lock)
+        world.count("redrive went on")
+
     async def acquired(self: Any) -> bytes:
         await strike("before its lock")
         return await acquire(self)
 
     async def intended(self: Any, record: bytes) -> None:
+        if "moves" in run.plan.parts and mover.random() < 0.6:
+            job = move_queue([Redriver.topics[0]], mover.random())
+            run.operator.ask("moved the ledger of a redrive", job, once=True)
+            await asyncio.sleep(mover.uniform(0, 1.0))
         await intend(self, record)
         await strike("before its copies")
 
@@ -414,8 +426,9 @@ def struck_while_copying(run: Run) -> Iterator[None]:
         patch.object(Retrying, "take_over", observed),
         patch.object(Retrying, "_store_record", stored),
         patch.object(Retrying, "_send", sent),
-        patch.object(redriving._Lock, "acquire", acquired),
-        patch.object(redriving._Lock, "store", intended),
+        patch.object(RedriveLock, "acquire", acquired),
+        patch.object(RedriveLock, "store", intended),
+        patch.object(redriving._Run, "_check_latest", kept_on),
         patch.object(redriving._Run, "_write_down", wrote_down),
     ):
         yield

@@ -30,13 +30,16 @@ from semel.client.admin.restore import RestorePlan, RestoreResult, RestoreWork
 from semel.client.admin.upgrade import Upgrade, upgrade
 from semel.client.admin.verify import Verification, VerifyProgress
 from semel.client.api.telling import run_telling
-from semel.client.dead_letters.redrive import (
+from semel.client.dead_letters.listing import (
     EVERYTHING,
     DeadLetter,
     DeadLetters,
     LetterFilter,
+)
+from semel.client.dead_letters.redrive import (
     RedriveProgress,
     RedriveResult,
+    redrive_letters,
 )
 from semel.client.reading.offsets import Place, Places
 from semel.client.session import Session
@@ -266,13 +269,16 @@ class Admin:
         retry topic of their group, which nobody else reads.
 
         A run that was interrupted may be repeated. `on_progress` is called in this thread. Raises
-        UnknownTopic; LockLost when the ledger's queue moved, and TimedOut: repeat it;
-        ProducerFenced when another run of the topic has begun.
+        UnknownTopic; ProducerFenced when another run of the topic has begun; TimedOut, and LockLost
+        when the lock of the run was lost and no broker can tell why: repeat it.
         """
-        found = DeadLetters(self._session.cluster, self._session.runtime, topic)
+        session = self._session
 
         def start(note: Callable[[RedriveProgress], object]) -> Coroutine[Any, Any, RedriveResult]:
-            return found.redrive(which, to=to, dry_run=dry_run, note=note)
+            cluster, runtime = session.cluster, session.runtime
+            return redrive_letters(
+                cluster, runtime, topic, which, to=to, dry_run=dry_run, note=note
+            )
 
         return run_telling(
             self._session,
