@@ -28,6 +28,8 @@ from semel.protos.errors import (
     Unavailable,
     UnknownTopic,
 )
+from semel.protos.ids import GroupId
+from semel.protos.v1 import broker_pb2, controller_pb2
 from tests.kit.cluster import Cluster
 from tests.kit.console_inside import InsideConsole
 from tests.kit.consuming import fill, take, values_of
@@ -207,6 +209,32 @@ def redrive_without_an_end(client: Client, group: str, monkeypatch: pytest.Monke
             client.admin.redrive(group)
 
 
+def _delete_by_protocol(client: Client, _: str) -> None:
+    """What a client does that is older than the check of its own."""
+    session = client._session
+    request = broker_pb2.DeleteGroupRequest(group="semel.redrive")
+    session.run(session.cluster.call_master(GroupId(1), "DeleteGroup", request))
+
+
+def _forget_by_protocol(client: Client, _: str) -> None:
+    session = client._session
+    request = controller_pb2.ForgetGroupRequest(group="semel.redrive")
+    session.run(session.cluster.controller("ForgetGroup", request))
+
+
+def _reset(client: Client, topic: str) -> None:
+    client.admin.reset_offsets("semel.redrive", topic, "earliest")
+
+
+def _publish(client: Client, topic: str) -> None:
+    client.admin.publish_progress("semel.redrive", {(topic, 0): 0})
+
+
+def _join(client: Client, topic: str) -> None:
+    with client.consumer("semel.redrive", topic):
+        pass
+
+
 def test_nobody_is_led_to_delete_what_a_redrive_that_was_cut_short_must_remember(
     client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +247,9 @@ def test_nobody_is_led_to_delete_what_a_redrive_that_was_cut_short_must_remember
     assert "group-idle" not in {finding.check for finding in diagnose(found)}
     with pytest.raises(InvalidRequest, match="come back twice"):
         client.admin.delete_group("semel.redrive")
+    for ask in (_delete_by_protocol, _forget_by_protocol, _reset, _publish, _join):
+        with pytest.raises(InvalidRequest, match=r"'semel.redrive' is Semel's own"):
+            ask(client, topic)
     result = client.admin.redrive("remembers")
     assert (result.redriven, result.already, result.recovered) == (0, 6, 6)
     assert values_of(back(client, topic)) == values

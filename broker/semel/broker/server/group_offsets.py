@@ -8,6 +8,7 @@ from __future__ import annotations
 from semel.broker.replica.replica import Replica
 from semel.broker.server.checks import check_group
 from semel.broker.state import GroupDeleted, OffsetReset, progress
+from semel.protos.groups import check_not_reserved
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2, control_pb2
 
@@ -42,6 +43,7 @@ class GroupOffsetCalls:
         self, request: broker_pb2.ResetOffsetsRequest, context: object
     ) -> broker_pb2.ResetOffsetsReply:
         check_group(request.group)
+        check_not_reserved(request.group)
         for wanted in request.offsets:
             record = control_pb2.ResetOffset(
                 group=request.group, queue=wanted.queue, offset=wanted.offset
@@ -58,6 +60,7 @@ class GroupOffsetCalls:
         self, request: broker_pb2.DeleteGroupRequest, context: object
     ) -> broker_pb2.DeleteGroupReply:
         check_group(request.group)
+        check_not_reserved(request.group)
         record = control_pb2.DeleteGroup(group=request.group)
         result = await self._replica.submit_control(control_pb2.ControlRecord(delete_group=record))
         assert isinstance(result, GroupDeleted)

@@ -52,7 +52,6 @@ from semel.client.admin.resets import (
     plan_resets,
     refuse_active,
 )
-from semel.client.core.letters import REDRIVE_GROUP
 from semel.client.core.routing import topic_route
 from semel.client.reading.offsets import (
     Place,
@@ -63,6 +62,7 @@ from semel.client.reading.offsets import (
 )
 from semel.client.transport.cluster import Cluster
 from semel.protos.errors import InvalidRequest, UnknownGroup, UnknownProducer, UnknownQueue
+from semel.protos.groups import check_not_reserved
 from semel.protos.ids import GroupId
 from semel.protos.queue_refs import queue_ref
 from semel.protos.slots import SLOT_COUNT
@@ -435,15 +435,12 @@ class AdminCore:
         """Shows the progress of a reader under a group's name; see `admin/progress.py`."""
         if not isinstance(group, str) or not group:
             raise InvalidRequest(f"group must be a name, not {group!r}")
+        check_not_reserved(group)
         return await publish_progress(self._cluster, group, offsets)
 
     async def delete_group(self, group: str) -> None:
         """Forgets a group without members, everywhere."""
-        if group == REDRIVE_GROUP:
-            raise InvalidRequest(
-                f"group {group!r} holds what redrives must remember: without it letters could come"
-                " back twice. It goes with the dead-letter topics and their .redriven topics"
-            )
+        check_not_reserved(group)
         unknown: UnknownGroup | None = None
         try:
             await self._cluster.controller(

@@ -42,10 +42,6 @@ REDRIVEN: Final = "semel-redriven"
 REJECTED: Final = "rejected"
 EXHAUSTED: Final = "exhausted"
 REASON_BYTES_MAX: Final = 1_024
-REDRIVE_GROUP: Final = "semel.redrive"
-"""The consumer group whose locks and records redrives use; it has no members, and is not deleted:
-its records say which letters may have come back without standing in a ledger."""
-
 _NUMBER_MAX: Final = 2**63 - 1
 _DIGITS_MAX: Final = len(str(_NUMBER_MAX))
 _TOPIC_CHARACTERS: Final = re.compile(r"[^A-Za-z0-9._-]")

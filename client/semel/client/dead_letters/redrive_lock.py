@@ -19,12 +19,12 @@ import time
 from typing import Any, Final
 
 from semel.client.admin.calls import AdminCore
-from semel.client.core import letters
 from semel.client.core.retry import Backoff, BackoffPolicy
 from semel.client.core.routing import QueueRoute
 from semel.client.dead_letters.retrying import METADATA_ONLY
 from semel.client.transport.cluster import Cluster
 from semel.protos.errors import QueueMoved, SemelError, Throttled, from_detail
+from semel.protos.groups import REDRIVE_GROUP
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2
 
@@ -50,7 +50,7 @@ class RedriveLock:
         """Acquires the lock and returns the record that is left there. Waits for a move of the
         queue to end, as long as for any call. Raises SemelError."""
         request = broker_pb2.AcquireLocksRequest(
-            group=letters.REDRIVE_GROUP,
+            group=REDRIVE_GROUP,
             member_id=MEMBER,
             queues=[queue_ref(self._queue.key)],
             lock_ms=LOCK_MS,
@@ -78,7 +78,7 @@ class RedriveLock:
     async def store(self, record: bytes) -> None:
         """Raises LockLost when a later run has begun, or the queue has moved."""
         self._version += 1
-        request = broker_pb2.CommitRequest(group=letters.REDRIVE_GROUP)
+        request = broker_pb2.CommitRequest(group=REDRIVE_GROUP)
         request.commits.add(
             queue=queue_ref(self._queue.key),
             token=self._token,
@@ -93,7 +93,7 @@ class RedriveLock:
     async def passed_on(self) -> bool:
         """A later run has acquired the lock. A move of the queue ends it, too, but leaves the
         token as it is. Raises SemelError."""
-        found = await AdminCore(self._cluster).describe_group(letters.REDRIVE_GROUP)
+        found = await AdminCore(self._cluster).describe_group(REDRIVE_GROUP)
         tokens = [
             queue.token
             for queue in found.queues
@@ -105,7 +105,7 @@ class RedriveLock:
         """Clears the record: no attempt is open for a later run to settle."""
         with contextlib.suppress(SemelError):
             await self.store(b"")
-            request = broker_pb2.ReleaseLocksRequest(group=letters.REDRIVE_GROUP, member_id=MEMBER)
+            request = broker_pb2.ReleaseLocksRequest(group=REDRIVE_GROUP, member_id=MEMBER)
             request.locks.add(queue=queue_ref(self._queue.key), token=self._token)
             await self._call("ReleaseLocks", request)
 

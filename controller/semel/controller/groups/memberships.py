@@ -45,6 +45,7 @@ from semel.protos.errors import (
     UnknownMember,
     UnknownTopic,
 )
+from semel.protos.groups import check_not_reserved
 from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.v1.controller_pb2 import (
     GroupInfo,
@@ -126,6 +127,7 @@ class MembershipService:
         dropped after its session.
         """
         check_name(request.group)
+        check_not_reserved(request.group)
         if request.member_id:
             check_name(request.member_id, "member id")
         wish = Wish(
@@ -181,7 +183,9 @@ class MembershipService:
         return len(self._groups), sum(group.member_count for group in self._groups.values())
 
     async def forget(self, group_name: str) -> None:
-        """Forgets a group. Raises UnknownGroup, and InvalidRequest while it has members."""
+        """Forgets a group. Raises UnknownGroup, and InvalidRequest while it has members, or if it
+        is one of Semel's own."""
+        check_not_reserved(group_name)
         await unbroken(self._forget(self._find(group_name)))
 
     async def _forget(self, group: ConsumerGroup) -> None:
