@@ -137,6 +137,8 @@ class Feed:
         self._lock = threading.Lock()
         self._waiters: list[Callable[[], None]] = []
         self._failure: SemelError | None = None
+        self._ahead = 0
+        """Number of deliveries in line that come before the failure; guarded by the lock."""
         self._final: SemelError | None = None
         self._room_wanted = False
         """Some queue is not fetched because there is no room; guarded by the lock."""
@@ -236,11 +238,16 @@ class Feed:
             waiter()
 
     def fail(self, error: SemelError, *, final: bool = False) -> None:
-        """Has the caller's next call raise `error` once the line is empty. If it is `final`, every
-        call does, and nothing more is fetched."""
-        if self._final is None:
-            self._final = error if final else None
-            self._failure = error
+        """Has a call of the caller's raise `error`, after the deliveries that are in line now:
+        those that come later could hide it for as long as any queue is busy. Of several errors that
+        wait the newest is raised, in the place of the first. If it is `final`, every call raises it
+        once the line is empty, and nothing more is fetched."""
+        with self._lock:
+            if self._final is None:
+                if self._failure is None:
+                    self._ahead = len(self._line)
+                self._final = error if final else None
+                self._failure = error
         self.notify()
 
     def close(self) -> None:
@@ -260,12 +267,14 @@ class Feed:
         error."""
         while True:
             with self._lock:
+                failure, final = self._failure, self._final
+                if failure is not None and (not self._line or (final is None and self._ahead <= 0)):
+                    self._failure = final
+                    raise failure
                 if not self._line:
-                    failure, self._failure = self._failure, self._final
-                    if failure is not None:
-                        raise failure
                     return None
                 delivery = self._line.popleft()
+                self._ahead -= 1
                 self._count(delivery, -1)
                 # A reader that keeps up wakes no task: that would cost as much as a small batch.
                 tell = self._room_wanted and self.buffered < self.prefetch_bytes
@@ -282,6 +291,7 @@ class Feed:
         with self._lock:
             self._count(delivery, 1)
             self._line.appendleft(delivery)
+            self._ahead += 1
         self._call_soon(lambda: self._fetch_again(delivery))
 
     @property

@@ -396,6 +396,59 @@ def test_offsets_to_be_skipped_are_not_given_out(skip: set[int], expected: list[
     assert box.queue.offset == 14
 
 
+def test_a_failure_is_told_between_what_came_before_and_what_came_after() -> None:
+    """A queue that is never empty would hide the error of another one for ever."""
+    box = Box()
+    box.put([b"a"], 0)
+    box.feed.fail(Unavailable("older"))
+    box.put([b"b"], 1)
+    box.feed.fail(CorruptBatch("newer"))
+    box.put([b"c"], 2)
+    assert [message.value for message in box.puller.messages(9)] == [b"a"]
+    with pytest.raises(CorruptBatch, match="newer"):
+        box.puller.messages(9)
+    assert [message.value for message in box.puller.messages(9)] == [b"b", b"c"]
+
+
+def test_a_busy_queue_does_not_hide_a_failure() -> None:
+    box = Box()
+    box.put([b"m"], 0)
+    box.feed.fail(Unavailable("the other queue"))
+    given, told = 0, 0
+    for offset in range(1, 5):
+        box.put([b"m"], offset)
+        try:
+            given += len(box.puller.messages(1))
+        except Unavailable:
+            told = given
+    assert (given, told) == (3, 1)
+    assert [message.offset for message in box.puller.drain()] == [3, 4]
+
+
+def test_a_failure_comes_after_a_damaged_batch_that_was_put_back() -> None:
+    box = Box()
+    box.feed.deliver([Delivery(box.queue, 0, 9, damaged([b"a"], 0), 0, 0, 1)])
+    box.feed.fail(Unavailable("the other queue"))
+    for _ in range(2):
+        with pytest.raises(CorruptBatch):
+            box.puller.messages(1)
+    box.soon[0]()
+    with pytest.raises(Unavailable):
+        box.puller.messages(1)
+
+
+def test_what_is_in_line_comes_before_a_final_failure() -> None:
+    box = Box()
+    box.feed.fail(Unavailable("passing"))
+    box.put([b"a"], 0)
+    box.feed.fail(InternalError("final"), final=True)
+    box.put([b"b"], 1)
+    assert [message.value for message in box.puller.messages(9)] == [b"a", b"b"]
+    for _ in range(2):
+        with pytest.raises(InternalError, match="final"):
+            box.puller.messages(9)
+
+
 def test_after_a_final_failure_every_call_fails() -> None:
     box = Box()
     box.feed.fail(InternalError("passing"))
