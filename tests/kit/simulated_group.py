@@ -22,7 +22,7 @@ from semel.client.message import Message
 from semel.client.reading.feed_queue import Delivery, FeedQueue
 from semel.protos.batch import BrokerHeader, Codec
 from semel.protos.columns import Columns, encode_batch
-from semel.protos.errors import LockLost, SemelError, Unavailable, to_detail
+from semel.protos.errors import InvalidRequest, LockLost, SemelError, Unavailable, to_detail
 from semel.protos.ids import GroupId, Offset, QueueId, QueueKey, Term, TopicId
 from semel.protos.queue_refs import queue_key_of, queue_ref
 from semel.protos.v1 import broker_pb2, controller_pb2
@@ -161,6 +161,8 @@ class SimulatedGroup:
                 outcome.error.CopyFrom(to_detail(self.refused))
             elif not lock.owner or lock.token != one.token:
                 outcome.error.CopyFrom(to_detail(LockLost("stale", current_token=lock.token)))
+            elif 0 <= one.offset < lock.committed:
+                outcome.error.CopyFrom(to_detail(InvalidRequest("it needs a reset")))
             else:
                 lock.committed = max(lock.committed, one.offset)
         return reply

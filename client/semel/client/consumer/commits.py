@@ -33,7 +33,7 @@ from semel.client.dead_letters.retrying import Retrying
 from semel.client.reading.feed_queue import FeedQueue
 from semel.client.reading.outstanding import Span
 from semel.client.transport.cluster import Cluster
-from semel.protos.errors import FencedError, LockLost, SemelError, from_detail
+from semel.protos.errors import FencedError, InvalidRequest, LockLost, SemelError, from_detail
 from semel.protos.ids import GroupId, QueueId, QueueKey, TopicId
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2
@@ -166,6 +166,7 @@ class Commits:
     ) -> dict[FeedQueue, SemelError]:
         request = broker_pb2.CommitRequest(group=self._group)
         for queue, offset in offsets:
+            queue.tried = max(queue.tried, offset)
             commit = request.commits.add(
                 queue=queue_ref(queue.key), token=queue.token, offset=offset
             )
@@ -176,12 +177,17 @@ class Commits:
             return {queue: error for queue, _ in offsets}
         refused: dict[FeedQueue, SemelError] = {}
         for (queue, offset), outcome in zip(offsets, reply.outcomes, strict=True):
-            if outcome.HasField("error"):
-                refused[queue] = from_detail(outcome.error)
-                if isinstance(refused[queue], LockLost):
-                    self._locks.on_lost(queue.key, queue.token)
-            else:
+            refusal = from_detail(outcome.error) if outcome.HasField("error") else None
+            if isinstance(refusal, InvalidRequest) and offset < queue.tried:
+                # A broker refuses to lower the progress: a commit that was cancelled, or got no
+                # answer, was carried out, and has reached further than this one.
+                refusal = None
+            if refusal is None:
                 queue.done = max(queue.done, offset)
+                continue
+            refused[queue] = refusal
+            if isinstance(refusal, LockLost):
+                self._locks.on_lost(queue.key, queue.token)
         self._locks.on_progress()
         return refused
 

@@ -35,6 +35,8 @@ class FeedQueue:
         self.done = offset
         """The group's progress: the next offset that is durable, at the brokers or in the user's
         own database. Used by consumers."""
+        self.tried = 0
+        """The highest offset that a commit under this lock has asked for, whatever became of it."""
         self.end: int | None = None
         """Offset at which reading stops; None for no end."""
         self.token = 0

@@ -258,6 +258,39 @@ async def test_a_cancelled_commit_is_made_up_for_by_the_next_one(group: Simulate
     assert group.locks[key_of(0)].committed == 10
 
 
+async def test_a_commit_below_a_cancelled_one_that_was_carried_out_is_no_error(
+    group: SimulatedGroup,
+) -> None:
+    """A program that gives a commit up does not know whether it was carried out."""
+    program = await joined(group)
+    program.put(0, 10)
+    assert await program.poll()
+    group.held_back["Commit"] = asyncio.Event()
+    commit = asyncio.create_task(program.commit())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    commit.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await commit
+    group.held_back.clear()
+    assert group.locks[key_of(0)].committed == 10
+    await program.core.seek("orders", 0, 0)
+    program.put(0, 10)
+    assert len(await program.poll(4)) == 4
+    await program.commit()
+    assert group.locks[key_of(0)].committed == 10
+    assert program.outstanding.spans() == []
+
+
+async def test_progress_that_nobody_asked_for_here_is_an_error(group: SimulatedGroup) -> None:
+    program = await joined(group)
+    program.put(0, 10)
+    assert await program.poll(4)
+    group.locks[key_of(0)].committed = 8
+    with pytest.raises(InvalidRequest, match="needs a reset"):
+        await program.commit()
+
+
 async def test_only_what_was_given_out_is_committed(group: SimulatedGroup) -> None:
     program = await joined(group)
     program.put(0, 10)
