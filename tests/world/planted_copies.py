@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any
@@ -157,6 +158,35 @@ def writes_down_first() -> AbstractContextManager[object]:
     return patch.object(redriving._Run, "_bring_back", bad)
 
 
+def commits_past_copies_under_way() -> AbstractContextManager[object]:
+    """A commit reaches past a message whose copy is on its way, and the record says that it is
+    copied."""
+    publish, covered = Retrying.publish, Retrying.covered
+    publishing: set[asyncio.Task[Any] | None] = set()
+
+    async def bad(self: Retrying, queue: FeedQueue, offset: int) -> int:
+        task = asyncio.current_task()
+        publishing.add(task)
+        try:
+            await publish(self, queue, offset)
+        finally:
+            publishing.discard(task)
+        return covered(self, queue, offset)
+
+    def below(self: Retrying, queue: FeedQueue, offset: int) -> int:
+        return offset if asyncio.current_task() in publishing else covered(self, queue, offset)
+
+    def record(held: Any, progress: int) -> bytes:
+        attempt = held.relay.attempt(held.end) if held.end > progress else None
+        return record_bytes(held.queue.skip, attempt, progress)
+
+    plants = ExitStack()
+    plants.enter_context(patch.object(Retrying, "publish", bad))
+    plants.enter_context(patch.object(Retrying, "covered", below))
+    plants.enter_context(patch.object(retrying._Held, "record", record))
+    return plants
+
+
 PLANTS: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "forgets copies": forgets_copies,
     "commits first": commits_first,
@@ -168,4 +198,5 @@ PLANTS: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "reads the ledger first": reads_the_ledger_first,
     "redrives without a record": redrives_without_a_record,
     "writes down first": writes_down_first,
+    "commits past copies under way": commits_past_copies_under_way,
 }

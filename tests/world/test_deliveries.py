@@ -18,7 +18,13 @@ from tests.world.parts.deliveries import (
 from tests.world.planted_copies import PLANTS
 
 SEEDS = 12
-RARE = {"dead letter": 120, "sorter crash": 2, "lock released": 20, "copies skipped": 3}
+RARE = {
+    "dead letter": 120,
+    "sorter crash": 2,
+    "lock released": 20,
+    "copies skipped": 3,
+    "commit given up": 30,
+}
 FOUND_BY: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
     "forgets copies": ((0,), ()),
     "commits first": ((0,), ()),
@@ -30,6 +36,7 @@ FOUND_BY: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
     "reads the ledger first": ((0,), ("redrive",)),
     "redrives without a record": ((3,), ("redrive",)),
     "writes down first": ((5,), ("redrive",)),
+    "commits past copies under way": ((6,), ()),
 }
 """Seeds that are tried first, those that found the planted bug when it was planted; and what the
 plans have besides."""

@@ -2,13 +2,14 @@
 
 How it works. *Sorters* consume in a group, decide by chance what becomes of each message, and note
 what they decided before and after the commit. They crash, sleep beyond their sessions and locks,
-and come back; the nemesis strikes as ever. At the end an *auditor* reads the dead letters, and
-`judge` compares. The part `retries` has them try some messages again, some time later; `policies`
-gives each of a sorter's lives a retry policy of its own, so that a group's members differ and each
-takes over what another policy has left; `idle` forgets producers while they are busy, as idle days
-do, and strangers fence them; `redrive` brings dead letters back to the group while more of them
-come, two programs at a time, which end each other; with `moves` the queue that remembers them moves
-while they are at work, and they go on.
+and come back; in half of the worlds they give commits up, too, and seek back to what those were
+about, while copies are slow. The nemesis strikes as ever. At the end an *auditor* reads the dead
+letters, and `judge` compares. The part `retries` has them try some messages again, some time later;
+`policies` gives each of a sorter's lives a retry policy of its own, so that a group's members
+differ and each takes over what another policy has left; `idle` forgets producers while they are
+busy, as idle days do, and strangers fence them; `redrive` brings dead letters back to the group
+while more of them come, two programs at a time, which end each other; with `moves` the queue that
+remembers them moves while they are at work, and they go on.
 
 What must hold for each message of the topic
 1. It was decided about at least once: nothing is skipped.
@@ -28,19 +29,20 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from random import Random
 from typing import Any, TypeAlias
 from unittest.mock import patch
 
 from semel.broker.state.apply import expired
-from semel.client import RetryPolicy
+from semel.client import Message, RetryPolicy
 from semel.client.core import letters
 from semel.client.dead_letters import redrive as redriving
 from semel.client.dead_letters.redrive_lock import RedriveLock
 from semel.client.dead_letters.retrying import Retrying
 from semel.client.reading.feed_queue import FeedQueue
-from semel.protos.errors import Closed, LockLost, ProducerFenced, UnknownTopic
+from semel.protos.errors import Closed, InvalidRequest, LockLost, ProducerFenced, UnknownTopic
 from tests.checking.raw_log import Fold
 from tests.world import soak
 from tests.world.clients import AUDITS, READS, TOPIC, ClientHost, Member
@@ -59,6 +61,8 @@ GRAVEYARD = "graveyard"
 """The topic to which some policies bring dead letters."""
 STRIKES_MAX = 6
 """Limit of the times that sorters die or freeze while they copy: a run has to end."""
+DOUBTS_MAX = 15
+"""Limit of the commits that a sorter gives up."""
 STEPS = ((0,), (150,), (150, 400), (500, 0))
 RETRIES = tuple(letters.retry_topic(GROUP, step) for step in range(1, STEPS_MAX + 1))
 
@@ -101,6 +105,9 @@ class Sorter(Member):
         self.steps_ms: tuple[int, ...] = ()
         self.changes_policy = False
         """True when each of its lives has another retry policy."""
+        self.doubts: Random | None = None
+        """Set when it gives commits up: whether it does, and when."""
+        self.doubts_left = DOUBTS_MAX
 
     async def work(self, client: Any) -> None:
         dead_letter = ""
@@ -120,7 +127,8 @@ class Sorter(Member):
 
     async def _sort(self, consumer: Any) -> None:
         world = self.world
-        messages = await consumer.poll(max_messages=6, timeout=0.3)
+        most = 6 if self.doubts is None else self.doubts.choice((1, 2, 6))
+        messages = await consumer.poll(max_messages=most, timeout=0.3)
         decided: list[tuple[Place, int, str]] = []
         try:
             for message in messages:
@@ -147,15 +155,40 @@ class Sorter(Member):
                 world.count("sorter froze before its commit")
                 until = world.now + self.random.uniform(0.9, 2.0)
                 world.loop.stop_process(PROCESS.get(), until)
+            if await self._gives_up(consumer, messages):
+                return
             await consumer.commit()
         except LockLost:
             world.count("sorter: lock lost")
             return
-        except Closed as error:
-            raise AssertionError(f"{self.name} is open, and was told: {error}") from None
+        except (Closed, InvalidRequest) as error:
+            raise AssertionError(f"{self.name} did nothing wrong, and was told: {error}") from None
         for place, attempt, decision in decided:
             self.decisions.acknowledged[place][attempt].add(decision)
             world.count(f"message {decision}")
+
+    async def _gives_up(self, consumer: Any, messages: Sequence[Message]) -> bool:
+        """Begins a commit, gives it up soon, and asks for the messages once more. Returns False if
+        it has not begun one."""
+        doubts = self.doubts
+        if doubts is None or not self.doubts_left or not messages or doubts.random() > 0.4:
+            return False
+        self.doubts_left -= 1
+        commit = asyncio.ensure_future(consumer.commit())
+        await asyncio.wait([commit], timeout=doubts.uniform(0, 0.04))
+        commit.cancel()
+        with suppress(asyncio.CancelledError):
+            await commit
+        first: dict[tuple[str, int], int] = {}
+        for message in messages:
+            place = message.topic, message.queue
+            first[place] = min(message.offset, first.get(place, message.offset))
+        held = {(each.topic, key.queue_id): each for key, each in consumer._core.locks.held.items()}
+        for place in first.keys() & held.keys():
+            # What is committed was decided for good.
+            await consumer.seek(*place, max(first[place], held[place].done))
+        self.world.count("commit given up")
+        return True
 
     def _decide(self) -> str:
         chance = self.random.random()
@@ -304,6 +337,11 @@ def _judge(decisions: Decisions, place: Place, dead: int) -> str:
     return ""
 
 
+def _gives_commits_up(plan: Plan) -> bool:
+    """In half of the worlds sorters cancel commits and seek back, and copies are slow."""
+    return random_of(plan, "patience").random() < 0.5
+
+
 @program("sorter", host="q")
 def sorter(run: Run, host: str) -> Sorter:
     decisions = run.shared(Decisions)
@@ -312,6 +350,8 @@ def sorter(run: Run, host: str) -> Sorter:
     if {"retries", "redrive"} & set(run.plan.parts):
         made.steps_ms = random_of(run.plan, "retries").choice(STEPS)
     made.changes_policy = "policies" in run.plan.parts
+    if _gives_commits_up(run.plan):
+        made.doubts = random_of(run.plan, f"doubts of {host}")
     decisions.attempts_max = len(made.steps_ms) + 1 if not made.changes_policy else STEPS_MAX + 1
     return made
 
@@ -367,6 +407,7 @@ def struck_while_copying(run: Run) -> Iterator[None]:
     write_down, check_latest = redriving._Run._write_down, redriving._Run._check_latest
     random, world = random_of(run.plan, "copies"), run.world
     mover = random_of(run.plan, "ledger")
+    slow = random_of(run.plan, "slow copies") if _gives_commits_up(run.plan) else None
 
     left = STRIKES_MAX
 
@@ -414,6 +455,8 @@ def struck_while_copying(run: Run) -> Iterator[None]:
 
     async def stored(self: Retrying, found: Any) -> None:
         await store(self, found)
+        if slow is not None and slow.random() < 0.5:
+            await asyncio.sleep(slow.uniform(0, 0.2))  # what was given up is asked for meanwhile
         await strike("before its copies")
 
     async def sent(self: Retrying, *about: Any) -> None:
