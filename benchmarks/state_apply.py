@@ -90,7 +90,7 @@ def admit_and_apply(data: list[bytes], per_entry: int) -> tuple[float, float, fl
     for begin in range(0, len(data), per_entry):
         end = begin + per_entry
         started = clock()
-        decisions = [admission.admit_batch(head, 0) for head in headers[begin:end]]
+        decisions = [admission.admit_batch(head, 0, time_us=0) for head in headers[begin:end]]
         spent[0] += clock() - started
         records: list[tuple[RecordKind, list[bytes | memoryview]]] = []
         for decision, batch in zip(decisions, data[begin:end], strict=True):

@@ -178,7 +178,7 @@ class Group:
     def produce(
         self, head: BatchHeader, *, commit: bool = True, now_ms: float = 0
     ) -> BatchDecision:
-        decision = self.admission.admit_batch(head, now_ms)
+        decision = self.admission.admit_batch(head, now_ms, time_us=self.now_us)
         if isinstance(decision, Accepted):
             self.entry.append(batch_record(head, decision.base_offset, self.now_us, self.term))
             if commit:

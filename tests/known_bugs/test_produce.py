@@ -93,13 +93,15 @@ def test_a_new_master_does_not_admit_before_it_has_replayed() -> None:
             admission = Admission(behind, term=Term(2))
         except AssertionError:
             admission = None  # the node that asked too early halts
-        assert admission is None or not isinstance(admission.admit_batch(stored, 0), Accepted), (
-            "twice"
-        )
+        assert admission is None or not isinstance(
+            admission.admit_batch(stored, 0, time_us=0), Accepted
+        ), "twice"
         noop, _ = build_frame(len(group.frames) + 1, 2, group.now_us, [(RecordKind.NOOP, [])])
         behind.apply_frame(group.frames[-1])
         behind.apply_frame(noop)
-        assert Admission(behind, term=Term(2)).admit_batch(stored, 0) == Duplicate(Offset(0))
+        assert Admission(behind, term=Term(2)).admit_batch(stored, 0, time_us=0) == Duplicate(
+            Offset(0)
+        )
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         begin = Admission.__init__
@@ -240,11 +242,11 @@ def test_a_fence_tells_all_that_an_older_session_stored() -> None:
     def plant(patch: pytest.MonkeyPatch) -> None:
         original = Admission.admit_batch
 
-        def lenient(self: Admission, head: BatchHeader, now_ms: float) -> Any:
+        def lenient(self: Admission, head: BatchHeader, now_ms: float, *, time_us: int) -> Any:
             row = self._state.producers.find(head.queue_key, head.producer_id)
             if row is not None:
                 head = replace(head, epoch=row.epoch, session=row.session)
-            return original(self, head, now_ms)
+            return original(self, head, now_ms, time_us=time_us)
 
         patch.setattr(Admission, "admit_batch", lenient)
 
@@ -262,7 +264,7 @@ def test_a_retry_whose_first_answer_was_lost_is_no_gap() -> None:
         assert group.produce(header(49, last=59)) == Accepted(Offset(50))
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        def gap_first(self: Admission, head: Any, row: Any, now_ms: float) -> Any:
+        def gap_first(self: Admission, head: Any, queue: Any, row: Any, *at: Any) -> Any:
             error = errors.OutOfOrderSequence("a gap", last_sequence=row.last)
             return Refused(error)
 
@@ -340,12 +342,14 @@ def test_a_zombie_that_begins_at_zero_again_is_fenced() -> None:
     def plant(patch: pytest.MonkeyPatch) -> None:
         original = Admission.admit_batch
 
-        def zero_begins_anew(self: Admission, head: BatchHeader, now_ms: float) -> Any:
+        def zero_begins_anew(
+            self: Admission, head: BatchHeader, now_ms: float, *, time_us: int
+        ) -> Any:
             if not head.base_sequence:
                 queue = self._pending.queue(head.queue_key)
                 assert queue is not None
                 return self._accept(head, queue, self._pending.row(queue, head.producer_id))
-            return original(self, head, now_ms)
+            return original(self, head, now_ms, time_us=time_us)
 
         patch.setattr(Admission, "admit_batch", zero_begins_anew)
 
@@ -479,10 +483,10 @@ def test_lower_sequences_of_a_second_writer_are_refused_and_not_dropped() -> Non
     def plant(patch: pytest.MonkeyPatch) -> None:
         original = Admission._decide_unchained
 
-        def lower_is_old(self: Admission, head: Any, row: Any, now_ms: float) -> Any:
+        def lower_is_old(self: Admission, head: Any, queue: Any, row: Any, *at: Any) -> Any:
             if row.applied is not None and head.last_sequence <= row.applied.last_sequence:
                 return Duplicate(Offset(-1))
-            return original(self, head, row, now_ms)
+            return original(self, head, queue, row, *at)
 
         patch.setattr(Admission, "_decide_unchained", lower_is_old)
 

@@ -48,7 +48,6 @@ from semel.broker.state import (
     record_refusal,
 )
 from semel.protos.batch import BatchHeader
-from semel.protos.delays import time_refusal
 from semel.protos.errors import InvalidRequest, SemelError
 from semel.protos.frames import FRAME_RECORDS_MAX, RecordKind
 from semel.protos.ids import ProducerId, QueueKey, Term
@@ -222,12 +221,17 @@ class Proposer:
             self._queue.append(_Release(queue_key))
 
     def refuse_pending(self, error: SemelError) -> None:
-        """Refuses all requests that wait for the admission; none of them is stored."""
+        """Refuses all requests that wait for the admission, but for batches that were stored
+        before: nothing has to be appended for those, and they get the answer that is due."""
         waiting, self._queue = self._queue, deque()
         self._releasing.clear()
         self.pending_bytes = 0
         for item in waiting:
-            _answer(item, error)
+            stored = self._admission.find_stored(item.header) if isinstance(item, _Batch) else None
+            if isinstance(item, _Batch) and stored is not None:
+                item.sink.ack(item.header, "duplicate", stored.base_offset, 0)
+            else:
+                _answer(item, error)
 
     def next_entry(
         self, index: int, term: int, time_us: int, now_ms: int, bytes_target: int
@@ -278,14 +282,11 @@ class Proposer:
     ) -> RecordParts | None:
         header = item.header
         staged = header.producer_id >= STAGER_ID_MIN
-        refusal = time_refusal(header.deliver_at_us, time_us)
         decision: BatchDecision
-        if refusal is not None:
-            decision = Refused(InvalidRequest(refusal))
-        elif staged:
-            decision = self._admission.admit_staged(header)
+        if staged:
+            decision = self._admission.admit_staged(header, time_us=time_us)
         else:
-            decision = self._admission.admit_batch(header, now_ms)
+            decision = self._admission.admit_batch(header, now_ms, time_us=time_us)
         if isinstance(decision, Accepted):
             parts = batch_record_parts(
                 item.data,

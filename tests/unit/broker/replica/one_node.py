@@ -134,9 +134,12 @@ class Answers:
     """What a stream is answered."""
 
     def __init__(self) -> None:
+        self.acks: list[tuple[str, int]] = []
+        """Status and base offset."""
         self.refused: list[SemelError] = []
 
-    def ack(self, *_: object) -> None: ...
+    def ack(self, _: object, status: str, base_offset: int, __: int) -> None:
+        self.acks.append((status, base_offset))
 
     def refuse(self, _: object, error: SemelError) -> None:
         self.refused.append(error)

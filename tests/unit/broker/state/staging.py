@@ -63,7 +63,7 @@ class Stage(Group):
 
     def stage(self, head: BatchHeader) -> SemelError | str:
         """ "staged", "duplicate" or the error."""
-        decision = self.admission.admit_staged(head)
+        decision = self.admission.admit_staged(head, time_us=self.now_us)
         if isinstance(decision, Refused):
             return decision.error
         if not isinstance(decision, Accepted):

@@ -260,7 +260,7 @@ def test_below_the_level_the_fold_takes_a_delivery_time_for_nothing() -> None:
     group.fence()
     admission = Admission(group.state, term=Term(1))
     head = header(-1, crc=3)
-    assert isinstance(admission.admit_batch(head, 0), Accepted)
+    assert isinstance(admission.admit_batch(head, 0, time_us=START_US), Accepted)
     group.apply(batch_record(replace(head, deliver_at_us=START_US * 2), 0, group.now_us, 1))
     assert group.state.queues[KEY].log_end_offset == 1
     assert not group.state.delays.queues

@@ -424,7 +424,9 @@ def test_a_row_leaves_the_overlay_with_its_last_use(group: Group, others_busy: b
     first, second, third = group.entry
     group.entry = []
     if others_busy:
-        assert isinstance(group.admission.admit_batch(header(-1, producer=TWO), 0), Accepted)
+        assert isinstance(
+            group.admission.admit_batch(header(-1, producer=TWO), 0, time_us=0), Accepted
+        )
     for record in (first, second, third):
         idle = group.admission._pending.queue(KEY)
         assert idle is not None
@@ -445,7 +447,9 @@ def test_a_retry_finds_its_batch_while_the_new_row_is_still_busy(group: Group) -
     group.entry = []
     group.admission.on_applied(group.apply(fence))
     group.admission.on_applied(group.apply(first))
-    assert group.admission.admit_batch(header(-1, last=9, producer=TWO), 0) == Duplicate(Offset(0))
+    assert group.admission.admit_batch(header(-1, last=9, producer=TWO), 0, time_us=0) == Duplicate(
+        Offset(0)
+    )
 
 
 @pytest.mark.parametrize("applied", [False, True])

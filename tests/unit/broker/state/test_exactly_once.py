@@ -233,7 +233,7 @@ def test_long_walks_meet_every_answer() -> None:
 
 
 def gap_check_first(patch: pytest.MonkeyPatch) -> None:
-    def decide(self: Admission, header: Any, row: Any, now_ms: float) -> Any:
+    def decide(self: Admission, header: Any, queue: Any, row: Any, *at: Any) -> Any:
         last = row.applied.last_sequence if row.applied else -1
         return Refused(OutOfOrderSequence("planted", last_sequence=last))
 
@@ -282,11 +282,11 @@ def duplicate_before_applied(patch: pytest.MonkeyPatch) -> None:
 def fence_ignored(patch: pytest.MonkeyPatch) -> None:
     original = Admission.admit_batch
 
-    def lenient(self: Admission, header: Any, now_ms: float) -> Any:
+    def lenient(self: Admission, header: Any, now_ms: float, *, time_us: int) -> Any:
         row = self._state.producers.find(header.queue_key, header.producer_id)
         if row is not None:
             header = replace(header, epoch=row.epoch, session=row.session)
-        return original(self, header, now_ms)
+        return original(self, header, now_ms, time_us=time_us)
 
     patch.setattr(Admission, "admit_batch", lenient)
 
@@ -294,8 +294,8 @@ def fence_ignored(patch: pytest.MonkeyPatch) -> None:
 def gaps_are_duplicates(patch: pytest.MonkeyPatch) -> None:
     original = Admission._decide_unchained
 
-    def trusting(self: Admission, header: Any, row: Any, now_ms: float) -> Any:
-        decision = original(self, header, row, now_ms)
+    def trusting(self: Admission, header: Any, queue: Any, row: Any, *at: Any) -> Any:
+        decision = original(self, header, queue, row, *at)
         if row.applied and header.last_sequence <= row.applied.last_sequence:
             error = getattr(decision, "error", None)
             return Duplicate(Offset(-1)) if isinstance(error, OutOfOrderSequence) else decision

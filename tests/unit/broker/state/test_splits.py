@@ -468,11 +468,11 @@ def test_planted_the_histories_notice_a_seal_that_is_said_before_looking() -> No
     """A retry of what the parent holds would go to a child, and be stored there once more."""
     original = Admission.admit_batch
 
-    def hasty(admission: Admission, head: BatchHeader, now_ms: float) -> Any:
+    def hasty(admission: Admission, head: BatchHeader, now_ms: float, *, time_us: int) -> Any:
         queue = admission._state.queues.get(head.queue_key)
         if queue is not None and queue.sealed:
             return Refused(sealed_error(queue))
-        return original(admission, head, now_ms)
+        return original(admission, head, now_ms, time_us=time_us)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Admission, "admit_batch", hasty)

@@ -408,7 +408,7 @@ class World:
     def send(self, head: BatchHeader) -> None:
         """The network delivers a batch: for the first time, again, or very late."""
         row = self.rows.get((head.queue_key, head.producer_id))
-        decision = self.admission.admit_batch(head, self.now_ms)
+        decision = self.admission.admit_batch(head, self.now_ms, time_us=self.now_us)
         self.seen.add(type(getattr(decision, "error", decision)).__name__)
         match decision:
             case Accepted(base_offset=offset):

@@ -11,9 +11,10 @@ applied, so that the applied state holds everything older. It is dropped when th
 when unapplied entries may be lost, or when an accepted record could not be appended.
 
 The checks of a batch come in this order: queue, row, incarnation, next in the chain, stored before,
-in flight, sealed, size, gap. "Stored before" precedes those after it because a retry whose first
-answer was lost must find its original, and not an error about order, or about a split or a lower
-limit since then.
+in flight, sealed, limits (delivery time, size), gap. "Stored before" precedes those after it
+because a retry whose first answer was lost must find its original, and not an error about order, or
+about a split or a lower limit since then. For a staged batch the order is: queue, stored before,
+given up, sealed, limits, room for staged bytes.
 
 Invariants
 1. A batch is accepted only if its `previous_sequence` is the last accepted sequence of its row:
@@ -44,6 +45,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from typing import Final
 
+from semel.broker.state.admission.batch_limits import batch_refusal
 from semel.broker.state.admission.decisions import (
     NO_OFFSET,
     Accepted,
@@ -60,7 +62,7 @@ from semel.broker.state.admission.decisions import (
     out_of_order,
     retry_later,
 )
-from semel.broker.state.admission.delays import delay_refusal, propose_release
+from semel.broker.state.admission.delays import propose_release
 from semel.broker.state.admission.parking import Parking
 from semel.broker.state.admission.pending import (
     InFlight,
@@ -70,7 +72,12 @@ from semel.broker.state.admission.pending import (
     RecordUse,
 )
 from semel.broker.state.admission.queues import QueueAdmission
-from semel.broker.state.admission.transactions import admit_staged, admit_step, forget_before
+from semel.broker.state.admission.transactions import (
+    admit_step,
+    find_staged,
+    forget_before,
+    no_room_to_stage,
+)
 from semel.broker.state.apply.delays import RELEASE_BATCHES_MAX
 from semel.broker.state.apply.machine import State
 from semel.broker.state.apply.results import ApplyResult, Staged
@@ -79,7 +86,6 @@ from semel.protos.batch import BROKER_HEADER_BYTES, BatchHeader, BrokerHeader
 from semel.protos.delays import is_delayed
 from semel.protos.errors import (
     InvalidRequest,
-    MessageTooLarge,
     OutOfOrderSequence,
     PartialOverlap,
     SemelError,
@@ -93,6 +99,7 @@ from semel.protos.ids import (
     Term,
 )
 from semel.protos.queue_refs import queue_key_of, queue_ref
+from semel.protos.staging import STAGER_ID_MIN
 from semel.protos.v1 import control_pb2, transaction_records_pb2
 
 IN_FLIGHT_BATCHES_MAX: Final = WINDOW_BATCHES
@@ -139,33 +146,49 @@ class Admission:
 
     # --- batches ----------------------------------------------------------------------------
 
-    def admit_batch(self, header: BatchHeader, now_ms: float) -> BatchDecision:
-        """Decides about a batch that passed `check_batch`. If Accepted, append it now."""
+    def admit_batch(self, header: BatchHeader, now_ms: float, *, time_us: int) -> BatchDecision:
+        """Decides about a batch that passed `check_batch`. If Accepted, append it now.
+
+        `now_ms` is the monotonic time, from which a parked batch waits; `time_us` is the log time
+        of the entry that the batch would be part of.
+        """
         key = header.queue_key
         queue = self._pending.queue(key)
         if queue is None:
             return Refused(self._state.absent(key))
-        if (unknown := delay_refusal(header, self._state.feature_level)) is not None:
-            return unknown
         row = self._pending.row(queue, header.producer_id)
         if not row.exists or header.epoch != row.epoch or header.session != row.session:
             return Refused(_incarnation_error(header, queue, row))
         if header.previous_sequence == row.last:
-            return self._not_taken(header, queue) or self._accept(header, queue, row)
-        return self._decide_unchained(header, row, now_ms)
+            return self._not_taken(header, queue, time_us) or self._accept(header, queue, row)
+        return self._decide_unchained(header, queue, row, now_ms, time_us)
 
-    def _not_taken(self, header: BatchHeader, queue: PendingQueue) -> Refused | None:
-        """Refuses a batch that is not stored if the queue has ended, or never takes so large a one;
-        None if it is neither."""
-        ended = self.queues.ended(queue)
-        limit = self._pending.batch_bytes_max(queue)
-        if ended is not None or header.batch_length <= limit:
-            return ended
-        return Refused(
-            MessageTooLarge(
-                f"batch of {header.batch_length} bytes; queue {queue.key.queue_id} takes {limit}",
-                limit_bytes=limit,
-            )
+    def find_stored(self, header: BatchHeader) -> Duplicate | None:
+        """The answer to a batch that is stored and applied already; None for every other batch.
+
+        It accepts nothing, so it may be asked while nothing can be appended.
+        """
+        found: BatchDecision | None = None
+        if header.producer_id >= STAGER_ID_MIN:
+            applied = self._state.queues.get(header.queue_key)
+            if applied is not None:
+                found = find_staged(self._state.transactions, header, applied)
+        else:
+            queue = self._pending.queue(header.queue_key)
+            row = None if queue is None else self._pending.row(queue, header.producer_id)
+            if row is None or (header.epoch, header.session) != (row.epoch, row.session):
+                return None
+            found = self._decide_from_applied(header, row)
+        return found if isinstance(found, Duplicate) else None
+
+    def _not_taken(self, header: BatchHeader, queue: PendingQueue, time_us: int) -> Refused | None:
+        """Refuses a batch that is not stored if the queue has ended or a limit forbids the batch;
+        None if neither is so."""
+        return self.queues.ended(queue) or batch_refusal(
+            header,
+            bytes_max=self._pending.batch_bytes_max(queue),
+            level=self._state.feature_level,
+            time_us=time_us,
         )
 
     def _accept(self, header: BatchHeader, queue: PendingQueue, row: PendingRow) -> BatchDecision:
@@ -183,7 +206,12 @@ class Admission:
         return Accepted(Offset(offset))
 
     def _decide_unchained(
-        self, header: BatchHeader, row: PendingRow, now_ms: float
+        self,
+        header: BatchHeader,
+        queue: PendingQueue,
+        row: PendingRow,
+        now_ms: float,
+        time_us: int,
     ) -> BatchDecision:
         """A batch that does not follow the last one: stored, in flight, too early, or wrong."""
         decision = self._decide_from_applied(header, row)
@@ -191,9 +219,7 @@ class Admission:
             return decision
         if header.base_sequence <= row.last:
             return self._decide_in_flight(header, row)
-        queue = self._pending.queue(header.queue_key)
-        refused = None if queue is None else self._not_taken(header, queue)
-        if refused is not None:
+        if (refused := self._not_taken(header, queue, time_us)) is not None:
             return refused
         if header.previous_sequence > row.last:
             return self._park(header, now_ms)
@@ -333,20 +359,30 @@ class Admission:
         self._pending.use(RecordUse.FENCE, queues, tuple(row for _, row in chosen.values()))
         return Accepted()
 
-    def admit_staged(self, header: BatchHeader) -> BatchDecision:
-        """Decides about a stager's batch. If Accepted, append it as STAGED; apply decides."""
-        room = self._staged_bytes_max - self._staging_bytes - self._state.transactions.staging.bytes
+    def admit_staged(self, header: BatchHeader, *, time_us: int) -> BatchDecision:
+        """Decides what is certain of a stager's batch; apply decides the rest.
+
+        If Accepted, append it as STAGED. `time_us` is the log time of its entry.
+        """
         queue = self._state.queues.get(header.queue_key)
         if queue is None:
             return Refused(self._state.absent(header.queue_key))
+        transactions = self._state.transactions
+        if (certain := find_staged(transactions, header, queue)) is not None:
+            return certain
         if queue.frozen:
             return retry_later("the queue is sealed by a move")
-        if (unknown := delay_refusal(header, self._state.feature_level)) is not None:
-            return unknown
-        decision = admit_staged(self._state.transactions, header, queue, room_bytes=room)
-        if isinstance(decision, Accepted):
-            self._staging_bytes += header.batch_length + BROKER_HEADER_BYTES
-        return decision
+        room = self._staged_bytes_max - self._staging_bytes - transactions.staging.bytes
+        refused = batch_refusal(
+            header,
+            bytes_max=queue.settings.batch_bytes_max,
+            level=self._state.feature_level,
+            time_us=time_us,
+        ) or no_room_to_stage(header, room)
+        if refused is not None:
+            return refused
+        self._staging_bytes += header.batch_length + BROKER_HEADER_BYTES
+        return Accepted()
 
     def admit_transaction(self, step: transaction_records_pb2.TransactionRecord) -> ControlDecision:
         """Most steps are decided at apply; a publication gets its offsets here."""

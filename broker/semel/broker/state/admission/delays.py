@@ -12,6 +12,7 @@ from semel.broker.state.admission.decisions import Refused
 from semel.broker.state.admission.pending import PendingQueue, PendingState
 from semel.broker.state.apply.delays import COLUMN_FLAG, Delays
 from semel.protos.batch import BatchHeader
+from semel.protos.delays import time_refusal
 from semel.protos.errors import InvalidRequest, Throttled
 from semel.protos.levels import DELAY_LEVEL, lacking
 from semel.protos.queue_refs import queue_ref
@@ -20,8 +21,11 @@ from semel.protos.v1 import control_pb2
 RETRY_MS: Final = 1_000
 
 
-def delay_refusal(header: BatchHeader, level: int) -> Refused | None:
-    """Refuses a delivery time that this broker group cannot keep; None if the batch is fine."""
+def delay_refusal(header: BatchHeader, level: int, time_us: int) -> Refused | None:
+    """Refuses a delivery time that this broker group cannot keep, or that is a mistake at log time
+    `time_us`; None if the batch is fine."""
+    if (mistake := time_refusal(header.deliver_at_us, time_us)) is not None:
+        return Refused(InvalidRequest(mistake))
     if header.flags & COLUMN_FLAG:
         return Refused(
             InvalidRequest(

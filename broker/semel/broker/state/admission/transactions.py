@@ -14,7 +14,6 @@ from typing import Final
 
 from semel.broker.state.admission.decisions import (
     Accepted,
-    BatchDecision,
     ControlDecision,
     Duplicate,
     Refused,
@@ -25,10 +24,8 @@ from semel.broker.state.apply.splits import sealed_error
 from semel.broker.state.apply.transactions import Step, Transactions, messages_at_once
 from semel.protos.batch import BatchHeader
 from semel.protos.errors import (
-    MessageTooLarge,
     Throttled,
     TransactionAborted,
-    UnknownQueue,
     UnsupportedVersion,
 )
 from semel.protos.ids import Offset
@@ -42,25 +39,14 @@ FORGET_MAX: Final = 1_000
 """One record forgets at most this many transaction ids."""
 
 
-def admit_staged(
-    transactions: Transactions,
-    batch: BatchHeader,
-    queue: QueueState | None,
-    *,
-    room_bytes: int,
-) -> BatchDecision:
-    """Decides what is certain of a staged batch before it is proposed; apply decides the rest."""
-    key = batch.queue_key
-    if queue is None:
-        return Refused(UnknownQueue(f"queue {key.queue_id} of topic {key.topic_id} is not here"))
-    if batch.batch_length > queue.settings.batch_bytes_max:
-        limit = queue.settings.batch_bytes_max
-        return Refused(
-            MessageTooLarge(
-                f"batch of {batch.batch_length} bytes; queue {key.queue_id} takes {limit}",
-                limit_bytes=limit,
-            )
-        )
+def find_staged(
+    transactions: Transactions, batch: BatchHeader, queue: QueueState
+) -> Duplicate | Refused | None:
+    """The decision about a staged batch if the applied state makes it certain; else None.
+
+    Duplicate if it is stored, whatever has changed since. Refused if its stager is gone, or if it
+    is not stored and the queue is split.
+    """
     found = transactions.staging.check(batch, queue)
     if found is True:
         return Duplicate(Offset(-1))
@@ -68,9 +54,12 @@ def admit_staged(
         return Refused(found)
     if queue.sealed and found is not False:
         return Refused(sealed_error(queue))
-    if batch.batch_length > room_bytes:
-        return _full("staged bytes")
-    return Accepted()
+    return None
+
+
+def no_room_to_stage(batch: BatchHeader, room_bytes: int) -> Refused | None:
+    """Refuses a batch, for now, that is larger than the room for staged bytes; None if it fits."""
+    return _full("staged bytes") if batch.batch_length > room_bytes else None
 
 
 def admit_step(

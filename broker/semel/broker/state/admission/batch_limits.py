@@ -1,0 +1,33 @@
+"""Limits of a batch that is not stored yet: its delivery time and its size.
+
+How it works. The admission asks here only about a batch that it would append. A batch that is
+stored is answered with Duplicate whatever these limits say now: they may have changed since.
+
+Not here: what the queue's state forbids (`queues.py`), the room for staged bytes
+(`transactions.py`), the sizes of control records (`record_limits.py`).
+"""
+
+from __future__ import annotations
+
+from semel.broker.state.admission.decisions import Refused
+from semel.broker.state.admission.delays import delay_refusal
+from semel.protos.batch import BatchHeader
+from semel.protos.errors import MessageTooLarge
+
+
+def batch_refusal(
+    header: BatchHeader, *, bytes_max: int, level: int, time_us: int
+) -> Refused | None:
+    """Why the batch may not be appended to an entry of log time `time_us`; None if it may.
+
+    `bytes_max` is the queue's limit for a batch, `level` the broker group's feature level.
+    """
+    delayed = delay_refusal(header, level, time_us)
+    if delayed is not None or header.batch_length <= bytes_max:
+        return delayed
+    return Refused(
+        MessageTooLarge(
+            f"batch of {header.batch_length} bytes; queue {header.queue_id} takes {bytes_max}",
+            limit_bytes=bytes_max,
+        )
+    )
