@@ -123,7 +123,9 @@ class BrokerConfig:
     """Proposals wait while this much is appended and not applied. Default 32 MiB."""
 
     pending_bytes_max: int = 32 << 20
-    """Produce streams are not read while this much waits to be proposed. Default 32 MiB."""
+    """Produce streams are not read while this much waits to be proposed: batches, control records
+    and copies of moving queues. A control record (fence, lock, commit, step of a transaction) with
+    which those alone would be more than this is told to come back. Default 32 MiB."""
 
     requests_waiting_max: int = 20_000
     """While this many requests wait for admission, further calls (fences, locks, commits) are told

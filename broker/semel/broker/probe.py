@@ -102,7 +102,7 @@ METRICS: Final = (
     ),
     _gauge("produce_streams", "streams", "Produce streams that are open."),
     _gauge("waiting_requests", "requests", "Requests not admitted yet. Master only."),
-    _gauge("pending_bytes", "bytes", "Bytes of batches not admitted yet. Master only."),
+    _gauge("pending_bytes", "bytes", "Bytes of records not admitted yet. Master only."),
     _gauge("unapplied_bytes", "bytes", "Bytes of entries not applied yet. Master only."),
     _gauge("parked_batches", "batches", "Batches that wait for their predecessor. Master only."),
     _gauge("parked_bytes", "bytes", "Bytes of those. Master only."),

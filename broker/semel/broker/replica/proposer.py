@@ -154,7 +154,9 @@ class Proposer:
         self._released = 0
         """Delayed batches that the entry being made releases."""
         self.pending_bytes = 0
-        """Bytes of batches that wait for the admission."""
+        """Bytes of batches, control records and copies that wait for the admission."""
+        self.pending_control_bytes = 0
+        """Those of control records alone."""
         self.unapplied_bytes = 0
         """Bytes of entries that are appended and not applied."""
         self._sizes: dict[int, int] = {}
@@ -198,12 +200,15 @@ class Proposer:
             future.set_exception(refusal)
         else:
             self._queue.append(_Control(record, future))
+            self.pending_control_bytes += record.ByteSize()
+            self.pending_bytes += record.ByteSize()
         return future
 
     def submit_copy(self, stored: bytes) -> asyncio.Future[ApplyResult]:
         """`stored` is a batch of a queue that moves here, checked; the future gives its result."""
         future: asyncio.Future[ApplyResult] = asyncio.get_running_loop().create_future()
         self._queue.append(_Copy(stored, future))
+        self.pending_bytes += len(stored)
         return future
 
     def submit_expiry(
@@ -225,7 +230,7 @@ class Proposer:
         before: nothing has to be appended for those, and they get the answer that is due."""
         waiting, self._queue = self._queue, deque()
         self._releasing.clear()
-        self.pending_bytes = 0
+        self.pending_bytes = self.pending_control_bytes = 0
         for item in waiting:
             stored = self._admission.find_stored(item.header) if isinstance(item, _Batch) else None
             if isinstance(item, _Batch) and stored is not None:
@@ -250,10 +255,12 @@ class Proposer:
             if isinstance(item, _Release) and self._released >= RELEASE_BATCHES_MAX:
                 break  # the next entry takes the rest
             queue.popleft()
-            if isinstance(item, _Batch):
+            if isinstance(item, _Batch | _Control | _Copy):
                 self.pending_bytes -= length
+            if isinstance(item, _Batch):
                 accepted = self._admit_batch(item, time_us, term, now_ms)
             elif isinstance(item, _Control):
+                self.pending_control_bytes -= length
                 room = self._admission.forget_before(item.record.transaction)
                 if room is not None:
                     records.append(_control_parts(ControlRecord(transaction=room)))
@@ -454,7 +461,7 @@ class Proposer:
         self._entries.clear()
         self._duplicates.clear()
         self._sizes.clear()
-        self.pending_bytes = self.unapplied_bytes = 0
+        self.pending_bytes = self.pending_control_bytes = self.unapplied_bytes = 0
         for item in waiting:
             _answer(item, error())
 

@@ -262,9 +262,14 @@ class Replica:
         await self.wait_master()
         proposer = self.mastership.proposer
         assert proposer is not None
-        if proposer.waiting >= self.config.requests_waiting_max:
+        waiting_bytes, bytes_max = proposer.pending_control_bytes, self.config.pending_bytes_max
+        if proposer.waiting >= self.config.requests_waiting_max or (
+            # A single record may wait in any case: a small limit must not forbid it for ever.
+            waiting_bytes > 0 and waiting_bytes + record.ByteSize() > bytes_max
+        ):
             raise Throttled(
-                f"{proposer.waiting} requests wait on node {self.config.node_id} already",
+                f"{proposer.waiting} requests wait on node {self.config.node_id} already, and"
+                f" {waiting_bytes:,} bytes of control records; send again",
                 retry_after_ms=_RETRY_AFTER_MS,
             )
         future = proposer.submit_control(record)
