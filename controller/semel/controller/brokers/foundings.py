@@ -17,6 +17,8 @@ the group is on its way from that one to the new one, and the same call, repeate
 Invariants
 1. A record that is founded changes by `anew` only.
 2. Every answer is stored before it is given.
+3. The records in memory are those in the store, except while a change is under way. A change runs
+   to its end, also when its caller hangs up.
 
 Not here: the rule by which nodes act (`broker/membership/founding.py`), their reports
 (`registry.py`).
@@ -31,7 +33,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from semel.controller import records
-from semel.controller.epoch import ControllerEpoch
+from semel.controller.epoch import ControllerEpoch, unbroken
 from semel.protos.errors import DataDirectoryError, InvalidRequest
 from semel.protos.v1.common_pb2 import NodeAddress
 from semel.protos.v1.controller_pb2 import FoundGroupReply, FoundGroupRequest
@@ -87,10 +89,16 @@ class Foundings:
                 f"a founding names a group and 1 to {NODES_MAX} nodes, not group "
                 f"{request.group_id} and nodes {members}"
             )
-        async with self._changing:
-            return self._known(request.group_id) if asks else await self._answer(request, members)
+        if asks:
+            async with self._changing:
+                return self._known(request.group_id)
+        return await unbroken(self._answer(request, members))
 
     async def _answer(self, request: FoundGroupRequest, members: list[int]) -> FoundGroupReply:
+        async with self._changing:
+            return await self._decide(request, members)
+
+    async def _decide(self, request: FoundGroupRequest, members: list[int]) -> FoundGroupReply:
         group_id = request.group_id
         record = self._records.get(group_id)
         if request.anew:
@@ -142,17 +150,22 @@ class Foundings:
             and founding_id in (record.founding_id, record.previous_id)
         ):
             return
-        async with self._changing:
-            record = self._records.get(group_id)
-            if record is None or not record.founded:
-                log.info("group was founded before group=%d founding=%s", group_id, founding_id)
-                record = await self._store(group_id, founding_id, [node_id], founded=True)
+        record = await unbroken(self._learn(group_id, node_id, founding_id))
         if founding_id not in (record.founding_id, record.previous_id):
             raise DataDirectoryError(
                 f"node {node_id} belongs to founding {founding_id} of broker group {group_id}, "
                 f"which was ended; the group's founding is {record.founding_id} now. The node's "
                 "data is of another history: give it an empty directory"
             )
+
+    async def _learn(self, group_id: int, node_id: int, founding_id: str) -> FoundingRecord:
+        """The founding of the group; the reported one if none was stored."""
+        async with self._changing:
+            record = self._records.get(group_id)
+            if record is None or not record.founded:
+                log.info("group was founded before group=%d founding=%s", group_id, founding_id)
+                record = await self._store(group_id, founding_id, [node_id], founded=True)
+            return record
 
     async def _store(
         self,

@@ -4,12 +4,19 @@ How it works. A report goes into the `NodeTable`. If it changed a group, the rou
 first and the group is stored after that: clients wait for the route during a failover, and if it is
 lost the next reports bring it back.
 
+Invariants
+1. The store has what the table says of a group, or the group is among those to be stored, and its
+   next report stores it.
+2. The newest write of a group has its newest record: one write of a group is under way at a time,
+   and it runs to its end, also when its caller hangs up.
+
 Not here: the rules (`liveness.py`), the foundings of groups (`foundings.py`), pushing routes
 (`server.py`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 
@@ -17,7 +24,8 @@ from semel.controller import records
 from semel.controller.brokers.foundings import Foundings
 from semel.controller.brokers.liveness import MASTER, NodeTable, QueueCountWatch
 from semel.controller.brokers.routes import RouteTable
-from semel.controller.epoch import ControllerEpoch
+from semel.controller.epoch import ControllerEpoch, unbroken
+from semel.controller.store import NOTHING_CHANGED
 from semel.protos.errors import DataDirectoryError
 from semel.protos.levels import check_member, untold_levels
 from semel.protos.v1.controller_pb2 import GroupStatus, ReportNodeReply, ReportNodeRequest
@@ -49,6 +57,9 @@ class BrokerRegistry:
         self._placed = placed
         self._on_new_master = on_new_master
         self._table = NodeTable(report_timeout_ms=report_timeout_ms)
+        self._unstored: set[int] = set()
+        """Groups that have changed since they were stored."""
+        self._storing: dict[int, asyncio.Lock] = {}
         self._counts = QueueCountWatch(patience_ms=QUEUE_COUNT_PATIENCE_MS)
         self.foundings = Foundings(
             epoch,
@@ -92,6 +103,7 @@ class BrokerRegistry:
                 report.term,
             )
         if outcome.changed:
+            self._unstored.add(group_id)
             self._routes.set_group(self._table.route(group_id))
         if outcome.new_master:
             record = self._table.record(group_id)
@@ -104,8 +116,8 @@ class BrokerRegistry:
             self._on_new_master(group_id)
         if report.role == MASTER:
             self._check_count(report, now_ms)
-        if outcome.changed:
-            await self._store(group_id)
+        if group_id in self._unstored:
+            await unbroken(self._store(group_id))
         return ReportNodeReply(
             cluster_id=self._epoch.cluster_id,
             route_version=self._routes.version,
@@ -156,5 +168,19 @@ class BrokerRegistry:
             )
 
     async def _store(self, group_id: int) -> None:
-        key = records.broker_group_key(group_id)
-        await self._epoch.transact(puts={key: records.dump(self._table.record(group_id))})
+        """Stores the group as it is now. If the store has no room, the next report tries again."""
+        async with self._storing.setdefault(group_id, asyncio.Lock()):
+            if group_id not in self._unstored:
+                return  # the call before this one has stored the newest record
+            key, record = records.broker_group_key(group_id), self._table.record(group_id)
+            try:
+                await self._epoch.transact(puts={key: records.dump(record)})
+            except NOTHING_CHANGED as error:
+                log.warning(
+                    "group is not stored, its next report tries again group=%d reason=%s",
+                    group_id,
+                    error,
+                )
+                return
+            if self._table.record(group_id) == record:
+                self._unstored.discard(group_id)

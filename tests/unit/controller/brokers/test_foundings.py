@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from semel.controller import records
@@ -10,6 +12,8 @@ from semel.controller.epoch import ControllerEpoch
 from semel.controller.store import MemoryStore, Transaction
 from semel.protos.errors import DataDirectoryError, DiskFull
 from semel.protos.v1.controller_pb2 import FoundGroupReply, FoundGroupRequest
+from semel.protos.v1.metadata_pb2 import FoundingRecord
+from tests.unit.controller.brokers.held_store import MOMENTS, HeldStore, cancel_in_the_middle
 
 
 async def foundings(store: MemoryStore, *, has_history: bool = False) -> Foundings:
@@ -87,3 +91,51 @@ async def test_a_node_of_a_founding_that_was_ended_is_refused() -> None:
     with pytest.raises(DataDirectoryError, match="another history"):
         await of.on_report(1, 2, "zeroth")
     assert (await ask(of)).founding_id == second
+
+
+async def stored(store: MemoryStore) -> FoundingRecord:
+    """The record of group 1, as the next controller reads it."""
+    key = records.founding_key(1)
+    entry = await store.get(key)
+    assert entry is not None
+    return records.load(FoundingRecord, key, entry)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("step", ["prepare", "complete", "anew", "report"])
+async def test_a_caller_that_hangs_up_in_the_middle_leaves_memory_and_store_the_same(
+    step: str, moment: str
+) -> None:
+    """Else this controller would make another founding over one that is stored and promised."""
+    store = HeldStore()
+    of = await foundings(store)
+    call = ask(of, 1, 2, 3)
+    if step == "complete":
+        call = ask(of, 1, 2, 3, complete_id=(await call).founding_id)
+    elif step == "anew":
+        await call
+        anew = FoundGroupRequest(cluster_id="c", group_id=1, members=[1, 2, 3], anew=True)
+        call = of.on_request(anew)
+    elif step == "report":
+        call.close()
+    asked = of.on_report(1, 1, "theirs") if step == "report" else call
+    await cancel_in_the_middle(store, moment, asked)
+    told, record = await ask(of), await stored(store)
+    assert (told.founding_id, told.founded) == (record.founding_id, record.founded)
+    assert told.founded == (step != "prepare")
+    assert await ask(await foundings(store)) == told, "the next controller says the same"
+
+
+async def test_a_caller_that_hangs_up_lets_nobody_in_beside_its_change() -> None:
+    """The change goes on, so the next one has to wait for it as before."""
+    store = HeldStore()
+    of = await foundings(store)
+    store.moment = MOMENTS[0]
+    caller = asyncio.ensure_future(ask(of, 1, 2, 3))
+    await store.held()
+    caller.cancel()
+    other = asyncio.ensure_future(ask(of, 1, 2, 3))
+    await asyncio.sleep(0)
+    store.release()
+    assert (await other).founding_id == (await stored(store)).founding_id
+    assert len([keys for keys in store.written if records.founding_key(1) in keys]) == 1
