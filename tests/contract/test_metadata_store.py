@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from semel.controller.store import (
-    Change,
     MemoryStore,
     MetadataStore,
     SqliteStore,
@@ -94,16 +93,6 @@ class AppliesBeforeItChecks(Table):
             raise
 
 
-class SleepyStore(MemoryStore):
-    """Its watch begins with the next change."""
-
-    async def watch(self, prefix: str) -> AsyncGenerator[Change]:
-        changes = super().watch(prefix)
-        await anext(changes)
-        async for change in changes:
-            yield change
-
-
 class RacyStore(MemoryStore):
     """Checks first, waits for the disk, then applies, without keeping others out."""
 
@@ -111,9 +100,7 @@ class RacyStore(MemoryStore):
         self._check_open()
         self._table.check(transaction)
         await asyncio.sleep(0)
-        revision = self._table.apply(transaction)
-        self._wake()
-        return revision
+        return self._table.apply(transaction)
 
 
 def with_table(table: type[Table]) -> MemoryStore:
@@ -131,7 +118,6 @@ def with_table(table: type[Table]) -> MemoryStore:
         lambda: with_table(NeverRaises),
         lambda: with_table(KeepsDeleted),
         lambda: with_table(AppliesBeforeItChecks),
-        SleepyStore,
         RacyStore,
     ],
     ids=[
@@ -141,7 +127,6 @@ def with_table(table: type[Table]) -> MemoryStore:
         "never-raises",
         "keeps-deleted",
         "not-atomic",
-        "sleepy",
         "racy",
     ],
 )

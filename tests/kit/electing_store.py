@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 import grpc.aio
 
 from semel.controller.store import (
-    Change,
     ControllerAddress,
     Mastership,
     MemoryStore,
@@ -79,9 +78,6 @@ class ControllerStore:
         await self._reach("transact")
         self.transactions += 1
         return await self._data.transact(transaction)
-
-    def watch(self, prefix: str) -> AsyncGenerator[Change]:
-        return self._data.watch(prefix)
 
     def attach(self, server: grpc.aio.Server) -> None:
         assert self._address is None

@@ -31,7 +31,6 @@ from semel.controller import records
 from semel.controller.config import ControllerConfig
 from semel.controller.node import ControllerNode
 from semel.controller.store import (
-    Change,
     ControllerAddress,
     Mastership,
     StoreFailed,
@@ -208,10 +207,6 @@ class GroupStore:
         except Unavailable:
             self._world.count("outcome unknown")
             raise
-
-    async def watch(self, prefix: str) -> AsyncGenerator[Change]:
-        raise AssertionError("no controller watches its store")
-        yield
 
     def attach(self, server: grpc.aio.Server) -> None:
         """The controllers meet in the store only."""

@@ -2,7 +2,6 @@
 
 from semel.controller.store.base import (
     NOTHING_CHANGED,
-    Change,
     ControllerAddress,
     Mastership,
     MetadataStore,
@@ -16,7 +15,6 @@ from semel.controller.store.sqlite import SqliteStore
 
 __all__ = [
     "NOTHING_CHANGED",
-    "Change",
     "ControllerAddress",
     "Mastership",
     "MemoryStore",

@@ -13,9 +13,7 @@ Invariants
 3. `transact` returns after the change is durable; a transaction that raises one of NOTHING_CHANGED
    has changed nothing and never will. After any other error, and when the call is cancelled, it is
    unknown whether it took effect, or will.
-4. `watch` misses nothing: it begins with a full copy, and a later `Change` covers every later state
-   of every key (one `Change` may combine several).
-5. `mastership` is a hint: two controllers may believe for a moment that they are master. Only
+4. `mastership` is a hint: two controllers may believe for a moment that they are master. Only
    compare-and-set decides which of them may write (`epoch.py`).
 
 Not here: what the keys mean (`records.py`).
@@ -52,15 +50,6 @@ class Transaction:
     revision_min: int = 0
     """The transaction's revision is at least this: metadata moved from another store must not begin
     below the revisions which that store gave out."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """The changes under a watched prefix up to and including a revision."""
-
-    revision: int
-    puts: Mapping[str, Versioned]
-    deletes: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,10 +106,6 @@ class MetadataStore(Protocol):
         Unavailable when the outcome is unknown, and StoreFailed when the store is no longer usable.
         A cancelled call may still take effect.
         """
-        ...
-
-    def watch(self, prefix: str) -> AsyncGenerator[Change]:
-        """Yields all keys under `prefix` at once, then each change; ends when the store closes."""
         ...
 
     def attach(self, server: grpc.aio.Server) -> None:

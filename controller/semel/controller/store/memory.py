@@ -1,9 +1,9 @@
-"""The in-memory map behind every store: versions, checks and watches.
+"""The in-memory map behind every store: versions and checks.
 
 How it works. `Table` is the pure part: it checks and applies transactions. `MemoryStore` adds the
-asynchronous contract, tells a watcher what has changed since its last look, and is a complete store
-for tests. The durable stores derive from it or use its table: they first write a transaction to
-their medium and then apply it here, so reads never wait for a disk.
+asynchronous contract, and is a complete store for tests. The durable stores derive from it or use
+its table: they first write a transaction to their medium and then apply it here, so reads never
+wait for a disk.
 
 Invariants
 1. A transaction is applied to the table only after `_persist` has returned, so nobody reads a value
@@ -21,7 +21,6 @@ from collections.abc import AsyncGenerator
 import grpc.aio
 
 from semel.controller.store.base import (
-    Change,
     ControllerAddress,
     Mastership,
     StoreFailed,
@@ -72,7 +71,6 @@ class MemoryStore:
     def __init__(self) -> None:
         self._table = Table()
         self._writing = asyncio.Lock()
-        self._changed: asyncio.Future[None] | None = None
         self._failed: asyncio.Future[StoreFailed] | None = None
         self._closed = False
         self._closing = asyncio.Event()
@@ -99,28 +97,10 @@ class MemoryStore:
             self._check_open()
             self._table.check(transaction)
             await self._persist(transaction, self._table.next_revision(transaction))
-            revision = self._table.apply(transaction)
-        self._wake()
-        return revision
+            return self._table.apply(transaction)
 
     async def _persist(self, transaction: Transaction, revision: int) -> None:
         """Makes the transaction durable. Durable stores override this; here it is a no-op."""
-
-    async def watch(self, prefix: str) -> AsyncGenerator[Change]:
-        seen: dict[str, Versioned] = {}
-        first = True
-        while not self._closed:
-            entries = self._table.scan(prefix)
-            puts = {key: entry for key, entry in entries.items() if seen.get(key) != entry}
-            deletes = frozenset(seen.keys() - entries.keys())
-            if first or puts or deletes:
-                first = False
-                seen = entries
-                yield Change(revision=self._table.revision, puts=puts, deletes=deletes)
-                continue  # yield at once what changed while the consumer was busy
-            if self._changed is None:
-                self._changed = asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._changed)
 
     def attach(self, server: grpc.aio.Server) -> None:
         """A no-op: no other process needs to reach this store."""
@@ -149,7 +129,6 @@ class MemoryStore:
         async with self._writing:
             self._closed = True
         self._closing.set()
-        self._wake()
 
     def _fail(self, error: StoreFailed) -> None:
         if self._failed is None:
@@ -162,8 +141,3 @@ class MemoryStore:
             raise self._failed.result()
         if self._closed:
             raise Closed("the metadata store is closed")
-
-    def _wake(self) -> None:
-        if self._changed is not None and not self._changed.done():
-            self._changed.set_result(None)
-        self._changed = None

@@ -232,7 +232,6 @@ class EmbeddedStore(MemoryStore):
         self._closed = True
         self._closing.set()
         self._give_up(Closed("the metadata store is closed"))
-        self._wake()
         self._hints.close()
         if self._running is not None:
             self._running.cancel()
@@ -310,8 +309,6 @@ class EmbeddedStore(MemoryStore):
                 self._on_state(event)
             else:
                 self._on_applied(event)
-        if happened.events:
-            self._wake()
         self._links.on_membership(happened.membership)
         if happened.membership == CONTROLLER_MEMBERSHIP_VOTER:
             self._voter.set()

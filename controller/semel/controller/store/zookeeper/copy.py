@@ -45,12 +45,6 @@ class Copy:
         self._version = -1
         """ZooKeeper's version of the node whose content is `head`; -1: nothing was read yet."""
 
-    async def look(self, on_change: Callable[[], None]) -> None:
-        """Brings the copy up to date; `on_change` is called after the store's next change."""
-        _, version = await self._read_head(on_change)
-        if self.stale or version != self._version:
-            await self.refresh()
-
     async def send(self, transaction: Transaction, request: str) -> int:
         """Makes one attempt from the copy's revision, and updates the copy with the result."""
         revision = self.table.next_revision(transaction)
@@ -143,8 +137,8 @@ class Copy:
             self._fail(error.message)
             raise
 
-    async def _read_head(self, on_change: Callable[[], None] | None = None) -> tuple[Head, int]:
-        node = await self._session.read(self._paths.head, on_change)
+    async def _read_head(self) -> tuple[Head, int]:
+        node = await self._session.read(self._paths.head)
         if node is None:
             raise self._fail("it was removed")
         try:

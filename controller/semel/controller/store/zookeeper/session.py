@@ -176,15 +176,10 @@ class Session:
         """Later reads are at least as new as the leader's state when this request reached it."""
         await self._ask(self._client.sync_async, path)
 
-    async def read(self, path: str, on_change: Callable[[], None] | None = None) -> Node | None:
-        """The node, or None where there is none; `on_change` is called after its next change.
-
-        A node that is missing is not watched.
-        """
+    async def read(self, path: str) -> Node | None:
+        """The node, or None where there is none."""
         try:
-            data, stat = await self._ask(
-                self._client.get_async, path, watch=self._watcher(on_change)
-            )
+            data, stat = await self._ask(self._client.get_async, path)
         except NodeMissing:
             return None
         return Node(data=data, version=stat.version)
@@ -192,7 +187,10 @@ class Session:
     async def children(
         self, path: str, on_change: Callable[[], None] | None = None
     ) -> list[str] | None:
-        """Names of the node's children, in no fixed order; None where there is no such node."""
+        """Names of the node's children, in no fixed order; None where there is no such node.
+
+        `on_change` is called after the next child comes or goes.
+        """
         try:
             found = await self._ask(
                 self._client.get_children_async, path, watch=self._watcher(on_change)

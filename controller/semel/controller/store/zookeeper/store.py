@@ -38,7 +38,6 @@ from typing import Any, Final, TypeVar
 import grpc.aio
 
 from semel.controller.store.base import (
-    Change,
     ControllerAddress,
     Mastership,
     StoreFailed,
@@ -90,7 +89,6 @@ class ZooKeeperStore:
         self._turn = asyncio.Lock()
         self._next_confirmation: asyncio.Future[None] | None = None
         """The confirmation that waits for its turn; reads that begin now share it."""
-        self._changed: asyncio.Future[None] | None = None
         self._copy = Copy(self._session, self._paths, self._fail)
         self._failed: asyncio.Future[StoreFailed] = asyncio.get_running_loop().create_future()
         self._closed = False
@@ -156,26 +154,6 @@ class ZooKeeperStore:
         writing.add_done_callback(_look_at)
         return await asyncio.shield(writing)
 
-    async def watch(self, prefix: str) -> AsyncGenerator[Change]:
-        seen: dict[str, Versioned] = {}
-        first = True
-        while not self._closed:
-            if self._changed is None:
-                self._changed = asyncio.get_running_loop().create_future()
-            changed = self._changed
-            try:
-                await self._look()
-            except Closed:
-                return
-            entries = self._copy.table.scan(prefix)
-            puts = {key: entry for key, entry in entries.items() if seen.get(key) != entry}
-            deletes = frozenset(seen.keys() - entries.keys())
-            if first or puts or deletes:
-                first = False
-                seen = entries
-                yield Change(revision=self._copy.table.revision, puts=puts, deletes=deletes)
-            await asyncio.shield(changed)
-
     def attach(self, server: grpc.aio.Server) -> None:
         """A no-op: the controllers meet only in ZooKeeper."""
 
@@ -221,7 +199,6 @@ class ZooKeeperStore:
             await asyncio.gather(self._candidacy, return_exceptions=True)
         if self._election is not None:
             self._election.close()
-        self._wake()
         await self._session.close()
 
     # Transactions and confirmed reads.
@@ -235,8 +212,6 @@ class ZooKeeperStore:
                 return await self._commit(transaction, request)
         except TimeoutError:
             raise self._no_answer("the change") from None
-        finally:
-            self._wake()
 
     async def _commit(self, transaction: Transaction, request: str) -> int:
         sent_at: int | None = None
@@ -308,19 +283,6 @@ class ZooKeeperStore:
         finally:
             if self._next_confirmation is asyncio.current_task():
                 self._next_confirmation = None
-
-    # Keeping the copy.
-
-    async def _look(self) -> None:
-        """Updates the copy and has `_wake` called at the next change. Raises Closed."""
-        while True:
-            await self._session.wait_connected()
-            try:
-                async with self._turn:
-                    await self._copy.look(self._wake)
-                    return
-            except ConnectionLost:
-                self._copy.stale = True
 
     # The group.
 
@@ -413,12 +375,6 @@ class ZooKeeperStore:
             self._fail("its client has ended by itself")
         if self._election is not None:
             self._election.on_state()
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._changed is not None and not self._changed.done():
-            self._changed.set_result(None)
-        self._changed = None
 
     def _check_open(self) -> None:
         if self._failed.done():
