@@ -240,7 +240,8 @@ class SimFiles:
         """When it reaches 0, the power fails instead of a sync."""
         self.sync_error_in: int | None = None
         """Syncs until one fails with EIO."""
-        self.failing: dict[str, OSError] = {}
+        self.failing: dict[str, Exception] = {}
+        """The error of all operations of a kind."""
         self.room: int | None = None
         """Bytes that may still be allocated; None for no limit."""
         self.full: tuple[str, str] | None = None

@@ -1,13 +1,21 @@
 """The CURRENT file, which says which of the log's directories is the live one.
 
 How it works. The log lives in a numbered directory `log-N`; the file CURRENT names N. A snapshot
-is built beside it as `log-N+1`, whole and synced; then a rename switches CURRENT. All that may find
-no room is done before the rename.
+is built beside it as `log-N+1`, whole and synced; then a rename switches CURRENT. All that is known
+to need room is done before the rename.
 
 Crash cases. Before the switch the old directory is live and the new one is rubbish; after the
 switch it is the reverse. Opening the log removes the rubbish, but only once the names found there
 are durable: a killed process can leave a switch that a power failure would undo. A damaged CURRENT
 costs nothing as long as there is only one directory.
+
+A failed switch. When the rename fails, or the sync of its directory, nobody knows which of the two
+names the disk has, or will have: a journal may have taken the rename before the error was told, and
+a second sync that succeeds proves nothing after a failed one. Both ways to go on could lose what is
+acknowledged next: entries appended to the old log are gone if the disk has the new name, and the
+reverse. So the log ends and the process with it, whatever the error is, a full disk included. Both
+directories are whole and stay. The next start syncs the directory before it believes the name in
+it, and takes the log that is named; each of the two holds all that this node has acknowledged.
 
 Format. `docs/formats/hard-state.md`.
 
@@ -17,6 +25,7 @@ Not here: the lock on the data directory (`log/log.py`).
 from __future__ import annotations
 
 import contextlib
+import logging
 import struct
 from pathlib import Path
 from typing import Final
@@ -25,6 +34,8 @@ import google_crc32c
 
 from semel.broker.log.files import FileLayer, read_file, replace_file, write_file
 from semel.protos.errors import CorruptSegment, DataDirectoryError, DiskFull
+
+_log = logging.getLogger(__name__)
 
 CURRENT_STRUCT: Final = struct.Struct("<4sHHQQII")
 MAGIC: Final = b"SMCU"
@@ -119,16 +130,35 @@ class CurrentDirectory:
         write_file(self._files, self._root / _PREPARED, [self._content(number)])
 
     def adopt_staged(self) -> None:
-        """Makes the staged directory, for which `prepare` was called, the live one."""
-        self._files.rename(self._root / _PREPARED, self._root / _CURRENT)
-        self._files.sync_directory(self._root)
+        """Makes the staged directory, for which `prepare` was called, the live one.
+
+        Raises OSError, also on a full disk: then the caller must end the log (see "A failed
+        switch").
+        """
+        try:
+            self._files.rename(self._root / _PREPARED, self._root / _CURRENT)
+            self._files.sync_directory(self._root)
+        except (OSError, DiskFull) as error:
+            old, new = self.path.name, self._directory(self.number + 1).name
+            raise OSError(
+                f"{self._root / _CURRENT} could not be switched from {old} to {new} ({error}), so"
+                " it is unknown which of the two the disk names. Both are whole: check the disk,"
+                " then start the node again; it takes the one that is named"
+            ) from error
         self.number += 1
 
     def remove_others(self) -> None:
-        """Removes all log directories except the live one."""
+        """Removes all log directories except the live one. What cannot be removed for lack of room
+        (some file systems need room for that) stays until the next switch or start."""
         for number in self._numbers():
-            if number != self.number:
+            if number == self.number:
+                continue
+            try:
                 self._remove(number)
+            except DiskFull as error:
+                _log.warning(
+                    "old log stays for now path=%s error=%s", self._directory(number), error
+                )
 
     def _remove(self, number: int) -> None:
         directory = self._directory(number)

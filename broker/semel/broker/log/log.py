@@ -584,7 +584,8 @@ class Log:
 
         Raises DiskFull, Closed, CorruptSegment when the checkpoint cannot be read back, and
         whatever `kept_records` raises; in these cases the old log stays in place, and what was
-        staged is removed. Any other failure, from the switch of the directory on, ends the log.
+        staged is removed. Any other failure, from the switch of the directory on, ends the log:
+        which log the disk names is unknown then (`log/current.py`).
         """
         with self._staging:
             self._check_open()

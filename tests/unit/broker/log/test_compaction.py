@@ -320,7 +320,7 @@ def test_a_checkpoint_that_finds_no_room_leaves_the_old_one(
     log = _filled(disk, 20)
     log.save_checkpoint(10, 1, [b"old"])
     log._store.keeper.drain()
-    disk.failing["create"] = DiskFull("no room")  # type: ignore[assignment]
+    disk.failing["create"] = DiskFull("no room")
     with pytest.raises(DiskFull):
         log.save_checkpoint(20, 1, [b"new"])
     disk.failing.clear()

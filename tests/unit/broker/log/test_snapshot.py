@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from semel.broker.log import IndexUnavailable, Log, RecordRef
-from semel.protos.errors import CorruptSegment, DiskFull
+from semel.protos.errors import Closed, CorruptSegment, DiskFull
 from tests.kit.disk import SimFiles
 from tests.kit.log_entries import WAIT_S, everything, fill, frame, frames, opened
 
@@ -271,6 +272,76 @@ def test_a_full_disk_leaves_the_old_log_and_nothing_that_keeps_it_full(
     _install(log)
     _check_installed(log)
     log.close()
+
+
+@pytest.mark.parametrize("step", ["rename", "syncdir"])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EIO, "input/output error"), DiskFull("no room")], ids=["EIO", "full"]
+)
+def test_a_failed_switch_ends_the_log_and_the_next_start_finds_one_of_the_two_whole(
+    step: str, error: Exception
+) -> None:
+    """Nobody knows which name the disk has, so nothing may be acknowledged in either log."""
+    disk, log = _filled()
+    failures: list[BaseException] = []
+    log.on_failure = failures.append
+    adopt = log._current.adopt_staged
+
+    def adopt_on_a_failing_disk() -> None:
+        disk.failing[step] = error
+        adopt()
+
+    log._current.adopt_staged = adopt_on_a_failing_disk  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="it is unknown which of the two the disk names"):
+        _install(log)
+    disk.failing.clear()
+    (failure,) = failures
+    old, new = (f"log-{number:020d}" for number in (1, 2))
+    assert f"CURRENT could not be switched from {old} to {new} ({error})" in str(failure)
+    assert "start the node again" in str(failure)
+    with pytest.raises(Closed, match="the log has failed"):
+        log.append(frames(30, 31))
+    with pytest.raises(Closed):
+        _install(log)
+    assert _staged(disk) == {old, new}
+    found = set()
+    for seed in range(10):
+        for after in (disk.copy(), disk.restart(random.Random(seed))):
+            again = opened(after)
+            found.add(again.first_index)
+            (_check_old if again.first_index == 1 else _check_installed)(again)
+            assert _staged(after) == {again._current.path.name}
+            again.close()
+    assert found == ({1} if step == "rename" else {1, INDEX + 1})
+    log.close()
+
+
+def test_an_old_log_that_cannot_be_removed_for_lack_of_room_stays_until_it_can() -> None:
+    """Some file systems need room for that, too. The switch is done, and the node goes on."""
+    disk, log = _filled()
+    failures: list[BaseException] = []
+    log.on_failure = failures.append
+    remove = log._current.remove_others
+
+    def remove_without_room() -> None:
+        disk.failing["remove"] = DiskFull("no room")
+        remove()
+
+    log._current.remove_others = remove_without_room  # type: ignore[method-assign]
+    _install(log)
+    _check_installed(log)
+    assert len(_staged(disk)) == 2
+    log.close()
+    assert not failures
+    again = opened(disk)
+    _check_installed(again)
+    assert len(_staged(disk)) == 2
+    disk.failing.clear()
+    again.close()
+    last = opened(disk)
+    _check_installed(last)
+    assert _staged(disk) == {last._current.path.name}
+    last.close()
 
 
 def test_a_checkpoint_that_has_waited_for_a_snapshot_is_not_written() -> None:
