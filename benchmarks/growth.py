@@ -18,7 +18,7 @@ with their spread, the complexity that the code promises, and whether the curve 
     ./run bench growth --curves messages,producers --points 3 --rounds 1 --scale 0.1
     ./run bench growth --figures rate,snapshot --json out.json --picture out.svg --check
 
-Give it the machine alone; all of it takes about 25 minutes on two cores.
+Give it the machine alone; all of it takes about 15 minutes on two cores.
 
 Not here: points and promises (`curves.py`), what grows (`growers.py`), what is measured
 (`growth_points.py`).
