@@ -128,6 +128,12 @@ class Nemesis:
         host.power_lost = True
         self.die(host, "power cut")
 
+    def _power_cut_of_the_master(self) -> None:
+        host = self.master()
+        if host is not None:
+            host.power_lost = True
+            self.die(host, "power cut of the master")
+
     def _all_lose_power(self) -> None:
         for host in self.hosts:
             host.power_lost = True
@@ -530,6 +536,19 @@ class Nemesis:
         )
         if host.disk.misdirect_file in ("checkpoint", "kept", "hard_state"):
             host.disk.misdirect_in = self.random.randrange(0, 2)
+
+    def _misdirected_only_copy(self) -> None:
+        """The slave whose disk may rot is the only node that gets the next entries and syncs them,
+        and the write of one of them lands elsewhere."""
+        victim, master = self.run.hosts[NodeId(self.run.plan.victim)], self.master()
+        if master is None or victim is master:
+            return
+        cut_off = [name for name in self.names() if name not in (victim.name, master.name)]
+        self.cut({(master.name, name) for name in cut_off})
+        master.disk.stalled_until = self.world.now + 0.3
+        victim.disk.on_misdirected = lambda: setattr(victim, "damaged", True)
+        victim.disk.misdirect_file = "segment"
+        victim.disk.misdirect_in = self.random.randrange(0, 4)
 
     def _lost_directory(self) -> None:
         host = self.run.hosts[NodeId(self.run.plan.victim)]

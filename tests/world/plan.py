@@ -305,13 +305,16 @@ def _late_rot(plan: Plan, random: Random) -> Plan:
 
 
 def _rotten_tail(plan: Plan, random: Random) -> Plan:
-    """A write of a slave lands elsewhere, and the master loses its own copy with its power: if that
-    slave is the next master, it has a damaged entry that nobody can give."""
+    """A write of a slave lands elsewhere, the third node never gets the entry, and the master loses
+    its own copy with its power: if that slave is the next master, it has a damaged entry that
+    nobody can give."""
     at = random.uniform(0.1, 0.3)
     steps: list[tuple[float, str]] = []
     for number in range(3):
         began = at + 0.5 * number
-        steps += [(began, "misdirected write"), (began + 0.03, "power cut"), (began + 0.3, "heal")]
+        lost = began + random.uniform(0.03, 0.08)
+        steps += [(began, "misdirected only copy"), (lost, "power cut of the master")]
+        steps += [(began + 0.4, "heal")]
     return _themed(
         plan,
         random,

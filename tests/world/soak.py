@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
@@ -54,6 +54,29 @@ def run_seeds(
         seen["at rest"] += 1
         fingerprints[seed] = result.fingerprint
     return seen, failures, fingerprints
+
+
+def run_until_seen(
+    seeds: Iterable[int],
+    wanted: Mapping[str, int],
+    *,
+    theme: str | None = None,
+    more: tuple[str, ...] = (),
+) -> Counter[str]:
+    """Runs seeds in order until all of `wanted` has happened at least so often, and returns what
+    was seen, as `run_seeds` does. Raises AssertionError when a seed fails, and when the seeds end
+    before."""
+    seen: Counter[str] = Counter()
+    tried = 0
+    for seed in seeds:
+        found, failures, _ = run_seeds([seed], theme=theme, more=more)
+        assert not failures, f"seed {seed}: {failures[0][1]}"
+        seen += found
+        tried += 1
+        if not Counter(wanted) - seen:
+            return seen
+    missing = Counter(wanted) - seen
+    raise AssertionError(f"too rare in {tried} seeds, by so many: {dict(missing)}")
 
 
 def run_chunks(

@@ -16,7 +16,7 @@ from tests.world.plan import Plan, make_plan
 from tests.world.planted import Plant, raft
 from tests.world.run import run_plan
 from tests.world.shrink import describe, shrink
-from tests.world.soak import first_failure, main, run_chunks
+from tests.world.soak import first_failure, main, run_chunks, run_until_seen
 
 SEEDS = 500
 ROOT = Path(__file__).resolve().parents[2]
@@ -203,6 +203,11 @@ def test_a_failing_plan_is_shrunk_and_told() -> None:
     assert trace
     assert describe(small).count("\n") >= len(small.steps)
     assert run_plan(small, plant=plant())[1] == error, "it fails the same way again"
+
+
+def test_a_search_for_what_never_happens_ends_and_says_so() -> None:
+    with pytest.raises(AssertionError, match=r"too rare in 2 seeds, by so many: \{'nothing': 3\}"):
+        run_until_seen(range(2), {"nothing": 3})
 
 
 def test_soak_says_what_happened(capsys: pytest.CaptureFixture[str]) -> None:
