@@ -11,7 +11,7 @@ Invariants
    again.
 3. A commit counts under the current token of a held lock only, whatever the broker thought of it.
 
-Not here: the sequence table (`invariants.py`), the same at the end of a run (`tests/checking`).
+Not here: the sequence table (`folded.py`), the same at the end of a run (`tests/checking`).
 """
 
 from __future__ import annotations

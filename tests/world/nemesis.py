@@ -67,7 +67,7 @@ class Nemesis:
         self._armed: list[tuple[Did | str, Callable[[BrokerGroup], None]]] = []
         """Faults that wait for a step of a move or of a transaction."""
         for group in run.groups:
-            group.invariants.on_step = partial(self._on_step, group)
+            group.invariants.folded.on_step = partial(self._on_step, group)
         for step in plan.steps:
             self.world.later(step.at_s, partial(self.strike, step))
 

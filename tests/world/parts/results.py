@@ -289,7 +289,7 @@ def verdict(books: Books, stored: dict[tuple[int, int], str]) -> str:
 @program("accountant", host="k")
 def accountant(run: Run, host: str) -> Accountant:
     books = run.shared(Books)
-    books.starts = run.groups[0].invariants.consumption.told.starts
+    books.starts = run.groups[0].invariants.folded.consumption.told.starts
     made = Accountant(run.world, host, run.plan.lock_ms, books)
     made.caught_up = lambda: run.is_read(GROUP) and _is_accounted(run, books)
     return made
