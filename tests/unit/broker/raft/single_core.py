@@ -16,10 +16,11 @@ from semel.broker.raft import (
     Ready,
     Role,
 )
+from semel.broker.raft.progress import ProgressState
 from semel.protos.ids import NodeId
 from tests.sim.disk import SimDisk, SimEntry
 
-ME, OTHER, THIRD = NodeId(1), NodeId(2), NodeId(3)
+ME, OTHER, THIRD, FOURTH = NodeId(1), NodeId(2), NodeId(3), NodeId(4)
 GROUP = Membership(voters=frozenset({ME, OTHER, THIRD}))
 CONFIG = RaftConfig()
 BYTES = 100
@@ -155,3 +156,27 @@ def elected(
 
 def kinds(messages: list[Message]) -> list[tuple[MessageKind, NodeId]]:
     return [(message.kind, message.target) for message in messages]
+
+
+def replicating(*terms: int, config: RaftConfig = CONFIG) -> Node:
+    """Both peers have everything, and are sent more without waiting."""
+    node = elected(*terms, config=config)
+    for peer in (OTHER, THIRD):
+        node.hear(MessageKind.APPEND_REPLY, peer, log_index=node.disk.last_index)
+        assert node.core.progress[peer].state is ProgressState.REPLICATE
+    node.sent.clear()
+    return node
+
+
+def asking(node: Node) -> Message:
+    """The node has lost its master, and asks whether it would be voted for."""
+    while node.core.role is not Role.PRE_CANDIDATE:
+        node.tick(50)
+    return node.sent[-1]
+
+
+def standing(node: Node) -> Message:
+    asked = asking(node)
+    node.hear(MessageKind.PRE_VOTE_REPLY, term=asked.term, context=asked.context)
+    assert node.core.role is Role.CANDIDATE
+    return node.sent[-1]
