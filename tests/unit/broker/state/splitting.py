@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from semel.broker.state import Accepted
+from semel.broker.state import Accepted, Refused
+from semel.protos import errors
 from semel.protos.ids import QueueKey
 from semel.protos.levels import SPLIT_LEVEL
 from semel.protos.v1 import control_pb2
@@ -56,3 +57,8 @@ def acquire(group: Group, key: QueueKey, name: str = "g") -> Any:
     )
     (result,) = group.apply(control(acquire_lock=lock))
     return result
+
+
+def error_of(verdict: Any) -> errors.SemelError:
+    assert isinstance(verdict, Refused), verdict
+    return verdict.error
