@@ -10,7 +10,7 @@ planned for the n-th operation of a kind: the process dies in it, and the operat
 or (a write) in part. A misdirected write is planned likewise: it succeeds, and its bytes lie
 elsewhere in the file or in another file of the node.
 
-Not here: which faults happen when (`nemesis.py`).
+Not here: which faults happen when (`plan.py`, `disk_faults.py`).
 """
 
 from __future__ import annotations

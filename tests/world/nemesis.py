@@ -2,14 +2,11 @@
 
 How it works. Each step has a random number of its own, from which it chooses victims when it is
 carried out. After the last one everything is healed (`run.py`). A step of the kind "kill master" is
-the method `_kill_master` here, or the function that a part has registered under that name
-(`registry.py`), which uses the methods without an underscore.
+the method `_kill_master` here, or the function that is registered under that name (`registry.py`),
+which uses the methods without an underscore.
 
-Damage (rot, misdirected writes, a lost directory) strikes one node a run: what all copies have lost
-nobody can repair.
-
-Not here: which steps, and when (`plan.py`), what a fault does below (`disk.py`, `network.py`,
-`world.py`).
+Not here: which steps, and when (`plan.py`), faults of disks (`disk_faults.py`) and of parts
+(`parts/`), what a fault does below (`network.py`, `world.py`).
 """
 
 from __future__ import annotations
@@ -17,12 +14,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.snapshots.checkpoints import Checkpoints
-from semel.protos.ids import NodeId
 from tests.checking.moves import Did
 from tests.world.clients import TOPIC, Loader, Member
 from tests.world.network import Weather
@@ -37,19 +32,6 @@ if TYPE_CHECKING:
     from tests.world.nodes import BrokerHost, ControllerHost
     from tests.world.run import Run
 
-FULL_KINDS = (
-    "hard_state",
-    "hard_state",
-    "segment",
-    "spare",
-    "checkpoint",
-    "kept",
-    "CURRENT",
-    "IDENTITY",
-    "CATCHING_UP",
-    "",
-)
-"""Kinds of files that may find no room; the empty one stands for all files."""
 IO_KINDS = ("write", "sync", "syncdir", "create", "rename", "remove", "allocate")
 
 
@@ -81,9 +63,9 @@ class Nemesis:
             return
         self.random = Random(step.chance)
         self.world.tell(f"nemesis: {step.kind}")
-        of_a_part = find_fault(step.kind)
-        if of_a_part is not None:
-            of_a_part(self)
+        registered = find_fault(step.kind)
+        if registered is not None:
+            registered(self)
             return
         own = "_" + step.kind.replace(" ", "_").replace("-", "_")
         action: Callable[[], None] = getattr(self, own)
@@ -426,150 +408,6 @@ class Nemesis:
 
     def _heal(self) -> None:
         self.world.network.heal()
-
-    # --- disks
-
-    def _disk_stall(self) -> None:
-        self.world.fault("disk stall")
-        host = self.master() if self.random.random() < 0.5 else self.one()
-        if host is not None:
-            host.disk.stalled_until = self.world.now + self.random.choice((0.3, 1.3))
-
-    def _disk_error(self) -> None:
-        disk = self.one().disk
-        disk.fail_kind = self.random.choice(("", "sync"))
-        disk.fail_in = self.random.randrange(0, 4)
-
-    def _failing_syncs(self) -> None:
-        """On every node one of the next syncs fails: its bytes stay in the page cache alone."""
-        for host in self.hosts:
-            host.disk.fail_kind = "sync"
-            host.disk.fail_in = self.random.randrange(0, 6)
-
-    def _strike_in_a_vote(self) -> None:
-        """The present master dies when it saves the next term, or its sync fails then; the power
-        stays on."""
-        host = self.master()
-        if host is None:
-            return
-        disk = host.disk
-        disk.strike_file = "hard_state"
-        if self.random.random() < 0.5:
-            disk.crash_kind, disk.crash_in = "sync", 0
-        else:
-            disk.fail_kind, disk.fail_in = "sync", 0
-
-    def _disk_full(self) -> None:
-        """A disk is full for all files or (as on file systems that write nothing in place) for one
-        kind of file."""
-        host = self.master() if self.random.random() < 0.7 else self.one()
-        if host is None:
-            return
-        if self.random.random() < 0.5:
-            self.world.fault("disk full")
-            host.disk.files.room = 0
-        else:
-            self._no_room(host, self.random.choice(FULL_KINDS))
-        self.world.later(self.random.choice((0.02, 0.1, 0.4, 1.2)), host.disk.has_room)
-
-    def _no_room(self, host: BrokerHost, kind: str) -> None:
-        self.world.fault(f"no room for {kind or 'anything'}")
-        host.disk.files.full = kind, self.random.choice(("write", "write", "sync"))
-
-    def _no_room_for_votes(self) -> None:
-        """The present master has no room for the term in which it is deposed."""
-        host = self.master()
-        if host is not None:
-            self._no_room(host, "hard_state")
-            self.world.later(1.2, host.disk.has_room)
-
-    def _rot(self) -> None:
-        """Flips bits, zeroes a block or copies one elsewhere, in one node's files."""
-        host = self.run.hosts[NodeId(self.run.plan.victim)]
-        files = host.disk.files
-        random = self.random
-        files_of: dict[str, list[Path]] = {}
-        for path, inode in sorted(files.names_now.items()):
-            if inode is not None and not path.name.endswith(".tmp"):
-                files_of.setdefault(path.name.partition("-")[0], []).append(path)
-        kinds = ("segment", "segment", "segment", "checkpoint", "kept", "hard_state")
-        present = [kind for kind in kinds if kind in files_of]
-        if not present:
-            return
-        kind = random.choice(present)
-        paths = files_of[kind]
-        path = random.choice(paths)
-        inode = files.names_now[path]
-        assert inode is not None
-        data = inode.data
-        used = len(bytes(data).rstrip(b"\0"))
-        if used < 64:
-            return
-        at = random.randrange(0, used)
-        how = random.choice(("flip", "flip", "zero", "misdirect"))
-        if how == "flip":
-            new = bytes([data[at] ^ (1 << random.randrange(8))])
-        elif how == "zero":
-            at -= at % 512
-            new = bytes(min(512, len(data) - at))
-        else:
-            at -= at % 512
-            source = random.randrange(0, used) // 512 * 512
-            new = bytes(data[source : source + 512])[: len(data) - at]
-        if kind == "hard_state" and host.disk.vote_struck:
-            return  # one block in each run: the format promises no more
-        if bytes(data[at : at + len(new)]) == new:
-            return
-        host.disk.vote_struck |= kind == "hard_state"
-        host.damaged = True
-        host.disk.damage(path, at, new)
-        self.world.fault(f"rot in {kind}")
-
-    def _misdirected_write(self) -> None:
-        """One of the next writes of the node whose disk may rot succeeds, and lands elsewhere."""
-        host = self.run.hosts[NodeId(self.run.plan.victim)]
-        host.disk.on_misdirected = lambda: setattr(host, "damaged", True)
-        # Not the very next one, which may be the ID of a frame that was misdirected before.
-        host.disk.misdirect_in = self.random.randrange(2, 12)
-        host.disk.misdirect_file = self.random.choice(
-            ("", "segment", "segment", "checkpoint", "kept", "hard_state")
-        )
-        if host.disk.misdirect_file in ("checkpoint", "kept", "hard_state"):
-            host.disk.misdirect_in = self.random.randrange(0, 2)
-
-    def _misdirected_only_copy(self) -> None:
-        """The slave whose disk may rot is the only node that gets the next entries and syncs them,
-        and the write of one of them lands elsewhere."""
-        victim, master = self.run.hosts[NodeId(self.run.plan.victim)], self.master()
-        if master is None or victim is master:
-            return
-        cut_off = [name for name in self.names() if name not in (victim.name, master.name)]
-        self.cut({(master.name, name) for name in cut_off})
-        master.disk.stalled_until = self.world.now + 0.3
-        victim.disk.on_misdirected = lambda: setattr(victim, "damaged", True)
-        victim.disk.misdirect_file = "segment"
-        victim.disk.misdirect_in = self.random.randrange(0, 4)
-
-    def _lost_directory(self) -> None:
-        host = self.run.hosts[NodeId(self.run.plan.victim)]
-        if host.wiped:
-            return
-        self.die(host, "lost directory")
-        host.wipe()
-        self.run.group_of(host).invariants.forget(host)
-        if self.random.random() < 0.5:
-            self._lose_first_vote(host, self.random.randrange(0, 40))
-
-    def _lose_first_vote(self, host: BrokerHost, crash_in: int) -> None:
-        """The disk loses more than its data: it accepts the next vote and does not keep it. Soon
-        after that the process dies, and the next one does not find the vote."""
-
-        def bitten() -> None:
-            host.damaged = True
-            host.disk.crash_kind, host.disk.crash_in = "", crash_in
-
-        host.disk.on_misdirected = bitten
-        host.disk.lose_first_vote()
 
     # --- clocks and housekeeping
 

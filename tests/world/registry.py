@@ -102,8 +102,9 @@ def add_part(part: Part) -> None:
 
 
 def load() -> None:
-    """Imports all modules of parts, and those of the programs that any seed may have."""
-    from tests.world import clients, parts, protocol_clients  # noqa: F401  (they import this module)
+    """Imports all modules of parts, and those of the programs and faults that any seed may have."""
+    # They import this module.
+    from tests.world import clients, disk_faults, parts, protocol_clients  # noqa: F401
 
     for module in pkgutil.iter_modules(parts.__path__, f"{parts.__name__}."):
         importlib.import_module(module.name)
@@ -118,7 +119,7 @@ def make_program(run: Run, name: str) -> ClientHost:
 
 
 def find_fault(kind: str) -> Strike | None:
-    """The function of a part's fault; None for a fault of the nemesis itself."""
+    """The function that is registered; None for a fault of the nemesis itself."""
     load()
     return _faults.get(kind)
 
