@@ -37,10 +37,10 @@ from semel.protos.rpc import CHANNEL_OPTIONS
 from semel.protos.streams import (
     FETCH_METHOD,
     PRODUCE_METHOD,
-    decode_fetch_reply,
     encode_produce,
 )
 from semel.protos.v1 import broker_pb2, broker_pb2_grpc, controller_pb2, controller_pb2_grpc
+from tests.kit.fetch_replies import decode_fetch_reply
 
 WRITTEN: Final = "written"
 READ: Final = "read"

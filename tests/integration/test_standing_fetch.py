@@ -14,10 +14,11 @@ from semel.broker.server.fetch import FetchHandler
 from semel.protos import compat
 from semel.protos.errors import InvalidRequest, LockLost, NotMaster, UnknownQueue, from_detail
 from semel.protos.queue_refs import queue_ref
-from semel.protos.streams import FETCH_METHOD, MEMORY_HEAD_BYTES, decode_fetch_reply
+from semel.protos.streams import FETCH_METHOD, MEMORY_HEAD_BYTES
 from semel.protos.v1 import broker_pb2, control_pb2
 from tests.kit.batches import to_record_batch
 from tests.kit.brokers import CLUSTER, QUEUE, BrokerGroup, RawClient, acquire, make_batch
+from tests.kit.fetch_replies import decode_fetch_reply
 
 pytestmark = pytest.mark.both_loops
 

@@ -36,11 +36,11 @@ from semel.protos.rpc import CHANNEL_OPTIONS, error_from_rpc
 from semel.protos.streams import (
     FETCH_METHOD,
     PRODUCE_METHOD,
-    decode_fetch_reply,
     encode_produce,
 )
 from semel.protos.v1 import broker_pb2, broker_pb2_grpc, common_pb2, control_pb2
 from tests.kit.batches import to_record_batch
+from tests.kit.fetch_replies import decode_fetch_reply
 from tests.kit.ports import free_ports
 
 CLUSTER = "test-cluster"

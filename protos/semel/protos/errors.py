@@ -390,8 +390,6 @@ def _concrete(root: type[SemelError]) -> dict[ErrorCode, type[SemelError]]:
 
 
 CLASS_OF_CODE: Final[dict[ErrorCode, type[SemelError]]] = _concrete(SemelError)
-STATUS_OF_CODE: Final[dict[ErrorCode, str]] = {c: k.status for c, k in CLASS_OF_CODE.items()}
-"""The name of the grpc.StatusCode of each code."""
 
 
 def to_detail(error: SemelError) -> ErrorDetail:

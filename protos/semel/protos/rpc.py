@@ -3,8 +3,7 @@
 How it works. A server installs `ServerInterceptor`: whatever a handler raises leaves as a status
 with an `ErrorDetail` in the trailing metadata `semel-error-bin`. A client gives every RpcError to
 `error_from_rpc` and gets the same exception back. A caller's feature levels (`levels.py`), which
-stand in its call's metadata, are checked before the handler runs. Hot streams speak the wire form
-of `Frame` themselves (`frame_prefix`, `unframe`), without a serializer.
+stand in its call's metadata, are checked before the handler runs.
 
 Invariants
 1. Every status that a server with this interceptor ends a failed call with carries a detail; a
@@ -43,7 +42,7 @@ from semel.protos.errors import (
     to_detail,
 )
 from semel.protos.levels import check_levels, own_levels, told_levels
-from semel.protos.streams import STREAM_MESSAGE_BYTES_MAX, frame_data, frame_prefix
+from semel.protos.streams import STREAM_MESSAGE_BYTES_MAX
 from semel.protos.v1.common_pb2 import Levels
 from semel.protos.v1.errors_pb2 import ErrorDetail
 
@@ -55,15 +54,10 @@ __all__ = [
     "SERVER_OPTIONS",
     "ServerInterceptor",
     "error_from_rpc",
-    "frame_prefix",
     "semel_error_of",
-    "unframe",
 ]
 
 logger = logging.getLogger(__name__)
-
-unframe = frame_data
-"""The data of a `Frame` in wire form, as a view. Raises InvalidRequest."""
 
 ERROR_METADATA_KEY: Final = "semel-error-bin"
 MESSAGE_BYTES_MAX: Final = STREAM_MESSAGE_BYTES_MAX

@@ -197,15 +197,6 @@ def encode_fetch_reply(
     return b"".join((frame_prefix(total), *pieces))
 
 
-def decode_fetch_reply(message: bytes) -> tuple[broker_pb2.FetchReplyHeader, list[memoryview]]:
-    """Returns the header of a fetch reply and its stored batches, as views of `message`.
-
-    Raises CorruptBatch when the reply is malformed; the batches themselves are not checked.
-    """
-    header, rest = decode_fetch_header(message)
-    return header, fetched_batches(header, rest)
-
-
 def decode_fetch_header(
     message: bytes | memoryview,
 ) -> tuple[broker_pb2.FetchReplyHeader, memoryview]:

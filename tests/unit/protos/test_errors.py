@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.protos import errors
-from semel.protos.errors import CLASS_OF_CODE, STATUS_OF_CODE, SemelError, from_detail, to_detail
+from semel.protos.errors import CLASS_OF_CODE, SemelError, from_detail, to_detail
 from semel.protos.v1.errors_pb2 import ErrorCode, ErrorDetail
 
 PROTO = Path(errors.__file__).parent / "v1" / "errors.proto"
@@ -79,9 +79,9 @@ def test_the_names_of_codes_and_classes_agree() -> None:
 
 
 def test_every_code_has_a_grpc_status_that_is_a_failure() -> None:
-    assert set(STATUS_OF_CODE) == set(ErrorCode.values())
-    for name in STATUS_OF_CODE.values():
-        assert grpc.StatusCode[name] is not grpc.StatusCode.OK
+    assert set(CLASS_OF_CODE) == set(ErrorCode.values())
+    for kind in CLASS_OF_CODE.values():
+        assert grpc.StatusCode[kind.status] is not grpc.StatusCode.OK
 
 
 @given(any_error())

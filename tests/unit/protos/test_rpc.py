@@ -21,9 +21,8 @@ from semel.protos.rpc import (
     SERVER_OPTIONS,
     ServerInterceptor,
     error_from_rpc,
-    frame_prefix,
-    unframe,
 )
+from semel.protos.streams import frame_data, frame_prefix
 from semel.protos.v1.common_pb2 import Frame, Levels
 from semel.protos.v1.errors_pb2 import ErrorDetail
 
@@ -304,13 +303,13 @@ def test_the_frame_prefix_is_protobufs(length: int) -> None:
     data = bytes(length)
     wire = Frame(data=data).SerializeToString()
     assert frame_prefix(length) + data == wire
-    assert unframe(wire) == data
+    assert frame_data(wire) == data
 
 
 @pytest.mark.parametrize("message", [b"", b"\x0a", b"\x12\x01a", b"\x0a\x02a", b"\x0a\x01ab"])
 def test_a_message_that_is_no_frame_is_refused(message: bytes) -> None:
     with pytest.raises(errors.InvalidRequest):
-        unframe(message)
+        frame_data(message)
 
 
 @pytest.mark.parametrize("kind", KINDS)

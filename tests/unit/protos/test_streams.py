@@ -16,7 +16,6 @@ from semel.protos.streams import (
     PRODUCE_HEAD_STRUCT,
     Ping,
     decode_fetch_header,
-    decode_fetch_reply,
     decode_produce,
     encode_fetch_reply,
     encode_ping,
@@ -29,6 +28,7 @@ from semel.protos.streams import (
 )
 from semel.protos.v1.broker_pb2 import FetchReplyHeader
 from semel.protos.v1.common_pb2 import Frame
+from tests.kit.fetch_replies import decode_fetch_reply
 from tests.kit.wire_damage import cuts, flips, unnoticed
 
 batches = st.lists(st.binary(max_size=60), min_size=1, max_size=6)

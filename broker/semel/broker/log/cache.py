@@ -24,9 +24,6 @@ class TailCache:
         self._last = -1
         self.bytes = 0
 
-    def __len__(self) -> int:
-        return len(self._frames)
-
     def get(self, index: int) -> bytes | None:
         return self._frames.get(index)
 

@@ -57,9 +57,6 @@ class LogConfig:
     open_files_max: int = 128
     """Sealed segments and kept files that are held open for reading. Default 128."""
 
-    replay_bytes: int = 4 << 20
-    """Bytes that the replay at a start reads at once. Default 4 MiB."""
-
     def __post_init__(self) -> None:
         least = {
             "segment_bytes": 4096,
@@ -71,7 +68,6 @@ class LogConfig:
             "checkpoint_keep": 1,
             "sync_interval_ms": 0,
             "open_files_max": 1,
-            "replay_bytes": 1,
         }
         for name, lowest in least.items():
             value = getattr(self, name)

@@ -435,18 +435,6 @@ class Log:
                     raise
         return store.kept.read(index, position, length)
 
-    def replay(self, from_index: int) -> Iterator[bytes]:
-        """BLOCKING, at start. Yields all frames from `from_index` to last_index, checked.
-
-        Raises IndexUnavailable, and DamagedEntry when it reaches a damaged frame.
-        """
-        index = self._store.index
-        lo = from_index
-        while lo <= index.last_index:
-            hi = index.fit(lo, index.last_index + 1, self._config.replay_bytes)
-            yield from self._store.reader.frames(lo, hi)
-            lo = hi
-
     def scrub(self) -> Iterator[int]:
         """BLOCKING, any thread, one at a time. Reads everything from the disk once, one piece per
         step, and yields the number of bytes read. Fills `damaged`, `damaged_records` and

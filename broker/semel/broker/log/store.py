@@ -165,7 +165,6 @@ class Store:
             kept_bytes=self.kept.total_bytes,
             kept_records=self.kept.record_count,
             checkpoints=self.checkpoints.count,
-            cache_frames=len(self.tail),
             cache_bytes=self.tail.bytes,
             first_index=self.index.first_index,
             last_index=self.index.last_index,

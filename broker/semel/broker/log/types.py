@@ -53,7 +53,6 @@ class LogStats:
     kept_bytes: int
     kept_records: int
     checkpoints: int
-    cache_frames: int
     cache_bytes: int
     first_index: int
     last_index: int

@@ -81,14 +81,6 @@ class TopicRoute:
                 return queues[place]
         return None
 
-    def heirs_of(self, queue_id: int) -> tuple[QueueRoute, ...]:
-        """Returns the open queues that own a queue's slots now: itself, or its descendants."""
-        lineage = {queue_id}
-        for queue in self.every:  # children have higher numbers
-            if queue.parent in lineage:
-                lineage.add(queue.key.queue_id)
-        return tuple(queue for queue in self.queues if queue.key.queue_id in lineage)
-
     def after_split(self, split: control_pb2.SplitQueue) -> TopicRoute:
         """Returns the route after a split that a broker reported; itself if the split is known."""
         place = self.position_of(split.queue.queue_id)

@@ -22,13 +22,13 @@ from semel.broker.state import State
 from semel.protos.errors import NotMaster, Unavailable, to_detail
 from semel.protos.queue_refs import queue_ref
 from semel.protos.staging import STAGER_ID_MIN
-from semel.protos.streams import decode_fetch_reply
 from semel.protos.v1 import (
     broker_pb2,
     control_pb2,
     transaction_records_pb2,
     transactions_pb2,
 )
+from tests.kit.fetch_replies import decode_fetch_reply
 from tests.kit.state_log import KEY
 
 QUEUE = queue_ref(KEY)
