@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
+from semel.client.consumer.lock_renewals import LockRenewals
 from semel.client.consumer.locks import Locks
 from semel.protos.ids import GroupId
 from tests.world.plan import Plan, make_plan
@@ -36,15 +37,17 @@ def test_an_outage_of_one_broker_group_costs_no_lock_of_another() -> None:
 def renews_in_rounds() -> AbstractContextManager[object]:
     """The next renewal at any broker group waits for this one at all of them."""
 
-    async def renew(locks: Locks, group_id: GroupId) -> None:
+    async def renew(renewals: LockRenewals, group_id: GroupId) -> None:
+        locks = renewals._holder
+        assert isinstance(locks, Locks)
         while locks.held:
-            await asyncio.sleep(locks._config.session_ms / 3000)
+            await asyncio.sleep(renewals._config.session_ms / 3000)
             groups = {queue.group_id for queue in locks.held.values()}
             if group_id != min(groups, default=group_id):
                 return
-            await asyncio.gather(*(locks._renew_at(at, locks._held_at(at)) for at in groups))
+            await asyncio.gather(*(renewals.renew_at(at, locks.held_at(at)) for at in groups))
 
-    return patch.object(Locks, "_renew", renew)
+    return patch.object(LockRenewals, "_renew", renew)
 
 
 @pytest.mark.timeout(300)

@@ -191,6 +191,7 @@ TARGETS: Final = {
             for name in (
                 "consumer/consumer",
                 "consumer/locks",
+                "consumer/lock_renewals",
                 "consumer/lock_retries",
                 "consumer/group_tasks",
                 "consumer/commits",

@@ -7,9 +7,9 @@ hold once nothing delivered is uncommitted there, or a grace time is over. While
 down it continues with what it holds.
 
 `keep` only decides what is due. The calls are tasks, at most one of a kind for each broker group
-(`consumer/group_tasks.py`): releases and then acquisitions; renewals; fetches of routes after a
-group did not answer. So a group without a master keeps no lock of another group from being renewed,
-handed over or acquired.
+(`consumer/group_tasks.py`): releases and then acquisitions; renewals (`consumer/lock_renewals.py`);
+fetches of routes after a group did not answer. So a group without a master keeps no lock of another
+group from being renewed, handed over or acquired.
 
 A lost lock is forgotten here, whether a renewal, a fetch or a commit, also one in the background,
 reports the loss. Nothing else needs to be notified, because everything that was given out carries
@@ -20,11 +20,10 @@ Invariants
    object.
 2. A queue is in one acquisition at a time, and is released at a broker group before it is acquired
    there again.
-3. At a broker group that answers in time the locks are renewed before two thirds of their session
-   are over, whatever other broker groups do.
 
-Not here: when a refused lock is asked for again (`consumer/lock_retries.py`), where a held queue
-begins (`consumer/consumer.py`), progress (`consumer/commits.py`).
+Not here: when a lock is renewed (`consumer/lock_renewals.py`), when a refused lock is asked for
+again (`consumer/lock_retries.py`), where a held queue begins (`consumer/consumer.py`), progress
+(`consumer/commits.py`).
 """
 
 from __future__ import annotations
@@ -38,6 +37,7 @@ from typing import Final
 
 from semel.client.consumer.config import ConsumerConfig
 from semel.client.consumer.group_tasks import GroupTasks, Spawn
+from semel.client.consumer.lock_renewals import LockRenewals, lock_ref
 from semel.client.consumer.lock_retries import LockRetries
 from semel.client.consumer.membership import Membership
 from semel.client.core.routing import QueueRoute
@@ -56,7 +56,7 @@ from semel.protos.errors import (
     from_detail,
 )
 from semel.protos.ids import GroupId, QueueKey
-from semel.protos.queue_refs import queue_key_of, queue_ref
+from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2
 
 logger = logging.getLogger(__name__)
@@ -102,12 +102,10 @@ class Locks:
         """Queues that are not held any more, and whose locks are still to be released."""
         self._asked_for: set[QueueKey] = set()
         """Queues in an acquisition that is under way."""
-        self._began = time.monotonic()
-        """The beginning of the rhythm in which locks are renewed."""
         self._ended = False
         self._hand_overs = GroupTasks(spawn, "semel-consumer-hand-over")
         """Releases, then acquisitions."""
-        self._renewals = GroupTasks(spawn, "semel-consumer-renew")
+        self._renewals = LockRenewals(cluster, group, config, self, spawn=spawn)
         self._searches = GroupTasks(spawn, "semel-consumer-search")
 
     def find(self, key: QueueKey, token: int) -> FeedQueue | None:
@@ -127,7 +125,7 @@ class Locks:
 
     async def keep(self) -> None:
         """Acquires queues that are assigned and not held, releases those held and not assigned."""
-        self._began = time.monotonic()
+        self._renewals.begin(time.monotonic())
         while True:
             self.changed.clear()
             with contextlib.suppress(TimeoutError):
@@ -191,7 +189,7 @@ class Locks:
         except SemelError as error:
             logger.info("acquire failed group=%s error=%s", self._group, error.message)
             self._retries.put_off(topics, time.monotonic())
-            self._look_for(group_id, topics.values())
+            self.look_for(group_id, topics.values())
             return
         now = time.monotonic()
         for (key, topic), grant in zip(topics.items(), reply.grants, strict=True):
@@ -222,13 +220,13 @@ class Locks:
         self._leaving.pop(key, None)
         if self._ended:
             return  # it is held to be released
-        if not self._renewals.running(group_id):
-            self._renewals.start(group_id, self._renew(group_id))
+        self._renewals.ensure(group_id)
         self._on_held(queue, grant)
 
     # --- giving back ----------------------------------------------------------------------------
 
-    def _held_at(self, group_id: GroupId) -> list[FeedQueue]:
+    def held_at(self, group_id: GroupId) -> list[FeedQueue]:
+        """Returns the queues held at a broker group."""
         return [queue for queue in self.held.values() if queue.group_id == group_id]
 
     def _let_go(self, now: float) -> None:
@@ -276,7 +274,7 @@ class Locks:
         request = broker_pb2.ReleaseLocksRequest(
             group=self._group,
             member_id=self.membership.member_id,
-            locks=[_lock_ref(queue) for queue in queues],
+            locks=[lock_ref(queue) for queue in queues],
         )
         try:
             await self._cluster.call_master(group_id, "ReleaseLocks", request)
@@ -299,7 +297,7 @@ class Locks:
 
     async def _release_all_at(self, group_id: GroupId) -> None:
         await self._hand_overs.ended(group_id)
-        for queue in self._held_at(group_id):
+        for queue in self.held_at(group_id):
             self._give_back(queue)
         queues = self._going_back.pop(group_id, [])
         if queues:
@@ -313,45 +311,12 @@ class Locks:
         self._going_back.clear()
         self.forget_all()
 
-    # --- keeping and losing ---------------------------------------------------------------------
+    # --- losing -----------------------------------------------------------------------------------
 
-    async def _renew(self, group_id: GroupId) -> None:
-        """Renews the locks held at a broker group: a third of a session after its last answer, and
-        two thirds after the last call at the latest, if it has answered by then.
-
-        All broker groups begin in one rhythm, so that an idle program wakes up seldom."""
-        interval = max(0.1, self._config.session_ms / 3000)
-        now = time.monotonic()
-        at = now + interval - (now - self._began) % interval
-        while True:
-            await asyncio.sleep(max(0.0, at - time.monotonic()))
-            latest = at + 2 * interval
-            queues = self._held_at(group_id)
-            if queues:
-                await self._renew_at(group_id, queues)
-            at = min(time.monotonic() + interval, latest)
-
-    async def _renew_at(self, group_id: GroupId, queues: Sequence[FeedQueue]) -> None:
-        request = broker_pb2.RenewLocksRequest(
-            group=self._group,
-            member_id=self.membership.member_id,
-            locks=[_lock_ref(q) for q in queues],
-        )
-        try:
-            reply = await self._cluster.call_master(
-                group_id, "RenewLocks", request, self._config.session_ms / 1000
-            )
-        except SemelError as error:
-            logger.info("renew failed group=%s error=%s", self._group, error.message)
-            self._look_for(group_id, [queue.topic for queue in queues])
-            return
-        for lost in reply.lost:
-            self.on_lost(queue_key_of(lost.queue), lost.token)
-
-    def _look_for(self, group_id: GroupId, topics: Iterable[str]) -> None:
-        """Has the routes fetched: a broker group does not answer, so its queues may have moved."""
+    def look_for(self, group_id: GroupId, topics: Iterable[str]) -> None:
+        """Has the routes fetched: a broker group did not answer, so its queues may have moved."""
         if not self._ended and not self._searches.running(group_id):
-            search = self._search(dict.fromkeys(topics), self._held_at(group_id))
+            search = self._search(dict.fromkeys(topics), self.held_at(group_id))
             self._searches.start(group_id, search)
 
     async def _search(self, topics: Iterable[str], queues: Iterable[FeedQueue]) -> None:
@@ -415,7 +380,3 @@ class Locks:
         if queue.key not in self._leaving:
             queue.paused = False
             self._feed.wake()
-
-
-def _lock_ref(queue: FeedQueue) -> broker_pb2.LockRef:
-    return broker_pb2.LockRef(queue=queue_ref(queue.key), token=queue.token)

@@ -74,7 +74,7 @@ async def test_each_call_is_about_the_lock_that_it_was_made_for(
     locks, old = program.core.locks, program.queue()
     group.held_back["RenewLocks"] = asyncio.Event()
     group.locks[key_of(0)].token += 1  # so that the renewal is told: lost
-    renewing = asyncio.create_task(locks._renew_at(old.group_id, [old]))
+    renewing = asyncio.create_task(locks._renewals.renew_at(old.group_id, [old]))
     await asyncio.sleep(0)
     locks.on_lost(old.key, old.token)
     await program.acquire()
