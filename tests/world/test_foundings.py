@@ -32,15 +32,15 @@ def test_no_group_is_founded_twice_under_faults() -> None:
 @pytest.mark.parametrize(
     ("plant", "seeds"),
     [
-        (planted.founds_with_a_majority_of_empty_nodes, (0, 5)),
-        (planted.counts_strangers, (16, 26)),
-        (planted.founders_of_one_begin_again, (18, 28)),
-        (planted.removes_its_mark_before_it_has_caught_up, (7, 17)),
+        (planted.founds_with_a_majority_of_empty_nodes, range(0, 50, 5)),
+        (planted.counts_strangers, range(16, 116, 10)),
+        (planted.founders_of_one_begin_again, range(18, 118, 10)),
+        (planted.removes_its_mark_before_it_has_caught_up, range(7, 107, 10)),
     ],
 )
-def test_a_planted_bug_of_foundings_is_found(plant: Plant, seeds: tuple[int, ...]) -> None:
-    """In the story that is about it; its seeds are whole without the bug."""
+def test_a_planted_bug_of_foundings_is_found(plant: Plant, seeds: range) -> None:
+    """In the story that is about it; its first seeds are whole without the bug."""
     assert first_failure(seeds, plant, more=("foundings",))
-    for seed in seeds:
+    for seed in seeds[:2]:
         _, failures, _ = run_seeds([seed], more=("foundings",))
         assert not failures

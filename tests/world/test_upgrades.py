@@ -82,12 +82,12 @@ def test_upgrades_beside(others: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("plant", "told", "more", "seeds"),
     [
-        (a_broker_of_before_delays_is_not_told_apart, "", ("delays",), range(18, 20)),
+        (a_broker_of_before_delays_is_not_told_apart, "", ("delays",), range(18, 38)),
         (
             raises_the_level_at_the_first_use,
             "which nobody asked",
             ("transactions",),
-            range(30, 31),
+            range(30, 50),
         ),
     ],
     ids=["not told apart", "first use"],
