@@ -81,6 +81,7 @@ TARGETS: Final = {
                 "apply/rows",
                 "admission/admission",
                 "admission/queues",
+                "admission/batch_limits",
                 "admission/record_limits",
                 "apply/results",
                 "admission/parking",
