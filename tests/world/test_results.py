@@ -9,7 +9,7 @@ import pytest
 from tests.world.parts.results import PLANTS, Books, verdict
 from tests.world.soak import first_failure, run_seeds
 
-SEEDS = range(24)
+SEEDS = range(32)
 RARE = {
     "accountant crash": 2,
     "accountant froze": 4,
