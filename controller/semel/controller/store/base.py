@@ -145,5 +145,5 @@ class MetadataStore(Protocol):
         ...
 
     async def close(self) -> None:
-        """Ends all watches and closes the files; idempotent."""
+        """Closes the files; idempotent."""
         ...

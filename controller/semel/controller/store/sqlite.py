@@ -24,7 +24,7 @@ Invariants
 1. A failed write is fatal unless the disk is merely full: a failed fsync is never retried.
 2. One process at a time has the directory open.
 
-Not here: versions, checks, watches (`memory.py`).
+Not here: versions, checks (`memory.py`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 How it works. Every member has a thread on which its consensus runs (`ticker.py`) and streams to
 the others (`links.py`). The changes that the log makes to the map arrive here in order and are
-applied to a copy that the event loop owns, so reads and watches never touch the thread.
+applied to a copy that the event loop owns, so reads never touch the thread.
 
 * *Writing.* A transaction is a command with this controller's number, its incarnation and a
   sequence. It is sent to the master, and sent again whenever the master changes, until its result
