@@ -200,8 +200,9 @@ class Proposer:
             future.set_exception(refusal)
         else:
             self._queue.append(_Control(record, future))
-            self.pending_control_bytes += record.ByteSize()
-            self.pending_bytes += record.ByteSize()
+            size = record.ByteSize()
+            self.pending_control_bytes += size
+            self.pending_bytes += size
         return future
 
     def submit_copy(self, stored: bytes) -> asyncio.Future[ApplyResult]:
@@ -232,8 +233,7 @@ class Proposer:
         self._releasing.clear()
         self.pending_bytes = self.pending_control_bytes = 0
         for item in waiting:
-            stored = self._admission.find_stored(item.header) if isinstance(item, _Batch) else None
-            if isinstance(item, _Batch) and stored is not None:
+            if isinstance(item, _Batch) and (stored := self._admission.find_stored(item.header)):
                 item.sink.ack(item.header, "duplicate", stored.base_offset, 0)
             else:
                 _answer(item, error)
