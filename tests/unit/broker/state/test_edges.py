@@ -218,7 +218,7 @@ def test_the_last_one_that_fell_out_is_not_taken_for_new() -> None:
     expired = Expired()
     for producer in range(1, REMEMBERED_MAX + 2):
         expired.add(producer, 3, stored=False)
-    assert (expired.ceiling, expired.floor, 1 in expired.epochs) == (1, 3, False)
+    assert (expired.ceiling, expired.floor, 1 in expired.rows) == (1, 3, False)
     assert not expired.may_open(1, 3, after_expiry=True)
     assert expired.may_open(1, 4, after_expiry=True)
     assert not expired.may_open(1, 4, after_expiry=False), "it may have stored something"
@@ -226,12 +226,36 @@ def test_the_last_one_that_fell_out_is_not_taken_for_new() -> None:
     assert expired.may_open(REMEMBERED_MAX + 2, 1, after_expiry=False)
 
 
+def test_a_producer_that_stored_and_expired_twice_is_still_known_to_have_stored() -> None:
+    expired = Expired()
+    expired.add(1, 3, stored=True)
+    expired.add(1, 4, stored=False)
+    expired.add(2, 5, stored=False)
+    read = Expired.read(Reader(expired.pack()))
+    assert read.pack() == expired.pack()
+    for one in (expired, read, expired.copy()):
+        assert [one.may_have_stored(number) for number in (1, 2, 3)] == [True, False, False]
+        assert [one.floor_of(number) for number in (1, 2, 3)] == [4, 5, 0]
+        assert one.highest_epoch() == 5
+
+
+def test_a_copy_of_expired_rows_is_independent() -> None:
+    expired = Expired()
+    expired.add(1, 3, stored=True)
+    before = expired.pack()
+    copy = expired.copy()
+    copy.add(1, 9, stored=False)
+    copy.add(2, 1, stored=False)
+    copy.raise_floor(7, 7)
+    assert expired.pack() == before
+
+
 def test_more_expired_rows_than_a_queue_remembers_are_refused() -> None:
     def read(count: int) -> Expired:
         rows = b"".join(EXPIRED.pack(number, 1, 0) for number in range(count))
         return Expired.read(Reader(HEAD.pack(0, 0, count) + rows))
 
-    assert len(read(REMEMBERED_MAX).epochs) == REMEMBERED_MAX
+    assert len(read(REMEMBERED_MAX).rows) == REMEMBERED_MAX
     with pytest.raises(errors.CorruptSegment, match="remembers 257"):
         read(REMEMBERED_MAX + 1)
 

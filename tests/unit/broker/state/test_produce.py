@@ -171,7 +171,7 @@ def test_many_expired_producers_leave_a_low_floor(group: Group) -> None:
     expire(group)
     group.commit()
     expired = group.state.queues[KEY].expired
-    assert (len(expired.epochs), expired.floor) == (256, 1)
+    assert (len(expired.rows), expired.floor) == (256, 1)
     for producer in (1, 1_000, 1_020, 1_299):
         refusal(group.fence(producer=producer, epoch=1), errors.DedupStateExpired)
         assert isinstance(group.fence(producer=producer, epoch=2, after_expiry=True), FenceApplied)

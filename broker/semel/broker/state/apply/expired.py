@@ -22,7 +22,7 @@ Not here: choosing which rows expire (`producers.py`), refusing a producer
 from __future__ import annotations
 
 import struct
-from typing import Final
+from typing import Final, NamedTuple
 
 from semel.broker.state.apply.codec import Reader
 from semel.protos.errors import CorruptSegment
@@ -32,28 +32,33 @@ HEAD: Final = struct.Struct("<QII")
 EXPIRED: Final = struct.Struct("<QII")
 
 
+class ExpiredRow(NamedTuple):
+    """What is left of the expired rows of one producer."""
+
+    epoch: int
+    """Of the newest of them."""
+    stored: bool
+    """Whether one of them knew of a stored message."""
+
+
 class Expired:
     """The producers whose row on one queue expired."""
 
-    __slots__ = ("ceiling", "epochs", "floor", "stored")
+    __slots__ = ("ceiling", "floor", "rows")
 
     def __init__(self) -> None:
         self.floor = 0
         self.ceiling = 0
-        self.epochs: dict[int, int] = {}
-        """Epoch of the newest expired row by producer id, also for producers that came back."""
-        self.stored: set[int] = set()
-        """The producers in `epochs` that have an expired row which knew of a stored message."""
+        self.rows: dict[int, ExpiredRow] = {}
+        """By producer id, also of producers that came back."""
 
     def add(self, producer_id: int, epoch: int, *, stored: bool) -> None:
         """Records that a row expires; `stored` says whether it knew of a stored message."""
-        if stored or self.may_have_stored(producer_id):
-            self.stored.add(producer_id)
-        self.epochs[producer_id] = epoch
-        if len(self.epochs) > REMEMBERED_MAX:
-            lowest_epoch, lowest_id = min((e, number) for number, e in self.epochs.items())
-            del self.epochs[lowest_id]
-            self.stored.discard(lowest_id)
+        stored = stored or self.may_have_stored(producer_id)
+        self.rows[producer_id] = ExpiredRow(epoch, stored)
+        if len(self.rows) > REMEMBERED_MAX:
+            lowest_epoch, lowest_id = min((row.epoch, number) for number, row in self.rows.items())
+            del self.rows[lowest_id]
             self.raise_floor(lowest_epoch, lowest_id)
 
     def raise_floor(self, epoch: int, producer_id: int) -> None:
@@ -63,7 +68,7 @@ class Expired:
 
     def floor_of(self, producer_id: int) -> int:
         """The highest epoch at which this producer may have had a row; 0 if it had none."""
-        known = self.epochs.get(producer_id, 0)
+        known = self.rows[producer_id].epoch if producer_id in self.rows else 0
         return max(known, self.floor) if producer_id <= self.ceiling else known
 
     def may_open(self, producer_id: int, epoch: int, *, after_expiry: bool) -> bool:
@@ -78,27 +83,26 @@ class Expired:
 
     def may_have_stored(self, producer_id: int) -> bool:
         """Whether this producer may have an expired row that knew of a stored message."""
-        if producer_id in self.epochs:
-            return producer_id in self.stored
+        if producer_id in self.rows:
+            return self.rows[producer_id].stored
         return producer_id <= self.ceiling  # nothing is known of dropped ones
 
     def highest_epoch(self) -> int:
         """The highest epoch of all rows that ever expired here; 0 without any."""
-        return max(self.floor, *self.epochs.values(), 0)
+        return max([self.floor, *(row.epoch for row in self.rows.values())])
 
     def copy(self) -> Expired:
         """An independent copy."""
         made = Expired()
         made.floor, made.ceiling = self.floor, self.ceiling
-        made.epochs, made.stored = dict(self.epochs), set(self.stored)
+        made.rows = dict(self.rows)
         return made
 
     def pack(self) -> bytes:
         """Canonical bytes, by rising producer id."""
-        head = HEAD.pack(self.ceiling, self.floor, len(self.epochs))
+        head = HEAD.pack(self.ceiling, self.floor, len(self.rows))
         return head + b"".join(
-            EXPIRED.pack(producer_id, epoch, producer_id in self.stored)
-            for producer_id, epoch in sorted(self.epochs.items())
+            EXPIRED.pack(producer_id, *row) for producer_id, row in sorted(self.rows.items())
         )
 
     @classmethod
@@ -112,7 +116,5 @@ class Expired:
             producer_id, epoch, stored = reader.unpack(EXPIRED)
             if stored > 1:
                 raise CorruptSegment(f"state has {stored} where an expired row says 0 or 1")
-            made.epochs[producer_id] = epoch
-            if stored:
-                made.stored.add(producer_id)
+            made.rows[producer_id] = ExpiredRow(epoch, bool(stored))
         return made
