@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import time
 from collections import Counter
@@ -113,18 +114,27 @@ def _plan(seed: int, *, theme: str | None = None, more: tuple[str, ...]) -> Plan
 
 
 def first_failure(
-    seeds: Iterable[int], plant: Plant, *, theme: str | None = None, more: tuple[str, ...] = ()
+    seeds: Iterable[int],
+    plant: Plant,
+    *,
+    match: str = "",
+    theme: str | None = None,
+    more: tuple[str, ...] = (),
 ) -> str:
-    """The error of the first seed that fails with the planted bug. Raises AssertionError if none
-    fails."""
+    """The error of the first seed that fails with the planted bug, and in which the pattern `match`
+    is found: a bug may show in several ways. Raises AssertionError if there is none."""
+    others: list[str] = []
     tried = 0
     for seed in seeds:
         tried += 1
         result, error, _ = run_plan(_plan(seed, theme=theme, more=more), plant=plant())
         if result is None:
             assert "the simulator itself" not in error, error
-            return error
-    raise AssertionError(f"{plant.__name__} survived {tried} seeds")
+            if re.search(match, error):
+                return error
+            others.append(f"seed {seed}: {error.splitlines()[0]}")
+    told = "\n".join([f"{plant.__name__} survived {tried} seeds", *others])
+    raise AssertionError(told)
 
 
 def explain(seed: int, *, theme: str | None = None, more: tuple[str, ...] = ()) -> str:

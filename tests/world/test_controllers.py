@@ -40,10 +40,11 @@ def test_controllers_replace_each_other_under_faults() -> None:
     ids=["writes_without_its_epoch", "obeys_replaced_controllers"],
 )
 def test_a_planted_bug_of_controllers_is_found(plant: Plant, said: str) -> None:
-    assert said in first_failure(SEEDS, plant, more=("controllers",))
+    first_failure(SEEDS, plant, match=said, more=("controllers",))
 
 
 @pytest.mark.timeout(300)
 def test_tables_that_are_trusted_after_an_unknown_outcome_are_found() -> None:
     plant = planted.trusts_its_tables_after_an_unknown_outcome
-    assert "not at rest" in first_failure(range(50, 90), plant, more=("controllers", "moves"))
+    more = ("controllers", "moves")
+    first_failure(range(50, 90), plant, match="not at rest", more=more)

@@ -26,5 +26,5 @@ def test_memory_beside(other: str) -> None:
 
 def test_a_place_that_is_named_twice_is_found() -> None:
     """What was handed out changes while it is read."""
-    said = first_failure(range(20), planted.names_a_slot_twice, more=("shared_memory",))
-    assert "is not what the log holds" in said
+    plant, match = planted.names_a_slot_twice, "is not what the log holds"
+    first_failure(range(20), plant, match=match, more=("shared_memory",))

@@ -38,7 +38,7 @@ def children_inherit_nothing() -> Any:
 @pytest.mark.timeout(300)
 def test_a_planted_bug_of_splits_is_found() -> None:
     """Others need many seeds here, and are found by the histories of one queue alone."""
-    assert first_failure(range(10), children_inherit_nothing, more=("splits",))
+    first_failure(range(10), children_inherit_nothing, more=("splits",))
 
 
 def peeks_beyond_the_end() -> Any:
@@ -69,4 +69,4 @@ def test_messages_to_be_tried_again_come_though_their_queues_are_split() -> None
 
 @pytest.mark.timeout(300)
 def test_a_consumer_that_peeks_a_queue_beyond_its_end_is_found() -> None:
-    assert "not at rest" in first_failure(range(40), peeks_beyond_the_end, more=RETRIES)
+    first_failure(range(40), peeks_beyond_the_end, match="not at rest", more=RETRIES)
