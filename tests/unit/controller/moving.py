@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from semel.broker.state import MoveApplied, MoveState, move_refusal
@@ -32,6 +33,8 @@ class MovingBroker(FakeBroker, MovesServicer):
         self.everybody = everybody
         """By address."""
         self.batches_a_pull = 2
+        self.after_figures: Callable[[], Awaitable[None]] | None = None
+        """Awaited before the figures of a queue that is to move are told."""
         self.pulls = 0
 
     async def start(self) -> None:
@@ -74,7 +77,10 @@ class MovingBroker(FakeBroker, MovesServicer):
             raise self.home.state.absent(key)
         if (refusal := move_refusal(queues, queues[key])) is not None:
             raise refusal
-        return broker_pb2.CopyQueueReply(log_end_offset=queues[key].log_end_offset)
+        reply = broker_pb2.CopyQueueReply(log_end_offset=queues[key].log_end_offset)
+        if self.after_figures is not None:
+            await self.after_figures()
+        return reply
 
     async def PullQueue(  # noqa: N802
         self, request: broker_pb2.PullQueueRequest, context: Any

@@ -200,6 +200,12 @@ def joining(member: str) -> pb.JoinGroupRequest:
     return pb.JoinGroupRequest(group="g", member_id=member, topics=["orders"])
 
 
+async def _others() -> None:
+    """Lets all other tasks run until they wait."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 async def test_an_assignment_whose_caller_has_gone_is_not_given_another_generation_twice() -> None:
     """The store would hold one assignment, and members be told another of the same generation."""
     store = GatedStore()
@@ -207,13 +213,11 @@ async def test_an_assignment_whose_caller_has_gone_is_not_given_another_generati
     await service.join(joining("a"))
     store.gate.clear()
     gone = asyncio.ensure_future(service.join(joining("b")))
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await _others()
     gone.cancel()
     await asyncio.gather(gone, return_exceptions=True)
     store.gate.set()
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await _others()
     key = records.consumer_group_key("g")
     stored = records.load(ConsumerGroupRecord, key, (await store.scan(records.CONSUMERS))[key])
     told = await service.heartbeat(pb.HeartbeatGroupRequest(group="g", member_id="a"))
@@ -229,17 +233,62 @@ async def test_a_member_that_comes_while_its_group_is_forgotten_is_in_it() -> No
     await service.leave("g", "a")
     store.gate.clear()
     forgetting = asyncio.ensure_future(service.forget("g"))
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await _others()
     coming = asyncio.ensure_future(service.join(joining("b")))
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await _others()
     store.gate.set()
     await forgetting
     assert len((await coming).assignment) == 4
     again = await service.heartbeat(pb.HeartbeatGroupRequest(group="g", member_id="b"))
     assert len(again.assignment) == 4
     assert set(await store.scan(records.CONSUMERS)) == {records.consumer_group_key("g")}
+
+
+async def refuse(transaction: Transaction) -> int:
+    raise DiskFull("no room")
+
+
+async def test_a_forgotten_group_is_not_stored_by_a_member_that_came_and_left_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = GatedStore()
+    service = await served(store)
+    await service.join(joining("a"))
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "transact", refuse)
+        with pytest.raises(DiskFull):
+            await service.leave("g", "a")  # so that there is still something to store
+    store.gate.clear()
+    forgetting = asyncio.ensure_future(service.forget("g"))
+    await _others()
+    coming = asyncio.ensure_future(service.join(joining("b")))
+    await _others()
+    leaving = asyncio.ensure_future(service.leave("g", "b"))
+    await _others()
+    store.gate.set()
+    await forgetting
+    await leaving
+    with pytest.raises(UnknownMember):
+        await coming
+    assert await service.list("") == []
+    assert await store.scan(records.CONSUMERS) == {}
+
+
+async def test_a_group_is_forgotten_though_the_caller_has_gone() -> None:
+    """The store would hold no group, and members be told of one."""
+    store = GatedStore()
+    service = await served(store)
+    await service.join(joining("a"))
+    await service.leave("g", "a")
+    store.gate.clear()
+    gone = asyncio.ensure_future(service.forget("g"))
+    await _others()
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    store.gate.set()
+    await _others()
+    assert await store.scan(records.CONSUMERS) == {}
+    assert await service.list("") == []
 
 
 async def test_a_group_that_the_store_does_not_forget_is_not_forgotten(
@@ -249,10 +298,6 @@ async def test_a_group_that_the_store_does_not_forget_is_not_forgotten(
     service = await served(store)
     await service.join(joining("a"))
     await service.leave("g", "a")
-
-    async def refuse(transaction: Transaction) -> int:
-        raise DiskFull("no room")
-
     with monkeypatch.context() as patched:
         patched.setattr(store, "transact", refuse)
         with pytest.raises(DiskFull):
@@ -384,8 +429,7 @@ async def test_nobody_is_told_an_assignment_before_it_is_stored(
     before = await service.join(joining("a"))
     store.gate.clear()
     second = asyncio.ensure_future(service.join(joining("b")))
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await _others()
     assert not second.done()
     early = await beat("a")
     assert (early.generation == before.generation) is not adopts_first

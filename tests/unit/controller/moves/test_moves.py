@@ -461,6 +461,23 @@ async def test_a_deleted_topic_is_forgotten_where_its_queue_was(tmp_path: Path) 
         assert not any(broker.home.state.moves.places for broker in brokers)
 
 
+async def test_a_move_is_given_up_while_its_queue_is_being_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Producers write as fast as the queue is copied, so that the copying does not end."""
+    monkeypatch.setattr(moves, "SEAL_BYTES", 0)
+    async with running_cluster(tmp_path) as cluster:
+        brokers = await add_groups(cluster)
+        topic = (await cluster.client.create("orders", 1, groups=[1])).topic
+        brokers[1].batches_a_pull = 0
+        await move(cluster.client)
+        await until_async(lambda: brokers[1].pulls >= 3)
+        await move(cluster.client, cancel=True)
+        (given_up,) = await settled(cluster)
+        assert "operator" in given_up.reason
+        assert check_whole(brokers, topic) == 1
+
+
 # --- refusals -------------------------------------------------------------------------------------
 
 
@@ -501,6 +518,43 @@ async def test_each_thing_that_cannot_be_has_its_error(tmp_path: Path) -> None:
         dead = await refused(queue_id=1, group_id=3)
         assert isinstance(dead, errors.Unavailable)
         assert "has no master" in dead.message
+
+
+async def test_a_queue_that_was_split_while_its_move_was_asked_for_stays(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        brokers = await add_groups(cluster)
+        await cluster.client.create("orders", 1, groups=[1])
+
+        async def split() -> None:
+            request = pb.SplitQueueRequest(name="orders", children=2)
+            await cluster.client.call("SplitQueue", request)
+
+        brokers[0].after_figures = split
+        refusal = await raised_by(move(cluster.client))
+        assert isinstance(refusal, errors.InvalidRequest)
+        assert "was split" in str(refusal)
+        assert await statuses(cluster.client) == []
+
+
+async def test_settings_that_change_when_the_queue_is_activated_arrive(tmp_path: Path) -> None:
+    """The target has the queue, and the routes do not say so yet: the source is told."""
+    async with running_cluster(tmp_path) as cluster:
+        _, target = await add_groups(cluster)
+        topic = (await cluster.client.create("orders", 1, groups=[1])).topic
+        told: list[bool] = []
+
+        async def alter() -> None:
+            if key_of(topic) in target.home.state.queues and not told:
+                told.append(True)
+                request = pb.AlterTopicRequest(name="orders", settings={"retention_ms": 7_000})
+                await cluster.client.call("AlterTopic", request)
+
+        target.after = alter
+        await move(cluster.client)
+        await settled(cluster)
+        assert told
+        queues = target.home.state.queues
+        await until_async(lambda: queues[key_of(topic)].settings.retention_ms == 7_000)
 
 
 async def test_settings_that_change_during_a_move_arrive(tmp_path: Path) -> None:
