@@ -21,7 +21,7 @@ MESSAGES = 150
 RATE = 400_000
 """Bytes a second; the live records take two seconds."""
 CHECKPOINT_BYTES_MAX = SIZE
-"""Of this group; a pull counts them beside the records."""
+"""The most that a checkpoint of this group has; a pull counts it beside the records."""
 
 
 @pytest.fixture

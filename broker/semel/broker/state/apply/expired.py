@@ -36,7 +36,7 @@ class ExpiredRow(NamedTuple):
     """What is left of the expired rows of one producer."""
 
     epoch: int
-    """Of the newest of them."""
+    """The epoch of the newest of them."""
     stored: bool
     """Whether one of them knew of a stored message."""
 
