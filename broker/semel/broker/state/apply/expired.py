@@ -33,7 +33,7 @@ EXPIRED: Final = struct.Struct("<QII")
 
 
 class ExpiredRow(NamedTuple):
-    """What is left of the expired rows of one producer."""
+    """A producer whose row expired, once or several times."""
 
     epoch: int
     """The epoch of the newest of them."""
