@@ -23,6 +23,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from types import TracebackType
+from typing import Any
 
 __all__ = ["TaskGroup", "parts_writer", "runtime", "timeout", "timeout_at"]
 
@@ -65,13 +66,14 @@ else:
 class _Timeout(asyncio.Timeout):  # type: ignore[misc]  # final for a type checker only
     """As in Python 3.11.4: it ignores cancellations of the task from before it was entered."""
 
-    _cancelling = 0
+    _entered: tuple[asyncio.Task[Any], int]
+    """The task, and how many cancellations of it there were before."""
 
     async def __aenter__(self) -> _Timeout:
         task = asyncio.current_task()
         await super().__aenter__()
         assert task is not None
-        self._cancelling = task.cancelling()
+        self._entered = task, task.cancelling()
         return self
 
     async def __aexit__(
@@ -82,9 +84,9 @@ class _Timeout(asyncio.Timeout):  # type: ignore[misc]  # final for a type check
     ) -> None:
         expired = self.expired()
         await super().__aexit__(kind, error, traceback)
-        task = asyncio.current_task()
-        assert task is not None
-        if expired and kind is asyncio.CancelledError and task.cancelling() <= self._cancelling:
+        # Not the current task: an abandoned generator is closed in none, or in another one.
+        task, before = self._entered
+        if expired and kind is asyncio.CancelledError and task.cancelling() <= before:
             raise TimeoutError from error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -163,6 +163,30 @@ class TestTimeout:
         async with timeout(60.0) as patience:
             await asyncio.sleep(0)
         assert not patience.expired()
+
+    async def test_a_generator_that_is_abandoned_in_its_block_is_closed_outside_of_a_task(
+        self, timeout: Callable[[float], Any]
+    ) -> None:
+        """As the garbage collector does when a loop is not there any more."""
+
+        async def waits() -> AsyncGenerator[int, None]:
+            async with timeout(60):
+                yield 1
+
+        generator = waits()
+        assert await anext(generator) == 1
+        raised: list[BaseException] = []
+
+        def close() -> None:
+            assert asyncio.current_task() is None
+            try:
+                generator.aclose().send(None)
+            except BaseException as error:
+                raised.append(error)
+
+        asyncio.get_running_loop().call_soon(close)
+        await asyncio.sleep(0)
+        assert [type(error) for error in raised] == [StopIteration]
 
     async def test_another_error_stays_what_it_is(self, timeout: Callable[[float], Any]) -> None:
         with pytest.raises(OSError, match="broken"):
