@@ -8,10 +8,12 @@ when a seed failed. `--seeds N:N+1 --trace` shows one run in full.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import re
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -57,6 +59,27 @@ def run_seeds(
     return seen, failures, fingerprints
 
 
+_unraisable: list[str] = []
+"""Errors that Python could only print, as those of generators that nobody closed."""
+
+
+def _run_chunk(
+    seeds: range, *, theme: str | None = None, more: tuple[str, ...] = ()
+) -> tuple[Counter[str], list[tuple[int, str]], dict[int, str]]:
+    """`run_seeds` in a process of its own, where such an error fails the last seed: pytest does the
+    same in its processes."""
+    found = run_seeds(seeds, theme=theme, more=more)
+    gc.collect()
+    found[1].extend((seeds[-1], error) for error in _unraisable)
+    _unraisable.clear()
+    return found
+
+
+def _note_unraisable(error: Any) -> None:
+    lines = traceback.format_exception(error.exc_type, error.exc_value, error.exc_traceback)
+    _unraisable.append(f"ignored in {error.object!r}, in this seed or before: {''.join(lines)}")
+
+
 def run_until_seen(
     seeds: Iterable[int],
     wanted: Mapping[str, int],
@@ -87,15 +110,16 @@ def run_chunks(
     `run_seeds` for the newest ones."""
     chunks = [range(start, min(start + _STRIDE, end)) for start in range(first, end, _STRIDE)]
     context = get_context("spawn")
-    with context.Pool(jobs, _pin, (context.Value("i", 0),)) as pool:
-        run = partial(run_seeds, theme=theme, more=more)
+    with context.Pool(jobs, _prepare, (context.Value("i", 0),)) as pool:
+        run = partial(_run_chunk, theme=theme, more=more)
         for number, found in enumerate(pool.imap(run, chunks)):
             yield (chunks[number].stop - first, *found)
 
 
-def _pin(started: Any) -> None:
-    """Pins each process to a core of its own: simulated threads hand over to each other all the
-    time, and waking another core for it makes that half as dear again."""
+def _prepare(started: Any) -> None:
+    """Prepares a process. It is pinned to a core of its own: simulated threads hand over to each
+    other all the time, and waking another core for it makes that half as dear again."""
+    sys.unraisablehook = _note_unraisable
     if not hasattr(os, "sched_setaffinity"):
         return
     cores = sorted(os.sched_getaffinity(0))
