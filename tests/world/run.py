@@ -105,7 +105,9 @@ class Run:
 
     def shared(self, kind: type[T]) -> T:
         """The run's only instance of a class without arguments, which programs share."""
-        found = self._shared.setdefault(kind, kind())
+        if kind not in self._shared:
+            self._shared[kind] = kind()
+        found = self._shared[kind]
         assert isinstance(found, kind)
         return found
 
