@@ -333,9 +333,11 @@ def slow_claims(run: Run) -> Iterator[None]:
             await asyncio.sleep(random.uniform(0, 1.0))
         return offset
 
-    with patch.object(StoredOffsets, "claim", slow):
-        yield
-    run.shared(Books).close()
+    try:
+        with patch.object(StoredOffsets, "claim", slow):
+            yield
+    finally:
+        run.shared(Books).close()
 
 
 @fault("reset offsets")
