@@ -347,6 +347,29 @@ async def test_an_iteration_goes_on_where_a_failed_transaction_began(worker: Wor
     assert [message.offset for message in program.core.puller.drain()] == list(range(10))
 
 
+async def test_a_place_that_was_sought_before_a_transaction_failed_is_where_it_goes_on(
+    worker: Worker,
+) -> None:
+    program = worker.program
+    program.put(0, 20)
+    await worker.store(await program.poll(10))
+    await program.poll(10)
+    await program.core.seek("orders", 0, 5)
+    with pytest.raises(ZeroDivisionError):
+        async with worker.transaction():
+            raise ZeroDivisionError
+    await program.give_back()
+    assert await program.core.position("orders", 0) == 5
+    await program.core.seek("orders", 0, 12)
+    program.put(12, 20)
+    await program.poll()
+    with pytest.raises(ZeroDivisionError):
+        async with worker.transaction():
+            raise ZeroDivisionError
+    await program.give_back()
+    assert await program.core.position("orders", 0) == 12
+
+
 async def test_one_message_is_stored_once(worker: Worker) -> None:
     program = worker.program
     program.put(0, 10)
