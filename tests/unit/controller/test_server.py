@@ -450,6 +450,10 @@ async def test_the_metadatas_level_rises_once_every_group_has_it(tmp_path: Path)
         assert "broker group 1 has not reported" in error.message
         error = await raised_by(ask(LEVEL_MAX + 1, dry_run=True))
         assert isinstance(error, UnsupportedVersion)
+        await cluster.restart()  # the group is known, and what its level is nobody has said
+        error = await raised_by(ask(LEVEL_MAX))
+        assert isinstance(error, Unavailable)
+        assert "broker group 1 has not reported" in error.message
         await cluster.client.call("ReportNode", node.report(levels=own_levels(active=LEVEL_MAX)))
         for _ in range(2):
             assert (await ask(LEVEL_MAX)).level == LEVEL_MAX

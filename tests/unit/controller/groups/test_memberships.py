@@ -19,6 +19,7 @@ from semel.protos import compat
 from semel.protos.errors import (
     DiskFull,
     InvalidRequest,
+    MemberFenced,
     UnknownGroup,
     UnknownMember,
     UnknownTopic,
@@ -198,6 +199,40 @@ async def served(store: MemoryStore) -> MembershipService:
 
 def joining(member: str) -> pb.JoinGroupRequest:
     return pb.JoinGroupRequest(group="g", member_id=member, topics=["orders"])
+
+
+async def test_two_that_join_a_new_group_at_once_are_in_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = MemoryStore()
+    service = await served(store)
+    revision = store.revision
+
+    async def slow() -> int:
+        found = await revision()
+        await _others()
+        return found
+
+    monkeypatch.setattr(store, "revision", slow)
+    replies = await asyncio.gather(service.join(joining("a")), service.join(joining("b")))
+    assert [len(reply.assignment) for reply in replies] == [2, 2]
+    assert service.counts() == (1, 2)
+
+
+async def test_a_process_that_was_replaced_is_told_so() -> None:
+    service = await served(MemoryStore())
+    for incarnation in (b"old", b"new"):
+        request = joining("a")
+        request.incarnation = incarnation
+        await service.join(request)
+    beat = pb.HeartbeatGroupRequest(group="g", member_id="a", incarnation=b"old")
+    with pytest.raises(MemberFenced):
+        await service.heartbeat(beat)
+    await service.leave("g", "a", b"old")
+    beat.incarnation = b"new"
+    assert len((await service.heartbeat(beat)).assignment) == 4
+    await service.leave("g", "a", b"new")
+    assert service.counts() == (1, 0)
 
 
 async def _others() -> None:

@@ -370,6 +370,29 @@ async def test_a_move_that_its_source_refuses_is_given_up_and_one_that_may_pass_
         (status,) = await settled(cluster)
         assert "never with this queue" in status.reason
         assert check_whole([source, target], await topic_of(cluster)) == 2
+        # It says that it may be asked again, but at another group.
+        refusals.append(errors.QueueMoved("not here any more"))
+        await move(cluster.client, 1)
+        (status,) = await settled(cluster)
+        assert "not here any more" in status.reason
+
+
+async def test_a_target_that_answers_in_time_gets_a_queue_that_is_sealed(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        source, target = await add_groups(cluster)
+        topic = (await cluster.client.create("orders", 1, groups=[1])).topic
+        told: list[bool] = []
+
+        async def away_once_it_is_sealed() -> None:
+            if source.home.state.queues[key_of(topic)].frozen and not told:
+                told.append(True)
+                raise Unavailable("a master is being elected")
+
+        target.before = away_once_it_is_sealed
+        await move(cluster.client)
+        assert await settled(cluster) == []
+        assert told
+        assert check_whole([source, target], await topic_of(cluster)) == 2
 
 
 @pytest.mark.parametrize("refusal", [errors.Throttled("busy"), errors.DiskFull("no room")])
