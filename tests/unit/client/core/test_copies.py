@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +17,11 @@ from semel.protos.errors import (
     DedupStateExpired,
     InvalidRequest,
     ProducerFenced,
+    QueueSealed,
     UnknownTopic,
 )
 from semel.protos.v1 import controller_pb2
+from semel.protos.v1.control_pb2 import SplitQueue
 from semel.protos.v1.copies_pb2 import CopyAttempt, CopyTarget
 
 OFFSETS = st.sets(st.integers(0, (1 << 62) - 1), max_size=50)
@@ -56,6 +59,8 @@ class Producers:
         self.errors = list(errors)
         self.epochs: list[int] = []
         self.happened: list[str] = []
+        self.asked: list[list[int]] = []
+        """The queues of each fence."""
         monkeypatch.setattr(relay, "Identity", self)
         monkeypatch.setattr(relay, "_stored_by", self._stored_by)
 
@@ -64,6 +69,7 @@ class Producers:
         return self
 
     async def fence(self, queues: list[Any], session: int, timeout_s: float, **_: Any) -> list[Any]:
+        self.asked.append([queue.key.queue_id for queue in queues])
         if self.errors:
             raise self.errors.pop(0)
         self.happened.append("ended")
@@ -76,6 +82,8 @@ class Producers:
 
 class Topics:
     """A cluster that has one topic."""
+
+    routes: Any
 
     class config:  # noqa: N801
         request_timeout_ms = 1_000
@@ -119,6 +127,27 @@ async def test_a_floor_does_not_keep_an_owner_out(monkeypatch: pytest.MonkeyPatc
     producers = Producers(monkeypatch, floor, ProducerFenced("newer", current_epoch=300))
     assert await settled(Topics(5), "t") == ["copy"]
     assert producers.epochs == [4, 201, 301]
+
+
+async def test_the_children_of_a_queue_that_was_split_are_ended_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    split = SplitQueue(
+        queue={"topic_id": 5, "queue_id": 0},
+        children=[
+            {"queue_id": 1, "slot_start": 0, "slot_end": 9},
+            {"queue_id": 2, "slot_start": 9, "slot_end": 65_536},
+        ],
+    )
+    sealed = QueueSealed("it was split", split_record=split.SerializeToString())
+    producers = Producers(monkeypatch, sealed)
+    topics = Topics(5)
+    told: list[Any] = []
+    topics.routes = SimpleNamespace(on_split=lambda topic, split: told.append((topic, split)))
+    assert await settled(topics, "t") == ["copy"]
+    assert producers.asked == [[0], [1, 2]]
+    assert producers.happened == ["ended", "read"]
+    assert told == [("t", split)]
 
 
 @pytest.mark.parametrize(("topic_id", "name"), [(6, "t"), (5, "gone")])

@@ -130,6 +130,22 @@ async def test_nothing_is_sent_before_it_is_durable_that_it_may_be() -> None:
     assert sent == ("send", [b"3", b"5"])
 
 
+async def test_a_message_of_an_older_lock_is_not_copied_under_the_newer_one() -> None:
+    """It is given out again under the newer lock, perhaps it was already."""
+    one = One()
+    one.queue.token = 2
+
+    def message(token: int) -> Any:
+        rows = SimpleNamespace(queue=one.queue.key, token=token)
+        return SimpleNamespace(rows=rows, queue=0, topic="t", offset=7, value=b"7")
+
+    with pytest.raises(LockLost, match="offset 7 is given out again"):
+        one.retrying.note(message(1), "", rejected=True)
+    assert not one.held.notes
+    one.retrying.note(message(2), "", rejected=True)
+    assert list(one.held.notes) == [7]
+
+
 async def test_an_owner_that_lost_its_lock_sends_nothing() -> None:
     one = One(3)
     one.cluster.lost = True

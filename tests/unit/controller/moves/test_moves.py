@@ -559,6 +559,27 @@ async def test_a_queue_that_was_split_while_its_move_was_asked_for_stays(tmp_pat
         assert await statuses(cluster.client) == []
 
 
+async def test_a_queue_of_a_topic_that_is_being_split_waits(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        brokers = await add_groups(cluster)
+        await cluster.client.create("orders", 2, groups=[1])
+        gate = asyncio.Event()
+
+        async def gated() -> None:
+            await gate.wait()
+
+        brokers[0].before = gated
+        split = pb.SplitQueueRequest(name="orders", children=2)
+        splitting = asyncio.ensure_future(cluster.client.call("SplitQueue", split))
+        await until_async(lambda: brokers[0].calls >= 2)
+        assert isinstance(await raised_by(move(cluster.client)), errors.Throttled)
+        assert isinstance(await raised_by(move(cluster.client, queue_id=1)), errors.Throttled)
+        gate.set()
+        await splitting
+        await move(cluster.client, queue_id=1)
+        assert await settled(cluster) == []
+
+
 async def test_settings_that_change_when_the_queue_is_activated_arrive(tmp_path: Path) -> None:
     """The target has the queue, and the routes do not say so yet: the source is told."""
     async with running_cluster(tmp_path) as cluster:
