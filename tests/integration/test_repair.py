@@ -51,7 +51,7 @@ async def killed_after(
     async with group:
         await store(group, 0, count)
         index = await group.settled()
-        # A slave may have applied what it has not yet written, and the files are copied as they are.
+        # A slave may have applied what it has not written yet; the files are copied as they are.
         logs = [started.replica.log for started in group.running.values()]
         await until_async(lambda: all(log.synced_index >= index for log in logs))
         if checkpoints:
