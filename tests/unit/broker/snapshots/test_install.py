@@ -73,7 +73,8 @@ class Node:
         self.readers = ThreadPoolExecutor(1)
         self.tasks: list[asyncio.Task[None]] = []
         stand_in: Any = self
-        checkpoints: Any = SimpleNamespace(index=0)
+        self.checkpoints = SimpleNamespace(index=0)
+        checkpoints: Any = self.checkpoints
         identity: Any = SimpleNamespace(caller=None)
         self.catch_up = CatchUp(
             stand_in,
@@ -156,6 +157,7 @@ async def test_the_log_is_replaced_before_the_state_and_both_before_the_core_is_
     assert node.happened == ["begin", "log", "state 5", "installed 5 of term 2"]
     assert FakePull.asked == [5, [4, 5]]
     assert node.installed == {4: b"the peer's", 5: b"the peer's"}
+    assert node.checkpoints.index == 5, "the log has this checkpoint: the next one is newer"
 
 
 async def test_own_records_are_taken_only_as_far_as_they_are_applied() -> None:
