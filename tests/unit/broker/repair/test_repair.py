@@ -12,6 +12,7 @@ import google_crc32c
 import pytest
 
 from semel.broker.log import Damage, RecordRef
+from semel.broker.raft import Role
 from semel.broker.repair import repair as repair_module
 from semel.broker.repair.decision import Verdict
 from semel.broker.repair.repair import Repair
@@ -105,7 +106,7 @@ class Peer:
         self.asked += indexes
 
 
-def _parts() -> tuple[Node, Any, Repair]:
+def _parts() -> tuple[Any, Any, Repair]:
     node: Any = Node()
     identity: Any = SimpleNamespace(caller=lambda peer: raft_pb2.PeerCaller())
     return node, Peer(), Repair(node, lambda: None, identity)
@@ -143,6 +144,98 @@ async def test_every_damaged_entry_is_decided_about(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Repair, "_is_kept", lambda self, index: False)
     repair._decide(states)
     assert decided == [1] * len(node.damaged)
+
+
+async def test_what_another_node_says_is_nobodys_word() -> None:
+    """Addresses are reused: the node that answers may never have had the entries."""
+    _, peer, repair = _parts()
+    states: Any = {}
+    await repair._ask(peer, NodeId(3), states)
+    assert states == {}
+
+
+async def test_what_follows_an_entry_that_was_cut_is_decided_about_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The cut has dropped all of it; what is said of it now is about another log."""
+    node, _, repair = _parts()
+    decided: list[bool] = []
+    cut: list[int] = []
+
+    def decide(members: object, said: object, *, torn: bool) -> Verdict:
+        decided.append(torn)
+        return Verdict.CUT
+
+    def cut_torn(index: int) -> bool:
+        cut.append(index)
+        return True
+
+    node.driver = SimpleNamespace(cut_torn=cut_torn)
+    monkeypatch.setattr(repair_module, "decide", decide)
+    repair._decide({})
+    assert cut == [1]
+    assert len(decided) == 1
+
+
+async def test_an_entry_is_given_up_for_kept_records_only_when_all_have_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who is silent may have the entry whole."""
+    node, _, repair = _parts()
+    lost: list[frozenset[int]] = []
+    node.set_lost = lost.append
+    node.log.describe = str
+    monkeypatch.setattr(Repair, "_is_kept", lambda self, index: True)
+    repair._decide({})
+    assert lost == []
+    repair._decide({(ABOVE, 1): {PEER: raft_pb2.ENTRY_STATE_HELD}})
+    assert lost == [node.lost_entries | {ABOVE}]
+
+
+@pytest.mark.parametrize(("applied", "fit"), [(1_000, True), (LOST[-1] - 1, False)])
+def test_who_cannot_apply_a_lost_entry_stands_for_no_election(applied: int, fit: bool) -> None:
+    node, _, repair = _parts()
+    told: list[bool] = []
+    node.damaged = {index: _damage(index) for index in LOST}
+    node.state.applied_index = applied
+    node.log.describe = str
+    node.set_lost = lambda lost: None
+    node.set_fit = lambda reason, value: told.append(value)
+    repair._note()
+    assert told == [fit]
+
+
+def test_a_master_that_nobody_helps_resigns_after_the_second_round() -> None:
+    node, _, repair = _parts()
+    resigned: list[bool] = []
+    node.damaged = {ABOVE: _damage(ABOVE)}
+    node.state.applied_index = ABOVE - 1
+    node.role = Role.MASTER
+    node.log.describe = str
+    node.resign = lambda: resigned.append(True)
+    states = {(ABOVE, 1): {PEER: raft_pb2.ENTRY_STATE_ABSENT}}
+    repair._give_up_stuck(states)
+    assert not resigned, "what it was told may be old: it asks once more"
+    repair._give_up_stuck({})
+    repair._give_up_stuck(states)
+    assert not resigned, "not twice in a row"
+    repair._give_up_stuck(states)
+    assert resigned == [True]
+
+
+async def test_a_repaired_entry_that_changed_the_membership_needs_a_new_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node, peer, repair = _parts()
+    fatal: list[str] = []
+    node.on_fatal = fatal.append
+    meta = SimpleNamespace(membership=object(), index=ABOVE)
+    monkeypatch.setattr(repair_module, "frame_meta", lambda frame, header: meta)
+    await repair._repair_entries(peer, PEER)
+    assert not fatal, "it is applied: the members are known from the state"
+    node.state.applied_index = ABOVE - 1
+    await repair._repair_entries(peer, PEER)
+    assert "start this node again" in fatal[0]
 
 
 @pytest.mark.parametrize("error", [DiskFull("full"), OSError(errno.EIO, "input/output error")])
