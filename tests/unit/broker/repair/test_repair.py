@@ -180,7 +180,7 @@ async def test_what_follows_an_entry_that_was_cut_is_decided_about_later(
 async def test_an_entry_is_given_up_for_kept_records_only_when_all_have_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Who is silent may have the entry whole."""
+    """A member that is silent may have the entry whole."""
     node, _, repair = _parts()
     lost: list[frozenset[int]] = []
     node.set_lost = lost.append
