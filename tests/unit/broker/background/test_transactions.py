@@ -12,7 +12,7 @@ import pytest
 from semel.broker.background.transactions import TransactionWork
 from semel.broker.config import BrokerConfig
 from semel.broker.state import Refused
-from semel.protos.errors import NotMaster, SemelError, Unavailable
+from semel.protos.errors import NotMaster, SemelError, TransactionAborted, Unavailable
 from semel.protos.ids import GroupId, NodeId
 from semel.protos.v1 import control_pb2, transactions_pb2
 from semel.protos.v1 import transaction_records_pb2 as records
@@ -236,3 +236,48 @@ def test_only_a_master_says_that_a_pin_is_published() -> None:
     replica.confirming = lambda: None
     asyncio.run(work.publish(asked))
     assert replica.steps == ["publish"], "again is the same"
+
+
+def test_one_call_asks_the_coordinator_for_all_that_wait() -> None:
+    work, replica, calls = pinned(coordinator=OTHER)
+    calls.away = None
+    calls.committed = True
+
+    async def both() -> bool:
+        return all(await asyncio.gather(work.settle("t"), work.settle("t")))
+
+    assert asyncio.run(both())
+    assert calls.asked == [(OTHER, "Abort")]
+    assert replica.steps == ["publish"]
+
+
+def test_a_publication_that_another_call_has_made_is_no_error() -> None:
+    work, replica, _ = decided(OWN)
+
+    async def ended(record: control_pb2.ControlRecord) -> Any:
+        raise TransactionAborted("there is no such pin")
+
+    replica.submit_control = ended  # type: ignore[method-assign]
+    asked = records.PublishTransaction(transaction_id="t", epoch=0, attempt=1)
+    asyncio.run(work.publish(asked))
+
+
+def test_only_stagers_that_are_still_expired_when_it_is_applied_are_given_up() -> None:
+    """One may be renewed while the record is on its way."""
+    group = Stage()
+    group.open(A)
+    group.stage(staged(A, 0, 3))
+    work, replica, _ = work_of(group)
+    asyncio.run(work._end_expired())
+    assert replica.steps == []
+    replica.now_us = 1 << 60
+    sent: list[control_pb2.ControlRecord] = []
+
+    async def note(record: control_pb2.ControlRecord) -> Any:
+        sent.append(record)
+        raise NotMaster("not any more")
+
+    replica.submit_control = note  # type: ignore[method-assign]
+    asyncio.run(work._end_expired())
+    (drop,) = (record.transaction.drop_stagers for record in sent)
+    assert (list(drop.stager_ids), drop.expired_only) == ([A], True)
