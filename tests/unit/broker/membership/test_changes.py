@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from semel.broker.config import BrokerConfig
+from semel.broker.membership import changes as changes_module
 from semel.broker.membership.changes import MembershipChanges
 from semel.broker.raft import Membership, Role
 from semel.broker.replica.member_book import Members
@@ -136,6 +137,66 @@ async def test_a_learner_is_promoted_when_everybody_there_knows_its_address(
     assert replica.waited_for[-1] == 10, "it is applied"
 
 
+async def test_a_silent_node_keeps_no_learner_from_being_promoted_while_there_is_a_quorum(
+    replica: FakeReplica, changes: MembershipChanges
+) -> None:
+    replica.applied.set()
+    replica.progress[THIRD].match_index = 4
+    replica.progress[THIRD].recently_active = False
+    await changes.promote(JOINING)
+    assert replica.appended == [RecordKind.MEMBERSHIP]
+    replica.progress[OTHER].recently_active = False
+    with pytest.raises(InvalidRequest, match=r"no quorum, because \[2, 3\] are silent"):
+        await changes.promote(JOINING)
+    assert len(replica.appended) == 1
+
+
+async def test_who_joins_must_answer_as_that_node_of_this_group_at_an_address_of_its_own(
+    replica: FakeReplica, changes: MembershipChanges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica.applied.set()
+    told = SimpleNamespace(cluster_id="c", group_id=1, node_id=5)
+    asked: list[str] = []
+
+    async def ask(address: str) -> Any:
+        asked.append(address)
+        if told.node_id is None:
+            raise Unavailable("nobody is there")
+        return told
+
+    monkeypatch.setattr(changes_module, "ask_status", ask)
+    for node, address, reason in (
+        (NodeId(5), "h2:1", "another member listens at h2:1"),
+        (OTHER, "h9:1", "node 2 is a member at h2:1, not at h9:1"),
+    ):
+        with pytest.raises(InvalidRequest, match=reason):
+            await changes.add_learner(node, address)
+    assert asked == []
+    for wrong in ({"cluster_id": "d"}, {"group_id": 2}, {"node_id": 6}, {"node_id": None}):
+        with monkeypatch.context() as patched:
+            for name, value in wrong.items():
+                patched.setattr(told, name, value)
+            with pytest.raises(InvalidRequest, match=r"not node 5 of group 1|does not answer"):
+                await changes.add_learner(NodeId(5), "h5:1")
+    assert replica.appended == []
+    await changes.add_learner(NodeId(5), "h5:1")
+    assert replica.appended == [RecordKind.MEMBERSHIP]
+
+
+async def test_who_is_a_member_already_is_added_once_that_is_committed(
+    replica: FakeReplica, changes: MembershipChanges
+) -> None:
+    """A call is repeated when its answer was lost: then the first one may still be on its way."""
+    replica.peers.book.index = 10
+    again = asyncio.create_task(changes.add_learner(JOINING, "h4:1"))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not again.done()
+    replica.applied.set()
+    await again
+    assert replica.appended == []
+
+
 @pytest.mark.parametrize("field", ["recently_active", "counts"])
 async def test_no_node_is_removed_if_too_few_would_be_left_that_count(
     replica: FakeReplica, changes: MembershipChanges, field: str
@@ -147,6 +208,47 @@ async def test_no_node_is_removed_if_too_few_would_be_left_that_count(
     assert replica.appended == []
     await changes.remove(THIRD)
     assert replica.appended == [RecordKind.MEMBERSHIP]
+
+
+# --- handed over ----------------------------------------------------------------------------------
+
+
+async def test_mastership_goes_to_the_furthest_that_counts_would_take_it_and_lacks_little(
+    replica: FakeReplica, changes: MembershipChanges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fourth = NodeId(7)
+    core: Any = replica.core
+    core.membership = Membership(voters=frozenset({ME, OTHER, THIRD, fourth}))
+    core.master_id, core.term, core.accepts_proposals = ME, 3, True
+    core.log = SimpleNamespace(last_index=100)
+    handed: list[NodeId] = []
+
+    def hand_over(successor: NodeId) -> None:
+        handed.append(successor)
+        core.role, core.master_id, core.term = Role.FOLLOWER, successor, 4
+
+    stand_in: Any = replica
+    stand_in.hand_over = hand_over
+    stand_in.config = SimpleNamespace(raft=SimpleNamespace(transfer_ms=50))
+    replica.peers.address_of = lambda node: f"h{node}:1"
+    for node, match_index, counts in ((OTHER, 99, False), (THIRD, 98, True), (fourth, 10, True)):
+        replica.progress[node] = SimpleNamespace(
+            recently_active=True, match_index=match_index, counts=counts
+        )
+    asked: list[str] = []
+
+    async def ask(address: str) -> Any:
+        asked.append(address)
+        return SimpleNamespace(electable=address != "h3:1")
+
+    monkeypatch.setattr(changes_module, "ask_status", ask)
+    handing = asyncio.create_task(changes.transfer(None))
+    await asyncio.sleep(0.05)
+    assert asked == ["h3:1", "h7:1"], "not who may have forgotten what it acknowledged"
+    assert handed == [], "proposals would stop for as long as it gets 90 entries"
+    replica.progress[fourth].match_index = 36
+    assert await handing == (fourth, 4)
+    assert handed == [fourth]
 
 
 # --- drained ------------------------------------------------------------------------------------
