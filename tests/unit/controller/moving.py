@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from semel.broker.state import MoveApplied, MoveState, move_refusal
-from semel.protos import errors
+from semel.broker.state import Duplicate, MoveApplied, MoveState, move_refusal
+from semel.protos import compat, errors
 from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import broker_pb2, common_pb2, control_pb2
+from semel.protos.v1 import controller_pb2 as pb
 from semel.protos.v1.broker_pb2_grpc import (
     MovesServicer,
     add_BrokerServicer_to_server,
     add_MovesServicer_to_server,
 )
-from tests.kit.controller_cluster import Cluster, FakeBroker
+from tests.kit.controller_cluster import Client, Cluster, FakeBroker
 from tests.kit.state_log import control, header
 from tests.unit.broker.state.moving import Home, bring_slice, copy_some
 
@@ -133,3 +135,42 @@ def key_of(topic: Any, queue_id: int = 0) -> QueueKey:
 
 def reference(key: QueueKey) -> common_pb2.QueueRef:
     return common_pb2.QueueRef(topic_id=key.topic_id, queue_id=key.queue_id)
+
+
+async def move(client: Client, target: int = 2, **fields: Any) -> Any:
+    request = pb.MoveQueueRequest(name="orders", group_id=target, **fields)
+    return await client.call("MoveQueue", request)
+
+
+async def statuses(client: Client) -> list[pb.MoveStatus]:
+    reply = await client.call("ListMoves", pb.ListMovesRequest())
+    return list(reply.moves)
+
+
+async def settled(cluster: Cluster) -> list[pb.MoveStatus]:
+    """Waits until no move is under way; those that were given up."""
+    async with compat.timeout(20):
+        while any(each.stage != "aborted" for each in await statuses(cluster.client)):
+            await asyncio.sleep(0.005)
+    return await statuses(cluster.client)
+
+
+async def topic_of(cluster: Cluster) -> Any:
+    (topic,) = (await cluster.client.routes()).topics
+    return topic
+
+
+def check_whole(brokers: list[MovingBroker], topic: Any, queue_id: int = 0) -> int:
+    """The queue lives where the routes say, whole, and nowhere else; returns the group."""
+    key = key_of(topic, queue_id)
+    homes = [broker for broker in brokers if key in broker.home.state.queues]
+    (route,) = [queue for queue in topic.queues if queue.queue_id == queue_id]
+    assert [broker.group_id for broker in homes] == [route.group_id]
+    home = homes[0].home
+    queue = home.state.queues[key]
+    assert (queue.log_end_offset, queue.frozen) == (MESSAGES, False)
+    assert home.produce(header(-1, last=9, crc=1, key=key)) == Duplicate(0)  # type: ignore[arg-type]
+    for broker in brokers:
+        assert not broker.home.state.moves.incoming
+        assert not broker.home.tables.problems
+    return int(route.group_id)
