@@ -24,8 +24,8 @@ from semel.broker.raft import RaftCore
 from semel.protos.errors import CorruptSegment
 from semel.protos.ids import NodeId
 from tests.kit.disk import PowerCut, SimFile, SimFiles
-from tests.kit.follower import Follower, append
 from tests.kit.log_entries import SMALL, WAIT_S, everything, fill, frames, opened
+from tests.kit.slave import Slave, append
 from tests.known_bugs import cores
 from tests.known_bugs.planting import breaks_when_planted
 from tests.scenarios.raft_script import Script
@@ -262,11 +262,11 @@ def test_an_append_without_a_conflict_cuts_nothing() -> None:
     def scenario(core: Core) -> None:
         for first in windows:
             for second in windows:
-                follower = Follower(terms, core)
+                slave = Slave(terms, core)
                 for previous, count in (first, second):
-                    follower.take(append(terms, previous, count, 0))
-                assert follower.terms == terms, f"{second} behind {first} cut the log"
-                assert follower.truncations == []
+                    slave.take(append(terms, previous, count, 0))
+                assert slave.terms == terms, f"{second} behind {first} cut the log"
+                assert slave.truncations == []
 
     holds_but_not_with(planted.TruncatesWithoutConflict, scenario, match="cut the log")
     holds_but_not_with(planted.NeverTruncates, script("figure7"), match="here and .* there")

@@ -335,7 +335,7 @@ class Script:
 
     def do_transfer(self, name: str, target: str) -> list[str]:
         node = self._node(name)
-        node.core.transfer_leadership(NodeId(int(target)), self.now_ms)
+        node.core.transfer_mastership(NodeId(int(target)), self.now_ms)
         node.perform()
         return []
 

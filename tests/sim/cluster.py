@@ -331,7 +331,7 @@ class Cluster:
         if others:
             self.checker.seen["transfer"] += 1
             with contextlib.suppress(Throttled):  # the chosen one is non-counting
-                node.core.transfer_leadership(self.random.choice(others), self.now_ms)
+                node.core.transfer_mastership(self.random.choice(others), self.now_ms)
             node.perform()
 
     def _refuse(self) -> None:

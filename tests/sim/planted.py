@@ -35,7 +35,7 @@ class CommitsBeforeOwnSync(RaftCore):
 
 
 class AcknowledgesBeforeSync(RaftCore):
-    """A follower acknowledges what is only in memory."""
+    """A slave acknowledges what is only in memory."""
 
     @property
     def _durable_match(self) -> int:
@@ -104,7 +104,7 @@ class NeverTruncates(RaftCore):
 
 
 class CommitsBeyondMatched(RaftCore):
-    """A follower believes the master's commit index over its own divergent tail."""
+    """A slave believes the master's commit index over its own divergent tail."""
 
     def _on_append(self, message: Message) -> None:
         super()._on_append(message)

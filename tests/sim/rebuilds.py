@@ -1,4 +1,4 @@
-"""The simulator's cluster, whose followers also put a snapshot in place of their whole log.
+"""The simulator's cluster, whose slaves also put a snapshot in place of their whole log.
 
 How it works. As after damage that nobody repairs (`broker/…/repair.py`): the core says how much the
 snapshot must cover and stops acknowledging; some time later a node that can be reached and has

@@ -1,4 +1,4 @@
-"""Followers replace their logs by snapshots, and nothing that they acknowledged is lost."""
+"""Slaves replace their logs by snapshots, and nothing that they acknowledged is lost."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ class Invariants:
             self._fail(error)
 
         self._watch_routes(host)
-        role, term, first, applied = Role.FOLLOWER, -1, -1, -1
+        role, term, first, applied = Role.SLAVE, -1, -1, -1
 
         def after_event() -> None:
             """Called after each event of the host; most events change nothing that is checked."""

@@ -208,7 +208,7 @@ def _member(found: Inspection, node: NodeReport, subject: str) -> Iterator[Findi
 
 
 def _not_following(peer: PeerReport, group: int, master: int) -> tuple[str, str]:
-    """Why a peer that answers does not count as a follower of its master, and the advice."""
+    """Why a peer that answers does not count as a slave of its master, and the advice."""
     behind = f"{_entry(peer.behind)} behind"
     if not peer.active:
         lag = f", and it is {behind}" if peer.behind else ""

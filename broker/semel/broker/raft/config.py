@@ -20,13 +20,13 @@ class RaftConfig:
     heartbeat_ms: int = 100
     """A master sends heartbeats this often, also while it sends entries. Default 100 ms."""
     election_min_ms: int = 500
-    """Shortest election timeout. For as long, a follower that heard its master refuses votes to
+    """Shortest election timeout. For as long, a slave that heard its master refuses votes to
     others. Default 500 ms."""
     election_max_ms: int = 1000
     """Longest election timeout; timeouts are uniform in [election_min_ms, election_max_ms]. Default
     1,000 ms."""
     unreachable_max_ms: int = 150
-    """After its reconnect to the master was refused, a follower begins a pre-vote within 0 to this
+    """After its reconnect to the master was refused, a slave begins a pre-vote within 0 to this
     many milliseconds. Default 150 ms."""
     check_quorum_ms: int = 1000
     """A master that has not heard from a quorum for this long steps down. Default 1,000 ms."""

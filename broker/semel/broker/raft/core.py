@@ -38,7 +38,7 @@ class RaftCore(Following, Electing):
     `membership` is the one in force at `applied_index`, the checkpoint's index; the core reads
     later changes from the log. At the start, all recovered entries must be synced, except those
     that may be torn: they are neither acknowledged nor counted before they are repaired. A
-    checkpoint may only cover entries up to `synced_index`, because a follower may apply entries
+    checkpoint may only cover entries up to `synced_index`, because a slave may apply entries
     that are durable on a majority but not yet on itself.
     """
 
@@ -56,7 +56,7 @@ class RaftCore(Following, Electing):
         if self._transferee is not None and self._now_ms >= self._transfer_deadline_ms:
             self._transferee = None
         if not self._hears_quorum():
-            self._become_follower(self.term, None)
+            self._become_slave(self.term, None)
         elif self._now_ms >= self._heartbeat_due_ms:
             self._beat()
 
@@ -122,14 +122,14 @@ class RaftCore(Following, Electing):
             return True
         if kind is MessageKind.VOTE and not message.force and self._in_lease:
             return False
-        self._become_follower(message.term, message.source if kind in _FROM_MASTER else None)
+        self._become_slave(message.term, message.source if kind in _FROM_MASTER else None)
         return True
 
     def _hear_master(self, message: Message) -> None:
         assert self.role is not Role.MASTER, f"two masters in term {self.term}"
-        if self.role is not Role.FOLLOWER or self.master_id != message.source:
+        if self.role is not Role.SLAVE or self.master_id != message.source:
             assert self.master_id in (None, message.source), f"two masters in term {self.term}"
-            self._become_follower(self.term, message.source)
+            self._become_slave(self.term, message.source)
         self._last_master_contact_ms = self._now_ms
         self._reset_election_deadline()
 
@@ -218,7 +218,7 @@ class RaftCore(Following, Electing):
         self._assert_performed()
         self._observe(now_ms)
         if self.role is Role.MASTER:
-            self._become_follower(self.term, None)
+            self._become_slave(self.term, None)
 
     def on_stream_broken(self, peer: NodeId, now_ms: int) -> None:
         """Handles that a stream to the peer broke, which says nothing about the peer itself."""
@@ -234,7 +234,7 @@ class RaftCore(Following, Electing):
         self._observe(now_ms)
         if self.role is Role.MASTER:
             self._on_stream_broken(peer)
-        elif self.role is Role.FOLLOWER and peer == self.master_id:
+        elif self.role is Role.SLAVE and peer == self.master_id:
             wait_ms = self._random.randint(0, self.config.unreachable_max_ms)
             self._last_master_contact_ms = LONG_AGO
             self._election_deadline_ms = min(self._election_deadline_ms, self._now_ms + wait_ms)

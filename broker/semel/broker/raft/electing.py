@@ -71,7 +71,7 @@ class Electing(Replicating):
             self._stand(force=False)
         elif verdict is not None:
             # The quorum refused, or the disk has stalled since this node asked.
-            self._become_follower(self.term, None)
+            self._become_slave(self.term, None)
 
     def _on_vote_reply(self, message: Message) -> None:
         if self.role is not Role.CANDIDATE or message.context != self._campaign:
@@ -91,7 +91,7 @@ class Electing(Replicating):
             self._become_master()
             self._beat()
         elif verdict is False:
-            self._become_follower(self.term, None)
+            self._become_slave(self.term, None)
 
     def _tally(self) -> bool | None:
         """True when a quorum of the voters said yes, False when that is no longer possible, else
@@ -135,5 +135,5 @@ class Electing(Replicating):
     # --- hand-over by the master
 
     def _on_timeout_now(self, message: Message) -> None:
-        if self.role is Role.FOLLOWER and self.master_id == message.source and self._may_stand:
+        if self.role is Role.SLAVE and self.master_id == message.source and self._may_stand:
             self._stand(force=True)

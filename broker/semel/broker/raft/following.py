@@ -1,9 +1,9 @@
-"""The follower's side of replication: taking entries from the master, and acknowledging them.
+"""The slave's side of replication: taking entries from the master, and acknowledging them.
 
-How it works. An APPEND names the entry before its own entries. If the follower has that entry, the
-logs agree up to there (log matching), and the new entries follow. The follower skips entries that
+How it works. An APPEND names the entry before its own entries. If the slave has that entry, the
+logs agree up to there (log matching), and the new entries follow. The slave skips entries that
 it already has, so duplicate, reordered and shortened APPENDs change nothing. Only an entry of
-*another term* at the same index is a conflict; then the follower truncates its log from that entry
+*another term* at the same index is a conflict; then the slave truncates its log from that entry
 on. Acknowledgements are cumulative and name the last index that is both matched and synced. An
 APPEND with new entries is answered when the disk is done (`RaftCore.on_synced`), any other APPEND
 at once.
@@ -88,7 +88,7 @@ class Following(RaftState):
         self._assert_performed()
         self._observe(now_ms)
         assert from_index > self.synced_index, f"entry {from_index} is durable"
-        if self.role is not Role.FOLLOWER or self._installing:
+        if self.role is not Role.SLAVE or self._installing:
             return False
         self._truncate(from_index)
         self.matched_index = min(self.matched_index, from_index - 1)
@@ -137,7 +137,7 @@ class Following(RaftState):
         """Acknowledges newly synced entries to the master, if there is one."""
         durable = self._durable_match
         if (
-            self.role is Role.FOLLOWER
+            self.role is Role.SLAVE
             and self.master_id is not None
             and not self._installing
             and durable > self._acked_index
@@ -171,8 +171,8 @@ class Following(RaftState):
         needless = mark.index <= self.commit_index or self.log.term_at(mark.index) == mark.term
         if self.role is Role.MASTER or needless:
             return False
-        if self.role is not Role.FOLLOWER:
-            self._become_follower(self.term, None)
+        if self.role is not Role.SLAVE:
+            self._become_slave(self.term, None)
         self._installing = True
         return True
 
@@ -185,7 +185,7 @@ class Following(RaftState):
         `on_snapshot_failed` the core takes and acknowledges nothing.
         """
         self._assert_performed()
-        if self.role is not Role.FOLLOWER or self.master_id is None or self._installing:
+        if self.role is not Role.SLAVE or self.master_id is None or self._installing:
             return None
         self._installing = True
         return self.log.last_index
@@ -211,7 +211,7 @@ class Following(RaftState):
         will offer a snapshot again."""
         self._installing = False
         self._observe(now_ms)
-        if self.master_id is not None and self.role is Role.FOLLOWER:
+        if self.master_id is not None and self.role is Role.SLAVE:
             self._tell_master(MessageKind.SNAPSHOT_REPLY, self._durable_match, rejected=True)
 
     def _assert_performed(self) -> None:

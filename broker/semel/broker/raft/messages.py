@@ -14,7 +14,7 @@ the time; they are the `Term` and `Index` of `semel.protos.ids`.
     APPEND           the entry before        entries, commit_index
     APPEND_REPLY     durable and matched     rejected: log_index is the refused APPEND's, with
                                              hint_index, hint_term
-    HEARTBEAT        the follower's match    commit_index, context (read round)
+    HEARTBEAT        the slave's match       commit_index, context (read round)
     HEARTBEAT_REPLY  durable and matched     context (echoed), rejected (stale term)
     SNAPSHOT_OFFER                           snapshot, commit_index
     SNAPSHOT_REPLY   durable and matched     rejected (the pull failed)

@@ -69,9 +69,9 @@ class LogView(Protocol):
 
 
 class Role(IntEnum):
-    """The role of a node. A learner is a follower that never stands."""
+    """The role of a node. A learner is a slave that never stands."""
 
-    FOLLOWER = 0
+    SLAVE = 0
     PRE_CANDIDATE = 1
     CANDIDATE = 2
     MASTER = 3
@@ -107,7 +107,7 @@ class Ready:
     reads_failed: tuple[int, ...] = ()
     """Contexts of reads that this node cannot confirm, because it is not master (any more)."""
     snapshot_wanted: Message | None = None
-    """Follower: the SNAPSHOT_OFFER for which the shell should pull a snapshot, at least as new. The
+    """Slave: the SNAPSHOT_OFFER for which the shell should pull a snapshot, at least as new. The
     shell passes over it while it pulls another one: the master repeats the offer."""
 
 

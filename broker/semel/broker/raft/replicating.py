@@ -315,7 +315,7 @@ class Replicating(RaftState):
         if first_own:
             self._reads.on_own_commit(self.commit_index)
         if self._history.index <= index and own not in self.membership.voters:
-            self._become_follower(self.term, None)
+            self._become_slave(self.term, None)
 
     def _may_count(self, index: int) -> bool:
         return self.log.term_at(index) == self.term
@@ -342,7 +342,7 @@ class Replicating(RaftState):
 
     # --- handing over
 
-    def transfer_leadership(self, target: NodeId, now_ms: int) -> None:
+    def transfer_mastership(self, target: NodeId, now_ms: int) -> None:
         """Starts a transfer: takes no more proposals, brings `target` up to date, tells it to
         stand.
 

@@ -4,11 +4,11 @@ How it works. `RaftState` is the common base of the rules: `following.py`, `elec
 `replicating.py` each add the inputs of one concern, and `core.py` joins them. Only the
 `_become_*` methods change the role.
 
-    any -> FOLLOWER            a higher term; a master of this term; a lost election
-    MASTER -> FOLLOWER         no quorum heard; removed from the group; resigned
+    any -> SLAVE               a higher term; a master of this term; a lost election
+    MASTER -> SLAVE            no quorum heard; removed from the group; resigned
     any other -> PRE_CANDIDATE election timeout
     PRE_CANDIDATE -> CANDIDATE a quorum would vote
-    FOLLOWER -> CANDIDATE      the master handed over (TIMEOUT_NOW)
+    SLAVE -> CANDIDATE         the master handed over (TIMEOUT_NOW)
     CANDIDATE -> MASTER        a quorum voted for it, including its own durable vote
 
 Invariants
@@ -60,7 +60,7 @@ class RaftState:
         self.log = log
         self._random = random
 
-        self.role = Role.FOLLOWER
+        self.role = Role.SLAVE
         self.term = hard_state.term
         self.voted_for = hard_state.voted_for
         self.master_id: NodeId | None = None
@@ -70,9 +70,9 @@ class RaftState:
         """Entries above synced_index up to this index were in the log at the start and may be
         torn."""
         self.matched_index = 0
-        """Follower: the log equals the master's up to this index; see invariant 3."""
+        """Slave: the log equals the master's up to this index; see invariant 3."""
         self._acked_index = 0
-        """Follower: highest index acknowledged to the master of this term."""
+        """Slave: highest index acknowledged to the master of this term."""
         self._history = MembershipHistory(membership, applied_index)
         for index in range(applied_index + 1, log.last_index + 1):
             changed = log.meta(index).membership
@@ -253,7 +253,7 @@ class RaftState:
 
     # --- roles
 
-    def _become_follower(self, term: int, master_id: NodeId | None) -> None:
+    def _become_slave(self, term: int, master_id: NodeId | None) -> None:
         assert term >= self.term
         if term > self.term:
             self._set_hard_state(term, None)
@@ -265,7 +265,7 @@ class RaftState:
             self._due.clear()
             self._transferee = None
             self._noop_due = self._noop_missing = False
-        self.role = Role.FOLLOWER
+        self.role = Role.SLAVE
         self.master_id = master_id
         self._votes.clear()
         self._reset_election_deadline()

@@ -145,7 +145,7 @@ class Replica:
             return "joining"
         if own in membership.learners:
             return "learner"
-        return "slave" if self.core.role is Role.FOLLOWER else "candidate"
+        return "slave" if self.core.role is Role.SLAVE else "candidate"
 
     @property
     def non_counting(self) -> bool:
@@ -319,7 +319,7 @@ class Replica:
         The hand-over is given up after RaftConfig.transfer_ms. Raises NotMaster, InvalidRequest,
         Throttled.
         """
-        self.core.transfer_leadership(successor, monotonic_ms())
+        self.core.transfer_mastership(successor, monotonic_ms())
         self.driver.drain()
 
     def resign(self) -> None:

@@ -6,7 +6,7 @@ APPEND asks whether those before it were lost, so it uses their stream: if it ov
 would be sent again and again over a link that is slow already. Messages go one way; the peer
 answers through its own streams. Raft survives lost messages, so nothing is kept for a peer that is
 not connected: the core hears that a stream broke, and probes anew. That the peer is *unreachable*,
-so that its followers need not wait for an election timeout, the core hears only when the stream
+so that its slaves need not wait for an election timeout, the core hears only when the stream
 broke and nobody listens at the peer's address any more: its process is gone. A timeout, or a live
 peer that refuses this node, says nothing like that.
 

@@ -225,7 +225,7 @@ async def test_mastership_goes_to_the_furthest_that_counts_would_take_it_and_lac
 
     def hand_over(successor: NodeId) -> None:
         handed.append(successor)
-        core.role, core.master_id, core.term = Role.FOLLOWER, successor, 4
+        core.role, core.master_id, core.term = Role.SLAVE, successor, 4
 
     stand_in: Any = replica
     stand_in.hand_over = hand_over
@@ -316,7 +316,7 @@ async def test_a_drain_that_fails_leaves_another_one_alone(
 async def test_the_newest_drain_says_for_how_long(
     replica: FakeReplica, changes: MembershipChanges
 ) -> None:
-    replica.core.role = Role.FOLLOWER
+    replica.core.role = Role.SLAVE
     assert not await changes.drain(HOUR_MS)
     assert not await changes.drain(1)
     async with compat.timeout(60):

@@ -37,7 +37,7 @@ class Core:
         self.membership = SimpleNamespace(nodes=ALL, voters=ALL)
         self.commit_index = 0
         self.master_id: int | None = 2
-        self.role = Role.FOLLOWER
+        self.role = Role.SLAVE
         self.on_counted: Callable[[], None] = lambda: None
 
     def set_non_counting(self, non_counting: bool) -> None:

@@ -58,7 +58,7 @@ def lone_master() -> tuple[RaftCore, SimDisk]:
     disk = disk_of(ALONE)
     core = core_on(disk, ALONE)
     now_ms = 0
-    while core.role is Role.FOLLOWER:
+    while core.role is Role.SLAVE:
         now_ms += 100
         core.tick(now_ms)
     ready = core.ready()
@@ -107,7 +107,7 @@ def test_a_slave_names_the_master_it_knows() -> None:
         core.next_index()
     assert (refused.value.master_id, refused.value.term) == (OTHER, 1)
     with pytest.raises(NotMaster):
-        core.transfer_leadership(THIRD, 10)
+        core.transfer_mastership(THIRD, 10)
     with pytest.raises(NotMaster):
         core.propose_membership_allowed(ALONE)
 
@@ -320,14 +320,14 @@ def test_a_rebuild_that_fails_leaves_the_log_as_it_was() -> None:
     assert core.begin_rebuild() == 2
 
 
-def test_who_resigns_is_follower_in_the_same_term() -> None:
+def test_who_resigns_is_slave_in_the_same_term() -> None:
     core, _ = lone_master()
     term = core.term
     core.ready()
     core.resign(50)
-    assert (core.role, core.term, core.master_id) == (Role.FOLLOWER, term, None)
+    assert (core.role, core.term, core.master_id) == (Role.SLAVE, term, None)
     core.resign(60)
-    assert core.role is Role.FOLLOWER
+    assert core.role is Role.SLAVE
 
 
 def test_a_snapshot_without_a_master_is_acknowledged_to_nobody() -> None:
@@ -372,7 +372,7 @@ def test_a_refused_reconnect_to_the_master_shortens_the_wait() -> None:
     core.step(append(MessageKind.HEARTBEAT), 10)
     core.on_peer_unreachable(THIRD, 20)
     core.tick(180)
-    assert core.status().role is Role.FOLLOWER
+    assert core.status().role is Role.SLAVE
     core.on_peer_unreachable(OTHER, 200)
     core.tick(351)
     assert core.status().role is Role.PRE_CANDIDATE
@@ -383,7 +383,7 @@ def test_a_damaged_node_votes_and_does_not_stand() -> None:
     core.set_electable(False)
     for now_ms in range(0, 3000, 100):
         core.tick(now_ms)
-    assert core.role is Role.FOLLOWER
+    assert core.role is Role.SLAVE
     core.step(Message(kind=MessageKind.VOTE, source=OTHER, target=ME, term=1, context=7), 3000)
     ready = core.ready()
     assert ready.hard_state == HardState(term=1, voted_for=OTHER)

@@ -146,7 +146,7 @@ def test_a_non_counting_node_takes_no_part_in_elections() -> None:
         assert node.hear(kind, term=2) == []
     assert (node.core.term, node.core.voted_for) == (1, None)
     node.tick(5_000)
-    assert node.core.role is Role.FOLLOWER
+    assert node.core.role is Role.SLAVE
     (reply,) = node.hear(MessageKind.HEARTBEAT, term=1)
     assert reply.non_counting
     node.core.set_non_counting(False)

@@ -66,7 +66,7 @@ def test_election_times_are_uniform_between_their_ends() -> None:
         node.now_ms = node.core._now_ms
         assert node.core._election_deadline_ms == node.now_ms + wait_ms
         node.tick(wait_ms - 1)
-        assert role_of(node) is Role.FOLLOWER
+        assert role_of(node) is Role.SLAVE
         node.tick(1)
         assert role_of(node) is Role.PRE_CANDIDATE
 
@@ -250,12 +250,12 @@ def test_late_answers_elect_nobody() -> None:
     asked = asking(node)
     node.hear(MessageKind.HEARTBEAT, term=1)
     node.hear(MessageKind.PRE_VOTE_REPLY, term=2, context=asked.context)
-    assert (node.core.role, node.core.term) == (Role.FOLLOWER, 1)
+    assert (node.core.role, node.core.term) == (Role.SLAVE, 1)
     node = Node(1)
     asked = standing(node)
     node.hear(MessageKind.HEARTBEAT, term=2)
     node.hear(MessageKind.VOTE_REPLY, context=asked.context)
-    assert (node.core.role, node.core.master_id) == (Role.FOLLOWER, OTHER)
+    assert (node.core.role, node.core.master_id) == (Role.SLAVE, OTHER)
 
 
 def test_answers_of_others_than_voters_count_nothing() -> None:
@@ -284,7 +284,7 @@ def test_who_cannot_win_any_more_gives_up_with_the_refusal_that_says_so(stage: s
         node.hear(kind, NodeId(peer), context=asked.context, rejected=True)
         assert node.core.role is before
     node.hear(kind, NodeId(2), context=asked.context, rejected=True)
-    assert node.core.role is Role.FOLLOWER
+    assert node.core.role is Role.SLAVE
 
 
 def test_the_own_vote_counts_when_it_is_durable() -> None:
@@ -317,7 +317,7 @@ def test_who_may_not_stand_forgets_its_master_and_waits() -> None:
     node.core.set_electable(False)
     first_ms = node.core._election_deadline_ms
     node.tick(first_ms - node.now_ms)
-    assert (node.core.role, node.core.master_id) == (Role.FOLLOWER, None)
+    assert (node.core.role, node.core.master_id) == (Role.SLAVE, None)
     assert node.core._election_deadline_ms > first_ms
     assert node.sent[-1].kind is MessageKind.HEARTBEAT_REPLY, "asks nobody"
 

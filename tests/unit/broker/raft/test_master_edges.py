@@ -81,7 +81,7 @@ def test_its_status_tells_all() -> None:
 def test_a_slave_has_no_peers_in_its_status() -> None:
     node = Node(1, term=2)
     status = node.core.status()
-    assert (status.role, status.master_id, status.voted_for) == (Role.FOLLOWER, None, None)
+    assert (status.role, status.master_id, status.voted_for) == (Role.SLAVE, None, None)
     assert (status.term, status.last_index, status.progress) == (2, 1, {})
 
 
@@ -95,7 +95,7 @@ def test_it_goes_exactly_when_a_quorum_was_silent_for_too_long() -> None:
     node.tick(CONFIG.check_quorum_ms)
     assert (node.now_ms - heard_ms, node.core.role) == (1_000, Role.MASTER)
     node.core.tick(node.now_ms + 1)
-    assert (node.core.role, node.core.master_id, node.core.term) == (Role.FOLLOWER, None, 1)
+    assert (node.core.role, node.core.master_id, node.core.term) == (Role.SLAVE, None, 1)
 
 
 def test_a_master_that_stood_still_hears_its_quorum_out_before_it_goes() -> None:
@@ -107,7 +107,7 @@ def test_a_master_that_stood_still_hears_its_quorum_out_before_it_goes() -> None
     node.tick(CONFIG.check_quorum_ms)
     assert role_of(node) is Role.MASTER
     node.core.tick(node.now_ms + 1)
-    assert role_of(node) is Role.FOLLOWER
+    assert role_of(node) is Role.SLAVE
 
 
 def test_a_master_protects_itself_against_votes() -> None:
@@ -116,7 +116,7 @@ def test_a_master_protects_itself_against_votes() -> None:
     (reply,) = node.hear(MessageKind.PRE_VOTE, THIRD, term=9, log_index=9, log_term=9)
     assert (reply.rejected, node.core.role, node.core.term) == (True, Role.MASTER, 1)
     node.hear(MessageKind.VOTE, THIRD, term=9, log_index=9, log_term=9, force=True)
-    assert (node.core.role, node.core.voted_for) == (Role.FOLLOWER, THIRD)
+    assert (node.core.role, node.core.voted_for) == (Role.SLAVE, THIRD)
 
 
 def test_any_answer_of_a_quorum_keeps_it() -> None:
@@ -283,7 +283,7 @@ def test_a_slave_and_a_master_that_goes_fail_their_reads() -> None:
     node = elected()
     node.core.read_index(7, node.now_ms)
     node.hear(MessageKind.HEARTBEAT_REPLY, term=9, rejected=True)
-    assert (node.core.role, node.reads, node.reads_failed) == (Role.FOLLOWER, [], [7])
+    assert (node.core.role, node.reads, node.reads_failed) == (Role.SLAVE, [], [7])
 
 
 def test_a_stalled_master_starts_no_round() -> None:
@@ -380,12 +380,12 @@ def test_a_removed_master_goes_with_the_commit_and_not_before() -> None:
     node.hear(MessageKind.APPEND_REPLY, log_index=2)
     assert (node.core.role, node.core.commit_index) == (Role.MASTER, 1), "two of two others"
     node.hear(MessageKind.APPEND_REPLY, THIRD, log_index=2)
-    assert (node.core.role, node.core.commit_index) == (Role.FOLLOWER, 2)
+    assert (node.core.role, node.core.commit_index) == (Role.SLAVE, 2)
 
 
 def test_a_transfer_to_a_node_that_is_removed_ends() -> None:
     node = elected()
-    node.core.transfer_leadership(THIRD, node.now_ms)
+    node.core.transfer_mastership(THIRD, node.now_ms)
     assert not node.core.accepts_proposals
     node.core._history.append(node.disk.last_index + 1, remove(GROUP, THIRD))
     node.core._on_membership_changed()
@@ -397,7 +397,7 @@ def test_a_transfer_to_a_node_that_is_removed_ends() -> None:
 
 def test_a_successor_that_has_everything_is_told_at_once_and_once() -> None:
     node = replicating()
-    node.core.transfer_leadership(OTHER, node.now_ms)
+    node.core.transfer_mastership(OTHER, node.now_ms)
     node.perform()
     assert kinds(node.sent) == [(MessageKind.TIMEOUT_NOW, OTHER)]
     node.hear(MessageKind.APPEND_REPLY, log_index=1)
@@ -408,7 +408,7 @@ def test_a_successor_that_has_everything_is_told_at_once_and_once() -> None:
 def test_news_of_others_does_not_tell_the_successor_again() -> None:
     node = elected(1)
     assert node.core.progress[THIRD].match_index == 0
-    node.core.transfer_leadership(OTHER, node.now_ms + 200)
+    node.core.transfer_mastership(OTHER, node.now_ms + 200)
     assert node.core._now_ms == node.now_ms + 200
     node.now_ms += 200
     node.perform()
@@ -422,7 +422,7 @@ def test_a_successor_is_told_as_soon_as_it_has_everything() -> None:
     node = replicating()
     node.propose()
     node.sent.clear()
-    node.core.transfer_leadership(OTHER, node.now_ms)
+    node.core.transfer_mastership(OTHER, node.now_ms)
     node.perform()
     assert node.sent == []
     node.hear(MessageKind.APPEND_REPLY, THIRD, log_index=2)
@@ -433,7 +433,7 @@ def test_a_successor_is_told_as_soon_as_it_has_everything() -> None:
 
 def test_a_transfer_is_given_up_at_its_deadline() -> None:
     node = replicating()
-    node.core.transfer_leadership(OTHER, node.now_ms)
+    node.core.transfer_mastership(OTHER, node.now_ms)
     end_ms = node.now_ms + CONFIG.transfer_ms
     while node.now_ms < end_ms - 100:
         node.hear(MessageKind.HEARTBEAT_REPLY, THIRD)
@@ -444,7 +444,7 @@ def test_a_transfer_is_given_up_at_its_deadline() -> None:
     assert node.core.accepts_proposals
     node.now_ms = end_ms
     node.sent.clear()
-    node.core.transfer_leadership(OTHER, node.now_ms)
+    node.core.transfer_mastership(OTHER, node.now_ms)
     node.perform()
     assert (MessageKind.TIMEOUT_NOW, OTHER) in kinds(node.sent), "another try tells it again"
 
@@ -453,7 +453,7 @@ def test_a_transfer_is_given_up_at_its_deadline() -> None:
 def test_mastership_goes_to_another_voter(target: NodeId) -> None:
     node = elected(membership=add_learner(GROUP, FOURTH))
     with pytest.raises(InvalidRequest, match="another voter"):
-        node.core.transfer_leadership(target, node.now_ms)
+        node.core.transfer_mastership(target, node.now_ms)
     assert node.core.accepts_proposals
 
 
@@ -461,7 +461,7 @@ def test_mastership_does_not_go_to_a_non_counting_peer() -> None:
     node = replicating()
     node.hear(MessageKind.HEARTBEAT_REPLY, non_counting=True)
     with pytest.raises(Throttled):
-        node.core.transfer_leadership(OTHER, node.now_ms)
+        node.core.transfer_mastership(OTHER, node.now_ms)
     assert node.core.accepts_proposals
 
 
@@ -475,7 +475,7 @@ def test_a_master_that_goes_with_entries_to_send_sends_none_and_waits() -> None:
         kind=MessageKind.HEARTBEAT_REPLY, source=OTHER, target=ME, term=3, rejected=True
     )
     node.core.step(deposed, node.now_ms)
-    assert (node.core.role, node.core._due) == (Role.FOLLOWER, set())
+    assert (node.core.role, node.core._due) == (Role.SLAVE, set())
     assert node.core._election_deadline_ms >= node.now_ms + CONFIG.election_min_ms
 
 
@@ -500,9 +500,9 @@ def test_a_master_that_goes_before_its_no_op_asks_for_none() -> None:
 
 def test_a_master_that_goes_forgets_its_mastership() -> None:
     node = replicating()
-    node.core.transfer_leadership(OTHER, node.now_ms)
+    node.core.transfer_mastership(OTHER, node.now_ms)
     node.hear(MessageKind.HEARTBEAT_REPLY, term=3, rejected=True)
-    assert (node.core.role, node.core.term, node.core.master_id) == (Role.FOLLOWER, 3, None)
+    assert (node.core.role, node.core.term, node.core.master_id) == (Role.SLAVE, 3, None)
     assert (node.core.progress, node.core._due, node.core._transferee) == ({}, set(), None)
     with pytest.raises(NotMaster):
         node.core.next_index()

@@ -181,7 +181,7 @@ def test_it_takes_entries_only_as_the_master_with_its_no_op_in_place() -> None:
     node = elected(commit=False)
     assert node.core.accepts_proposals
     assert node.core.next_index() == 2
-    node.core.transfer_leadership(OTHER, node.now_ms)
+    node.core.transfer_mastership(OTHER, node.now_ms)
     assert not node.core.accepts_proposals
     with pytest.raises(NotMaster) as refused:
         node.core.next_index()

@@ -194,7 +194,7 @@ def test_what_replaces_the_first_that_may_be_torn_is_taken() -> None:
 def test_nobody_stands_with_entries_that_may_be_torn() -> None:
     node = Node(1, 1, torn=1)
     node.tick(10 * CONFIG.election_max_ms)
-    assert (node.core.role, node.sent) == (Role.FOLLOWER, [])
+    assert (node.core.role, node.sent) == (Role.SLAVE, [])
     node.repair()
     node.tick(2 * CONFIG.election_max_ms)
     assert node.core.role is Role.PRE_CANDIDATE
@@ -261,9 +261,9 @@ def test_a_candidate_that_installs_stands_no_more() -> None:
     node = Node(1)
     asking(node)
     assert node.core.begin_snapshot(SnapshotMark(index=9, term=1, membership=GROUP))
-    assert node.core.role is Role.FOLLOWER
+    assert node.core.role is Role.SLAVE
     node.tick(3_000)
-    assert node.core.role is Role.FOLLOWER
+    assert node.core.role is Role.SLAVE
 
 
 def test_an_installed_snapshot_is_where_everything_begins() -> None:
@@ -412,7 +412,7 @@ def test_a_sync_is_told_to_a_master_alone(why: str) -> None:
     node.disk.write((entry(2, 1),))
     node.core.matched_index = 2
     if why == "no master":
-        node.core._become_follower(1, None)
+        node.core._become_slave(1, None)
     elif why == "installing":
         assert node.core.begin_snapshot(SnapshotMark(index=9, term=1, membership=GROUP)) is True
     else:

@@ -1,4 +1,4 @@
-"""A follower that gets a master's APPENDs, and the log that they leave."""
+"""A slave that gets a master's APPENDs, and the log that they leave."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GROUP = Membership(voters=frozenset({ME, MASTER, NodeId(3)}))
 TERM = 9
 
 
-class Follower:
+class Slave:
     """A core on a disk; every entry's payload is its term, so that logs can be compared."""
 
     def __init__(self, terms: list[int], core_class: type[RaftCore] = RaftCore) -> None:
