@@ -313,6 +313,19 @@ async def test_a_drain_that_fails_leaves_another_one_alone(
     assert not replica.drained
 
 
+async def test_a_node_from_which_nobody_takes_over_is_not_drained(
+    replica: FakeReplica, changes: MembershipChanges
+) -> None:
+    """It stays master, and would be nothing at the next election."""
+    transfers = Transfers(changes)
+    call = await draining(changes, HOUR_MS)
+    assert replica.drained
+    transfers.ends[0].set_exception(Unavailable("nobody has room"))
+    with pytest.raises(Unavailable):
+        await call
+    assert not replica.drained
+
+
 async def test_the_newest_drain_says_for_how_long(
     replica: FakeReplica, changes: MembershipChanges
 ) -> None:

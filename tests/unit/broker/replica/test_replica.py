@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -112,6 +113,33 @@ def test_a_level_that_was_refused_is_not_awaited() -> None:
         assert levels.told().active == 0
 
     asyncio.run(refuse_beside_another())
+
+
+def test_only_a_master_names_the_level_and_only_its_own_proposals_count() -> None:
+    async def depose() -> None:
+        group = _Group({2: 3}, reached=1)
+        levels = FeatureLevels(group)  # type: ignore[arg-type]
+        assert levels.told().active == 1
+        group.is_master = False
+        assert levels.told().active == 0, "there may be a newer one that is not applied here"
+        group.is_master = True
+        await levels.raise_to(2)
+        assert (levels.needed, levels.told().active) == (2, 0)
+        assert not levels.begin(_no_proposer())
+        assert (levels.needed, levels.told().active) == (1, 1), "the log did not take it"
+
+    asyncio.run(depose())
+
+
+def test_a_log_of_before_levels_gets_none_by_itself() -> None:
+    """Its group may have a member whose program knows none."""
+    group = _Group({2: 3})
+    group.state.queues = {1: "a queue"}
+    assert not FeatureLevels(group).begin(_no_proposer())  # type: ignore[arg-type]
+
+
+def _no_proposer() -> Any:
+    return None
 
 
 @asynccontextmanager
