@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +10,8 @@ import pytest
 
 from semel.broker.background import checkpointing
 from semel.broker.background.checkpointing import Checkpointing
-from semel.protos import compat
 from semel.protos.errors import DiskFull
+from tests.kit.waiting import until_async
 
 
 class Node:
@@ -26,10 +26,12 @@ class Node:
         self.length = 10
         self.written: list[int] = []
         self.failing = False
+        self.looks = 0
         stand_in: Any = self
         self.work = Checkpointing(stand_in, stand_in)
 
     def stats(self) -> Any:
+        self.looks += 1
         return SimpleNamespace(appended_bytes=self.appended)
 
     async def write(self) -> None:
@@ -40,10 +42,14 @@ class Node:
 
 
 async def looked(node: Node) -> None:
-    """Lets it look some times."""
-    with contextlib.suppress(TimeoutError):
-        async with compat.timeout(0.02):
-            await node.work.run()
+    """Lets it look, more than once."""
+    looks = node.looks
+    task = asyncio.ensure_future(node.work.run())
+    try:
+        await until_async(lambda: node.looks >= looks + 3)
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ from semel.protos import compat
 from semel.protos.errors import InvalidRequest, NotMaster, Throttled, Unavailable
 from semel.protos.frames import RecordKind
 from semel.protos.ids import GroupId, NodeId
+from tests.kit.waiting import until_async
 
 ME, OTHER, THIRD, JOINING = map(NodeId, (1, 2, 3, 4))
 
@@ -243,7 +244,8 @@ async def test_mastership_goes_to_the_furthest_that_counts_would_take_it_and_lac
 
     monkeypatch.setattr(changes_module, "ask_status", ask)
     handing = asyncio.create_task(changes.transfer(None))
-    await asyncio.sleep(0.05)
+    await until_async(lambda: len(asked) == 2)
+    await asyncio.sleep(0.02)
     assert asked == ["h3:1", "h7:1"], "not who may have forgotten what it acknowledged"
     assert handed == [], "proposals would stop for as long as it gets 90 entries"
     replica.progress[fourth].match_index = 36
