@@ -32,9 +32,9 @@ class FakeBroker(BrokerServicer):
         self.queues = queues
         self.address = ""
         self.calls = 0
-        self.before: Callable[[], Awaitable[None]] | None = None
+        self.before: Callable[[], Awaitable[object]] | None = None
         """Awaited before a call is applied; may raise."""
-        self.after: Callable[[], Awaitable[None]] | None = None
+        self.after: Callable[[], Awaitable[object]] | None = None
         """Awaited after a call was applied; may raise, so that the answer is lost."""
         self.master: FakeBroker = self
         self._server = grpc.aio.server(interceptors=[ServerInterceptor()])

@@ -35,7 +35,7 @@ class MovingBroker(FakeBroker, MovesServicer):
         self.everybody = everybody
         """By address."""
         self.batches_a_pull = 2
-        self.after_figures: Callable[[], Awaitable[None]] | None = None
+        self.after_figures: Callable[[], Awaitable[object]] | None = None
         """Awaited before the figures of a queue that is to move are told."""
         self.pulls = 0
 

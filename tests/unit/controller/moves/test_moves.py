@@ -189,7 +189,7 @@ async def test_a_move_is_given_up_before_it_is_decided(tmp_path: Path) -> None:
         brokers = await add_groups(cluster)
         await cluster.client.create("orders", 1, groups=[1])
         gate = asyncio.Event()
-        brokers[1].before = gate.wait  # type: ignore[assignment]
+        brokers[1].before = gate.wait
         await move(cluster.client)
         given_up = await move(cluster.client, cancel=True)
         assert given_up.stage in ("aborting", "aborted")
@@ -391,11 +391,7 @@ async def test_a_deleted_topic_takes_its_move_along(tmp_path: Path) -> None:
         brokers = await add_groups(cluster)
         await cluster.client.create("orders", 1, groups=[1])
         gate = asyncio.Event()
-
-        async def gated() -> None:
-            await gate.wait()
-
-        brokers[1].before = gated
+        brokers[1].before = gate.wait
         await move(cluster.client)
         deleting = asyncio.ensure_future(cluster.client.delete("orders"))
         await until_async(lambda: brokers[1].calls > 0)
@@ -467,11 +463,7 @@ async def test_settings_that_change_during_a_move_arrive(tmp_path: Path) -> None
         _, target = await add_groups(cluster)
         topic = (await cluster.client.create("orders", 1, groups=[1])).topic
         gate = asyncio.Event()
-
-        async def gated() -> None:
-            await gate.wait()
-
-        target.before = gated
+        target.before = gate.wait
         await move(cluster.client)
         alter = pb.AlterTopicRequest(name="orders", settings={"retention_ms": 7_000})
         await cluster.client.call("AlterTopic", alter)

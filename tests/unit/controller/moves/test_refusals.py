@@ -67,11 +67,7 @@ async def test_each_thing_that_cannot_be_has_its_error(tmp_path: Path) -> None:
         assert isinstance(await refused(group_id=9), errors.UnknownGroup)
         assert "already" in str(await refused(group_id=1))
         gate = asyncio.Event()
-
-        async def gated() -> None:
-            await gate.wait()
-
-        brokers[1].before = gated
+        brokers[1].before = gate.wait
         await move(client)
         assert (await move(client)).target == 2, "the same again is success"
         assert "on its way" in str(await refused(group_id=3))
@@ -112,11 +108,7 @@ async def test_a_queue_of_a_topic_that_is_being_split_waits(tmp_path: Path) -> N
         brokers = await add_groups(cluster)
         await cluster.client.create("orders", 2, groups=[1])
         gate = asyncio.Event()
-
-        async def gated() -> None:
-            await gate.wait()
-
-        brokers[0].before = gated
+        brokers[0].before = gate.wait
         split = pb.SplitQueueRequest(name="orders", children=2)
         splitting = asyncio.ensure_future(cluster.client.call("SplitQueue", split))
         await until_async(lambda: brokers[0].calls >= 2)
