@@ -11,7 +11,7 @@ import pytest
 
 from semel.broker.log import Log, RecordRef
 from semel.broker.node import BrokerNode
-from semel.broker.snapshots import records, service
+from semel.broker.snapshots import records, snapshot_service
 from semel.protos import compat
 from semel.protos.v1 import broker_pb2, common_pb2
 from tests.kit.brokers import QUEUE, QUICK_CLEANING, BrokerGroup, RawClient, make_batch
@@ -89,7 +89,7 @@ async def test_a_pull_that_is_cut_off_goes_on_at_another_member(
         given.add(ref)
         return read(log, ref)
 
-    monkeypatch.setattr(service, "read_or_none", note)
+    monkeypatch.setattr(snapshot_service, "read_or_none", note)
     began = time.monotonic()
     node = await join(group)
     first = await group.master()

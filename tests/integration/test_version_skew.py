@@ -13,11 +13,11 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from semel.broker.log import checkpoint, current, hard_state, identity, segment
+from semel.broker.log import checkpoint, current, directory_identity, hard_state, segment
 from semel.broker.node import BrokerNode
 from semel.broker.raft import Message, MessageKind, encode_message
 from semel.broker.replication.receiver import split_message
-from semel.broker.state.apply.machine import STATE_MAGIC
+from semel.broker.state.apply.state_machine import STATE_MAGIC
 from semel.protos.errors import CorruptFrame, InvalidRequest, StorageError
 from semel.protos.frames import FRAME_HEADER_CRC_AT, FRAME_MAGIC, check_frame
 from semel.protos.ids import NodeId
@@ -45,7 +45,7 @@ def newer_hard_state(data: bytearray) -> None:
 
 
 def newer_identity(data: bytearray) -> None:
-    text = bytes(data).replace(b"format=%d" % identity.FORMAT, b"format=%d" % NEWER)
+    text = bytes(data).replace(b"format=%d" % directory_identity.FORMAT, b"format=%d" % NEWER)
     text = text[: text.index(b"crc32c=")]
     data[:] = text + b"crc32c=%08x\n" % google_crc32c.value(text)
 

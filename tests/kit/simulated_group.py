@@ -15,8 +15,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from semel.client.config import ClientConfig, build
-from semel.client.consumer.config import ConsumerConfig
 from semel.client.consumer.consumer import ConsumerCore
+from semel.client.consumer.consumer_config import ConsumerConfig
 from semel.client.core.routing import QueueRoute
 from semel.client.message import Message
 from semel.client.reading.feed_queue import Delivery, FeedQueue

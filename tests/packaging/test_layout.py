@@ -37,6 +37,32 @@ def test_every_portion_is_typed() -> None:
     assert [path.name for path in packages if not (path / "py.typed").exists()] == []
 
 
+def shared_names(part: Path) -> dict[str, list[str]]:
+    """Names of several modules or rooms of a part; a room may name its main module."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(part.rglob("*.py")):
+        own = path.parent if path.name == "__init__.py" else path.with_suffix("")
+        if own != part and (path.name == "__init__.py" or own.name != path.parent.name):
+            found.setdefault(own.name, []).append(str(own.relative_to(part)))
+    return {name: places for name, places in found.items() if len(places) > 1}
+
+
+def test_no_two_modules_of_a_part_share_a_name() -> None:
+    parts = [path for portion in PORTIONS for path in (ROOT / portion / "semel").iterdir()]
+    assert len(parts) > 4
+    assert {part.name: shared for part in parts if (shared := shared_names(part))} == {}
+
+
+def test_a_planted_second_module_is_found(tmp_path: Path) -> None:
+    for name in ("log/__init__.py", "log/log.py", "log/config.py", "config.py", "raft/log.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert shared_names(tmp_path) == {
+        "config": ["config", "log/config"],
+        "log": ["log", "raft/log"],
+    }
+
+
 def test_generated_stubs_are_not_ignored_by_git() -> None:
     stubs = sorted((ROOT / "protos" / "semel" / "protos" / "v1").glob("*_pb2*.py*"))
     assert stubs

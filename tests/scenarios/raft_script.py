@@ -56,7 +56,7 @@ from semel.broker.raft import (
     RaftCore,
     Role,
 )
-from semel.broker.raft.membership import add_learner, promote, remove
+from semel.broker.raft.membership_history import add_learner, promote, remove
 from semel.protos.errors import SemelError
 from semel.protos.ids import NodeId
 from tests.sim.checker import Checker

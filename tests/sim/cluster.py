@@ -17,7 +17,7 @@ from random import Random
 from typing import assert_never
 
 from semel.broker.raft import EntryMeta, Membership, Message, RaftConfig, RaftCore, Role
-from semel.broker.raft.membership import add_learner, promote, remove
+from semel.broker.raft.membership_history import add_learner, promote, remove
 from semel.protos.errors import InvalidRequest, NotMaster, Throttled
 from semel.protos.ids import NodeId
 from tests.sim.checker import Checker, require

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from semel.broker.raft import EntryMeta, Membership, Message, RaftCore
-from semel.broker.raft.membership import check_step
+from semel.broker.raft.membership_history import check_step
 from semel.broker.raft.progress import Progress
 from semel.protos.errors import InvalidRequest
 from semel.protos.ids import NodeId

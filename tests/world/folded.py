@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 from semel.broker.replica.replica import Replica
 from semel.broker.state import MoveState, ProducerState
 from semel.broker.state.apply.rows import WINDOW_BATCHES
-from semel.controller.moves.table import JOB_SHIFT
+from semel.controller.moves.move_table import JOB_SHIFT
 from semel.protos.batch import (
     BROKER_HEADER_BYTES,
     BatchFlags,

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
-from semel.broker.background.transactions import TransactionWork
+from semel.broker.background.transaction_work import TransactionWork
 from semel.broker.control_plane.route_cache import RoutesCopy
 from semel.broker.log import checkpoint as checkpoint_module
 from semel.broker.log import files as files_module
@@ -36,7 +36,7 @@ from semel.broker.replica.log_time import LogTime
 from semel.broker.replica.mastership import Mastership
 from semel.broker.replica.proposer import Proposer
 from semel.broker.replica.replica import Replica
-from semel.broker.server import moves as serving_moves
+from semel.broker.server import moves_service
 from semel.broker.snapshots.install import CatchUp
 from semel.broker.state import make_slice
 from semel.broker.state.apply.codec import Reader
@@ -464,7 +464,7 @@ def moves_without_windows() -> Any:
         found.rows = b"".join(table.parts())
         return found.SerializeToString(deterministic=True)
 
-    return patch.object(serving_moves, "make_slice", without)
+    return patch.object(moves_service, "make_slice", without)
 
 
 def activates_without_tokens() -> Any:

@@ -3,8 +3,8 @@
 The text below a field is also the help of its flag, if it has one, and its entry in
 docs/reference.md.
 
-Not here: which fields have a flag (`__main__.py`), settings of the log (`log/config.py`) and of the
-Raft core (`raft/config.py`).
+Not here: which fields have a flag (`__main__.py`), settings of the log (`log/log_config.py`) and of
+the Raft core (`raft/raft_config.py`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from semel.broker.log.config import LogConfig
-from semel.broker.raft.config import RaftConfig
+from semel.broker.log.log_config import LogConfig
+from semel.broker.raft.raft_config import RaftConfig
 from semel.protos.addresses import Address
 from semel.protos.errors import InvalidRequest
 from semel.protos.ids import GroupId, NodeId

@@ -14,7 +14,8 @@ one for its status checks the answer in the same way.
 Invariants
 1. `founding` is what the disk says: it is durable before anybody is told.
 
-Not here: the file (`log/identity.py`), which founding a node belongs to (`membership/founding.py`).
+Not here: the file (`log/directory_identity.py`), which founding a node belongs to
+(`membership/founding.py`).
 """
 
 from __future__ import annotations

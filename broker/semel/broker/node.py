@@ -30,7 +30,7 @@ import grpc.aio
 
 from semel.broker.background.delayed_release import DelayedRelease
 from semel.broker.background.maintenance import maintain
-from semel.broker.background.transactions import TransactionWork
+from semel.broker.background.transaction_work import TransactionWork
 from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.group_calls import GroupCalls
 from semel.broker.control_plane.reports import Registration
@@ -39,7 +39,7 @@ from semel.broker.identity import NodeIdentity
 from semel.broker.log import FileLayer, HardStateFile, Log, OsFiles
 from semel.broker.membership.asking import ask_members
 from semel.broker.membership.changes import MembershipChanges
-from semel.broker.membership.service import MembersService
+from semel.broker.membership.members_service import MembersService
 from semel.broker.membership.status import MembershipStatus
 from semel.broker.probe import Probe
 from semel.broker.raft import Role
@@ -56,17 +56,17 @@ from semel.broker.server.broker_service import BrokerService
 from semel.broker.server.direct import DirectStreams
 from semel.broker.server.fetch import FetchHandler
 from semel.broker.server.group_offsets import GroupOffsetCalls
-from semel.broker.server.locks import LockCalls
-from semel.broker.server.moves import MovesService
+from semel.broker.server.lock_calls import LockCalls
+from semel.broker.server.moves_service import MovesService
 from semel.broker.server.node_status import NodeStatusCall
 from semel.broker.server.produce import ProduceHandler
-from semel.broker.server.producers import ProducerCalls
-from semel.broker.server.queues import QueueCalls
+from semel.broker.server.producer_calls import ProducerCalls
+from semel.broker.server.queue_calls import QueueCalls
 from semel.broker.server.routes import routes_handler
-from semel.broker.server.transactions import TransactionsService
+from semel.broker.server.transactions_service import TransactionsService
 from semel.broker.snapshots.checkpoints import Checkpoints
 from semel.broker.snapshots.install import CatchUp
-from semel.broker.snapshots.service import SnapshotService
+from semel.broker.snapshots.snapshot_service import SnapshotService
 from semel.broker.state import State
 from semel.protos import compat
 from semel.protos.addresses import Address

@@ -17,12 +17,12 @@ from typing import Final
 
 from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.load import Counters
-from semel.broker.machine import disk_room
 from semel.broker.repair.scrub import Scrub
 from semel.broker.replica.clock import monotonic_ms
 from semel.broker.replica.replica import Replica
+from semel.broker.resources import disk_room
 from semel.broker.server.fetch import FetchHandler
-from semel.broker.server.moves import MovesService
+from semel.broker.server.moves_service import MovesService
 from semel.broker.server.produce import ProduceHandler
 from semel.broker.snapshots.checkpoints import Checkpoints
 from semel.broker.state import progress

@@ -28,7 +28,7 @@ from semel.client.config import (
     ReaderConfig,
     RetryPolicy,
 )
-from semel.client.consumer.config import ConsumerConfig
+from semel.client.consumer.consumer_config import ConsumerConfig
 from semel.client.consumer.sql_offsets import SqlOffsets
 from semel.client.core.letters import Origin
 from semel.client.dead_letters.listing import DeadLetter, LetterFilter
@@ -37,8 +37,8 @@ from semel.client.message import ARROW_SCHEMA, Message, RecordMetadata
 from semel.client.producer.futures import BulkFuture, BulkSummary, SendFuture
 from semel.client.producer.topic import ProducerStats
 from semel.client.transactions.commit import Committed
-from semel.client.transactions.descriptions import TransactionInfo, TransactionPart
 from semel.client.transactions.staging import StageReceipt
+from semel.client.transactions.transaction_info import TransactionInfo, TransactionPart
 from semel.protos.errors import SemelError
 
 __all__ = [

@@ -4,7 +4,7 @@ Each is a frozen dataclass whose fields document default, unit and reason, valid
 construction. `build` turns keyword arguments into one of them and names the nearest known option
 for a wrong one.
 
-Not here: options of consumers (`consumer/config.py`), `SEMEL_BOOTSTRAP` (`session.py`).
+Not here: options of consumers (`consumer/consumer_config.py`), `SEMEL_BOOTSTRAP` (`session.py`).
 """
 
 from __future__ import annotations

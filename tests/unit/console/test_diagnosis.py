@@ -23,7 +23,7 @@ from semel.client.admin.inspection import (
     NodeReport,
     PeerReport,
 )
-from semel.client.transactions.descriptions import TransactionInfo, TransactionPart
+from semel.client.transactions.transaction_info import TransactionInfo, TransactionPart
 from semel.console.diagnosis import CHECKS, SEVERITIES, STUCK_MS, diagnose
 from semel.console.status import masterless, state, under_replicated
 

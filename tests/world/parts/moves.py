@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
-from semel.broker.server import moves as serving_moves
+from semel.broker.server import moves_service
 from semel.controller.moves import moves as controller_moves
 from tests.checking.moves import Did
 from tests.world.nemesis import Nemesis
@@ -35,8 +35,8 @@ _WHILE_MOVING = (
     "heal",
 )
 _SMALL = (
-    (serving_moves, "COPY_BYTES", 2_000),
-    (serving_moves, "PART_BYTES", 300),
+    (moves_service, "COPY_BYTES", 2_000),
+    (moves_service, "PART_BYTES", 300),
     (controller_moves, "SEALED_S", 0.8),
 )
 """Settings with which queues move in several pieces, and moves are given up in time."""

@@ -1,7 +1,7 @@
 """Fetches a queue from another broker group, on the master of the group that gets it.
 
-How it works. A controller calls again and again (`server/moves.py`), each time for a while. The
-master pulls stored batches from the source's master, from where the incoming queue ends, checks
+How it works. A controller calls again and again (`server/moves_service.py`), each time for a while.
+The master pulls stored batches from the source's master, from where the incoming queue ends, checks
 them, and proposes them as copies. Once the source has sealed the queue, the slice follows in
 pieces, and then INGEST. The replicated state says how far the copy is, so the master that is called
 next, after any crash, goes on there.
@@ -13,7 +13,8 @@ Invariants
 3. Nothing is taken from a group whose log is at a higher feature level: its queues may follow rules
    that this group's members do not know.
 
-Not here: what a step means (`state/apply/moves.py`), the source's answers (`server/moves.py`).
+Not here: what a step means (`state/apply/moves.py`), the source's answers
+(`server/moves_service.py`).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ the last known master first, with a pause after each of them, until one answers 
 Invariants
 1. All calls made here may be repeated.
 
-Not here: the content of the calls (`background/transactions.py`).
+Not here: the content of the calls (`background/transaction_work.py`).
 """
 
 from __future__ import annotations

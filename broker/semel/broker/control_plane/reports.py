@@ -25,8 +25,8 @@ from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.load import Counters, LoadMeter
 from semel.broker.control_plane.route_cache import RoutesCopy
 from semel.broker.identity import NodeIdentity
-from semel.broker.machine import disk_room
 from semel.broker.replica.replica import Replica
+from semel.broker.resources import disk_room
 from semel.protos import compat
 from semel.protos.errors import NotMaster
 from semel.protos.levels import levels_metadata

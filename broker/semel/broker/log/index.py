@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from semel.broker.log.config import LogConfig
+from semel.broker.log.log_config import LogConfig
 from semel.broker.log.segment import Segment, SegmentHeader, frames_at
 from semel.broker.log.types import IndexUnavailable
 from semel.protos.values import value

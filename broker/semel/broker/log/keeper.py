@@ -29,9 +29,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from semel.broker.log.config import LogConfig
 from semel.broker.log.files import File, FileLayer
 from semel.broker.log.index import Retired
+from semel.broker.log.log_config import LogConfig
 from semel.broker.log.segment import HEADER_PAGES, PAGE, Segment, ids_hold, spare_name, write_seal
 from semel.protos.errors import Closed, DiskFull
 

@@ -34,11 +34,11 @@ from pathlib import Path
 
 from semel.broker.log.checkpoint import Checkpoint, Checkpoints
 from semel.broker.log.cleaner import Cleaner
-from semel.broker.log.config import LogConfig
 from semel.broker.log.current import CurrentDirectory
 from semel.broker.log.files import FileLayer, OsFiles, Syncs
 from semel.broker.log.index import Write
 from semel.broker.log.kept import KeptStore
+from semel.broker.log.log_config import LogConfig
 from semel.broker.log.owner import Owner
 from semel.broker.log.reader import OpenFiles, record_of
 from semel.broker.log.scrubbing import scrub

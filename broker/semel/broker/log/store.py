@@ -15,11 +15,11 @@ from pathlib import Path
 
 from semel.broker.log.cache import ReadCache, TailCache
 from semel.broker.log.checkpoint import Checkpoints
-from semel.broker.log.config import LogConfig
 from semel.broker.log.files import FileLayer
 from semel.broker.log.index import LogIndex
 from semel.broker.log.keeper import Keeper
 from semel.broker.log.kept import KeptStore
+from semel.broker.log.log_config import LogConfig
 from semel.broker.log.reader import OpenFiles, Reader
 from semel.broker.log.recovery import Recovered, recover
 from semel.broker.log.segment import Segment

@@ -1,9 +1,9 @@
 """Changes of membership and of mastership, as an operator asks for them.
 
 How it works. A change is one step of one node: it joins as a learner, becomes a voter, or leaves
-(`raft/membership.py`). Each step is one entry; the call returns when that is applied. A step that
-is already done succeeds, so a caller that lost an answer, or goes on where another one stopped,
-repeats the call.
+(`raft/membership_history.py`). Each step is one entry; the call returns when that is applied. A
+step that is already done succeeds, so a caller that lost an answer, or goes on where another one
+stopped, repeats the call.
 
 Handing over. The master first asks the successor whether it would take mastership, and waits until
 the successor has nearly everything. Only then proposals stop, for the time of one ordered election.
@@ -13,7 +13,8 @@ Invariants
 2. All active members can reach a voter: no learner is promoted before all of them have the entry
    with its address.
 
-Not here: the sequence of steps of a replacement (the console), gRPC (`membership/service.py`).
+Not here: the sequence of steps of a replacement (the console), gRPC
+(`membership/members_service.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Final
 from semel.broker.config import BrokerConfig
 from semel.broker.membership.asking import ask_status
 from semel.broker.raft import Membership, Role
-from semel.broker.raft.membership import add_learner, promote, remove
+from semel.broker.raft.membership_history import add_learner, promote, remove
 from semel.broker.replica.member_book import Members
 from semel.broker.replica.replica import Replica
 from semel.protos import compat

@@ -4,9 +4,8 @@ Not here: bytes and disks (`semel.broker.log`), what entries mean (`semel.broker
 that performs the core's decisions (`semel.broker.replica`).
 """
 
-from semel.broker.raft.config import RaftConfig
 from semel.broker.raft.core import RaftCore
-from semel.broker.raft.membership import Membership
+from semel.broker.raft.membership_history import Membership
 from semel.broker.raft.messages import (
     EntryMeta,
     HardState,
@@ -14,6 +13,7 @@ from semel.broker.raft.messages import (
     MessageKind,
     SnapshotMark,
 )
+from semel.broker.raft.raft_config import RaftConfig
 from semel.broker.raft.ready import (
     LogView,
     PeerProgress,

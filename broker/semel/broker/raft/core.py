@@ -13,7 +13,7 @@ The algorithm is Ongaro's (Raft paper; dissertation §4 membership, §6.4 reads,
 transfer), with the progress states and hints of etcd/raft.
 
 Not here: the rules themselves (`raft/electing.py`, `raft/following.py`, `raft/replicating.py`) and
-the variables they share (`raft/state.py`).
+the variables they share (`raft/raft_state.py`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from semel.broker.raft.electing import Electing
 from semel.broker.raft.following import Following
 from semel.broker.raft.messages import HardState, Message, MessageKind
 from semel.broker.raft.progress import Progress
+from semel.broker.raft.raft_state import LONG_AGO
 from semel.broker.raft.ready import PeerProgress, RaftStatus, Ready, Role
-from semel.broker.raft.state import LONG_AGO
 from semel.protos.ids import NodeId
 
 _FROM_MASTER = frozenset({MessageKind.APPEND, MessageKind.HEARTBEAT, MessageKind.SNAPSHOT_OFFER})

@@ -21,8 +21,8 @@ Not here: from which index the master sends (`raft/replicating.py`).
 from __future__ import annotations
 
 from semel.broker.raft.messages import EntryMeta, Message, MessageKind, SnapshotMark
+from semel.broker.raft.raft_state import RaftState, last_at_most
 from semel.broker.raft.ready import Role
-from semel.broker.raft.state import RaftState, last_at_most
 
 
 class Following(RaftState):

@@ -28,7 +28,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from semel.broker.raft.membership import Membership
+from semel.broker.raft.membership_history import Membership
 from semel.protos.ids import NodeId
 from semel.protos.values import value
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections import deque
 from enum import IntEnum
 
-from semel.broker.raft.config import RaftConfig
+from semel.broker.raft.raft_config import RaftConfig
 
 
 class ProgressState(IntEnum):

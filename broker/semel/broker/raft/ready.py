@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
 
-from semel.broker.raft.membership import Membership
+from semel.broker.raft.membership_history import Membership
 from semel.broker.raft.messages import EntryMeta, HardState, Message
 from semel.protos.ids import NodeId
 from semel.protos.values import value

@@ -22,11 +22,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from semel.broker.raft.membership import Membership, check_step
+from semel.broker.raft.membership_history import Membership, check_step
 from semel.broker.raft.messages import EntryMeta, Message, MessageKind, SnapshotMark
 from semel.broker.raft.progress import Progress, ProgressState
+from semel.broker.raft.raft_state import RaftState, last_at_most
 from semel.broker.raft.ready import Role
-from semel.broker.raft.state import RaftState, last_at_most
 from semel.protos.errors import InvalidRequest, NotMaster, Throttled
 from semel.protos.ids import NodeId
 

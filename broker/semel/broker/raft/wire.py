@@ -27,7 +27,7 @@ from typing import Final
 
 import google_crc32c
 
-from semel.broker.raft.membership import Membership
+from semel.broker.raft.membership_history import Membership
 from semel.broker.raft.messages import EntryMeta, Message, MessageKind, SnapshotMark
 from semel.protos.errors import InvalidRequest
 from semel.protos.ids import NodeId

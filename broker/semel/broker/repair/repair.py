@@ -24,7 +24,7 @@ Invariants
    repaired or has yet to be applied: a master must be able to give out every entry.
 
 Not here: finding damage (`log/`, `repair/scrub.py`), giving entries to peers
-(`snapshots/service.py`).
+(`snapshots/snapshot_service.py`).
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ has caught up, their messages are accepted and their addresses are known. They c
 Invariants
 1. The newest `Members` of the book and the core's membership name the same nodes.
 
-Not here: when a change may be made (`raft/membership.py`), making one (`membership/changes.py`).
+Not here: when a change may be made (`raft/membership_history.py`), making one
+(`membership/changes.py`).
 """
 
 from __future__ import annotations

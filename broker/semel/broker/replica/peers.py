@@ -3,7 +3,7 @@
 How it works. `book` follows the log; `links` holds the sending side of the streams to each other
 member. The node makes and ends links whenever `on_changed` says that the members changed.
 
-Not here: what a link does (`replication/sender.py`), who is counted (`raft/membership.py`).
+Not here: what a link does (`replication/sender.py`), who is counted (`raft/membership_history.py`).
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ Invariants
 1. A stream ends if its bytes are malformed or if it carries messages of another node; the node goes
    on.
 
-Not here: the sending side (`replication/sender.py`), snapshots' bytes (`snapshots/service.py`),
-what a message does (`raft/`, `replica/driver.py`).
+Not here: the sending side (`replication/sender.py`), snapshots' bytes
+(`snapshots/snapshot_service.py`), what a message does (`raft/`, `replica/driver.py`).
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ Not here: hot streams (`server/produce.py`, `server/fetch.py`).
 from __future__ import annotations
 
 from semel.broker.server.group_offsets import GroupOffsetCalls
-from semel.broker.server.locks import LockCalls
+from semel.broker.server.lock_calls import LockCalls
 from semel.broker.server.node_status import NodeStatusCall
-from semel.broker.server.producers import ProducerCalls
-from semel.broker.server.queues import QueueCalls
+from semel.broker.server.producer_calls import ProducerCalls
+from semel.broker.server.queue_calls import QueueCalls
 
 
 class BrokerService:

@@ -1,6 +1,6 @@
 """Calls about the offsets of whole consumer groups: showing, resetting and deleting them.
 
-Not here: a consumer's own commits (`server/locks.py`), membership of groups (the controller).
+Not here: a consumer's own commits (`server/lock_calls.py`), membership of groups (the controller).
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ from typing import Final
 
 from semel.broker.config import BrokerConfig
 from semel.broker.identity import NodeIdentity
-from semel.broker.machine import disk_room, resident_bytes
-from semel.broker.membership.service import member_statuses
+from semel.broker.membership.members_service import member_statuses
 from semel.broker.repair.scrub import Scrub
 from semel.broker.replica.replica import Replica
+from semel.broker.resources import disk_room, resident_bytes
 from semel.broker.snapshots.checkpoints import Checkpoints
 from semel.protos import compat
 from semel.protos.ids import NodeId

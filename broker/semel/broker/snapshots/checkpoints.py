@@ -6,7 +6,7 @@ at the start and lets the log be cleaned. A peer that is too far behind to get e
 new and empty, pulls it.
 
 Not here: when one is written (`background/checkpointing.py`), the file (`log/checkpoint.py`), and
-giving it to peers (`snapshots/service.py`).
+giving it to peers (`snapshots/snapshot_service.py`).
 """
 
 from __future__ import annotations

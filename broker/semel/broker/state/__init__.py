@@ -27,7 +27,6 @@ from semel.broker.state.apply.coordination import Begun, Coordination
 from semel.broker.state.apply.delays import RELEASE_BATCHES_MAX, DelayedExtent, Delays
 from semel.broker.state.apply.extents import Extent
 from semel.broker.state.apply.locks import ConsumerGroups, GroupQueue
-from semel.broker.state.apply.machine import State
 from semel.broker.state.apply.moves import (
     Incoming,
     Moves,
@@ -66,11 +65,12 @@ from semel.broker.state.apply.rows import WINDOW_BATCHES, Outcome, OutcomeKind
 from semel.broker.state.apply.slices import make_slice, read_slice
 from semel.broker.state.apply.splits import unread_error
 from semel.broker.state.apply.staging import Pin, Stager, Staging
+from semel.broker.state.apply.state_machine import State
 from semel.broker.state.apply.transactions import Transactions
 from semel.broker.state.lag import Progress, progress
 from semel.broker.state.lock_clock import LockClock
 from semel.broker.state.log_clock import LogClock, VoterClocks, majority_time_us
-from semel.broker.state.verify.verify import BatchVerifier, QueueReport, TableVerifier
+from semel.broker.state.verify.verifiers import BatchVerifier, QueueReport, TableVerifier
 
 __all__ = [
     "EXPIRED_ROWS_MAX",

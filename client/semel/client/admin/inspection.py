@@ -24,8 +24,8 @@ from typing import Any, Final
 
 from semel.client.admin.descriptions import ClusterStatus, Described, GroupSummary, HasReason
 from semel.client.transactions.commit import merged
-from semel.client.transactions.descriptions import TransactionInfo
 from semel.client.transactions.staging import SERVICE
+from semel.client.transactions.transaction_info import TransactionInfo
 from semel.client.transport.cluster import Cluster
 from semel.client.transport.connection import BROKER, CONTROLLER
 from semel.protos.errors import SemelError, TimedOut, Unavailable

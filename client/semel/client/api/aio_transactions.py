@@ -28,8 +28,8 @@ from semel.client.core.fields import Headers
 from semel.client.producer.intake import extra_of
 from semel.client.session import Session
 from semel.client.transactions.commit import Committed
-from semel.client.transactions.descriptions import TransactionInfo
 from semel.client.transactions.staging import TTL_MS_DEFAULT, StageCore, StageReceipt
+from semel.client.transactions.transaction_info import TransactionInfo
 from semel.protos.errors import SemelError
 
 _BLOCKS: Final = False  # asyncio only

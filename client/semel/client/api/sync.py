@@ -21,8 +21,8 @@ from semel.client.api.sync_reading import Consumer, Reader
 from semel.client.api.sync_transactions import ProducerTransaction, Transactions
 from semel.client.api.transaction_work import TransactionWork
 from semel.client.config import ReaderConfig, build
-from semel.client.consumer.config import ConsumerConfig
 from semel.client.consumer.consumer import ConsumerCore
+from semel.client.consumer.consumer_config import ConsumerConfig
 from semel.client.core.dues import After, When
 from semel.client.core.fields import Headers
 from semel.client.producer.futures import BulkFuture, SendFuture, new_future

@@ -24,7 +24,7 @@ from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, Final
 
 from semel.client.consumer.commits import Commits, Settled
-from semel.client.consumer.config import ConsumerConfig
+from semel.client.consumer.consumer_config import ConsumerConfig
 from semel.client.consumer.locks import Locks
 from semel.client.consumer.membership import Membership
 from semel.client.consumer.sql_offsets import Progress, SqlOffsets

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from semel.client.consumer.config import ConsumerConfig
+from semel.client.consumer.consumer_config import ConsumerConfig
 from semel.client.consumer.group_tasks import GroupTasks, Spawn
 from semel.client.consumer.membership import Membership
 from semel.client.reading.feed_queue import FeedQueue

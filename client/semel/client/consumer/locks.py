@@ -35,7 +35,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from semel.client.consumer.config import ConsumerConfig
+from semel.client.consumer.consumer_config import ConsumerConfig
 from semel.client.consumer.group_tasks import GroupTasks, Spawn
 from semel.client.consumer.lock_renewals import LockRenewals, lock_ref
 from semel.client.consumer.lock_retries import LockRetries

@@ -22,7 +22,7 @@ import socket
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from semel.client.consumer.config import ConsumerConfig
+from semel.client.consumer.consumer_config import ConsumerConfig
 from semel.client.core.routing import QueueRoute
 from semel.client.transport.cluster import Cluster
 from semel.protos import compat

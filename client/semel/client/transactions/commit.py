@@ -24,8 +24,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from semel.client.transactions.descriptions import TransactionInfo, TransactionPart
 from semel.client.transactions.staging import SERVICE, StageReceipt
+from semel.client.transactions.transaction_info import TransactionInfo, TransactionPart
 from semel.client.transport.cluster import Cluster
 from semel.client.transport.connection import says_little
 from semel.protos.errors import (

@@ -23,7 +23,7 @@ Invariants
 3. A queue that moves is not split, and the queues of a deleted topic are not deleted before its
    moves have ended.
 
-Not here: the stored records (`table.py`), what a step does (the broker), records of topics
+Not here: the stored records (`move_table.py`), what a step does (the broker), records of topics
 (`topics/topics.py`).
 """
 
@@ -36,7 +36,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from semel.controller.epoch import ControllerEpoch, unbroken
-from semel.controller.moves.table import Key, MoveTable, StoredMove, key_of
+from semel.controller.moves.move_table import Key, MoveTable, StoredMove, key_of
 from semel.controller.store import StoreFailed, VersionConflict
 from semel.controller.topics.splits import queues_of
 from semel.controller.topics.topics import RETRY_MS_FIRST, RETRY_MS_LAST, TopicService

@@ -23,8 +23,8 @@ Invariants
 If a request to create a queue is delayed on its way to a broker until the topic is deleted, it
 leaves an unused queue there, which no route and no client can name.
 
-Not here: the stored records (`table.py`), rules and control records (`rules.py`), calling brokers
-(`brokers/calls.py`).
+Not here: the stored records (`topic_table.py`), rules and control records (`rules.py`), calling
+brokers (`brokers/calls.py`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from semel.controller.topics import rules as topic_rules
 from semel.controller.topics import splits
 from semel.controller.topics.held import require_nothing_delayed
 from semel.controller.topics.placement import place, weigh
-from semel.controller.topics.table import StoredTopic, TopicTable, copied
+from semel.controller.topics.topic_table import StoredTopic, TopicTable, copied
 from semel.protos import compat
 from semel.protos.errors import (
     Closed,

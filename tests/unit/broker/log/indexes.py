@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from semel.broker.log.config import LogConfig
 from semel.broker.log.index import LogIndex, Roll, Write
+from semel.broker.log.log_config import LogConfig
 from semel.broker.log.segment import frames_at
 
 SMALL = LogConfig(segment_bytes=20_480, ids_per_segment=4)

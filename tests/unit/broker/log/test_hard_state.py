@@ -200,12 +200,12 @@ def test_a_strange_directory_is_not_taken(tmp_path: Path) -> None:
 
 
 def test_an_identity_of_a_newer_format_is_refused() -> None:
-    from semel.broker.log import identity
+    from semel.broker.log import directory_identity
 
     disk = SimFiles()
     root = Path("/node")
     disk.make_directory(root)
-    data = identity._encode({"format": "3", "cluster": "c", "group": "1", "node": "2"})
+    data = directory_identity._encode({"format": "3", "cluster": "c", "group": "1", "node": "2"})
     file = disk.open(root / "IDENTITY", create=True)
     file.write([data], 0)
     with pytest.raises(DataDirectoryError, match="format 3"):

@@ -19,7 +19,7 @@ from semel.broker.raft import (
     Role,
     SnapshotMark,
 )
-from semel.broker.raft.state import last_at_most
+from semel.broker.raft.raft_state import last_at_most
 from semel.protos.errors import InvalidRequest, NotMaster, Throttled
 from semel.protos.ids import NodeId
 from tests.sim.disk import Checkpoint, SimDisk, SimEntry

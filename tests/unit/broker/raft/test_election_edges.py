@@ -17,7 +17,7 @@ from semel.broker.raft import (
     Role,
     SnapshotMark,
 )
-from semel.broker.raft.membership import add_learner
+from semel.broker.raft.membership_history import add_learner
 from semel.protos.ids import NodeId
 from tests.unit.broker.raft.single_core import (
     CONFIG,

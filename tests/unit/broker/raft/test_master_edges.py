@@ -15,7 +15,7 @@ from semel.broker.raft import (
     RaftStatus,
     Role,
 )
-from semel.broker.raft.membership import add_learner, promote, remove
+from semel.broker.raft.membership_history import add_learner, promote, remove
 from semel.protos.errors import InvalidRequest, NotMaster, Throttled
 from semel.protos.ids import NodeId
 from tests.unit.broker.raft.single_core import (

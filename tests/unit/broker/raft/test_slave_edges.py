@@ -16,7 +16,7 @@ from semel.broker.raft import (
     Role,
     SnapshotMark,
 )
-from semel.broker.raft.membership import add_learner
+from semel.broker.raft.membership_history import add_learner
 from semel.protos.ids import NodeId
 from tests.sim.disk import Checkpoint, SimDisk, SimEntry
 from tests.unit.broker.raft.single_core import (

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from semel.broker.background.transactions import TransactionWork
+from semel.broker.background.transaction_work import TransactionWork
 from semel.broker.control_plane.route_cache import RoutesCopy
 from semel.broker.server.broker_service import BrokerService
 from semel.broker.server.fetch import FetchHandler
 from semel.broker.server.group_offsets import GroupOffsetCalls
-from semel.broker.server.locks import LockCalls
+from semel.broker.server.lock_calls import LockCalls
 from semel.broker.server.node_status import NodeStatusCall
-from semel.broker.server.producers import ProducerCalls
-from semel.broker.server.queues import QueueCalls
-from semel.broker.server.transactions import TransactionsService
+from semel.broker.server.producer_calls import ProducerCalls
+from semel.broker.server.queue_calls import QueueCalls
+from semel.broker.server.transactions_service import TransactionsService
 from semel.broker.state import State
 from semel.protos.errors import NotMaster, Unavailable, to_detail
 from semel.protos.queue_refs import queue_ref

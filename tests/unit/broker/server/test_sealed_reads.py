@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from semel.broker.server.producers import ProducerCalls
-from semel.broker.server.queues import QueueCalls
+from semel.broker.server.producer_calls import ProducerCalls
+from semel.broker.server.queue_calls import QueueCalls
 from semel.protos.errors import Throttled
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2

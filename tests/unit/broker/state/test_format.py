@@ -12,11 +12,11 @@ from semel.broker.state.apply import (
     expired,
     extents,
     locks,
-    machine,
     moves,
     queues,
     rows,
     staging,
+    state_machine,
 )
 from tests.kit.format_tables import fields, struct_format
 
@@ -26,8 +26,8 @@ DOCUMENT = "state.md"
 @pytest.mark.parametrize(
     ("heading", "table", "code"),
     [
-        ("Head", 0, machine._HEAD),
-        ("Membership", 0, machine._MEMBERS),
+        ("Head", 0, state_machine._HEAD),
+        ("Membership", 0, state_machine._MEMBERS),
         ("Queue", 0, queues._FIXED),
         ("Queue", 1, expired.HEAD),
         ("Lineage", 0, queues._LINEAGE),

@@ -35,9 +35,9 @@ Invariants
 8. A queue that a move has sealed does not change, and no final answer contradicts its table: a new
    request is told to retry, and is answered here or at the new broker group.
 
-Not here: decisions about queues (`queues.py`), staged batches and transactions (`transactions.py`),
-delays (`delays.py`), parked batches and their order (`parking.py`), locks and commits (decided at
-apply).
+Not here: decisions about queues (`queue_admission.py`), staged batches and transactions
+(`transaction_admission.py`), delays (`delay_admission.py`), parked batches and their order
+(`parking.py`), locks and commits (decided at apply).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from semel.broker.state.admission.decisions import (
     out_of_order,
     retry_later,
 )
-from semel.broker.state.admission.delays import propose_release
+from semel.broker.state.admission.delay_admission import propose_release
 from semel.broker.state.admission.parking import Parking
 from semel.broker.state.admission.pending import (
     InFlight,
@@ -71,17 +71,17 @@ from semel.broker.state.admission.pending import (
     PendingState,
     RecordUse,
 )
-from semel.broker.state.admission.queues import QueueAdmission
-from semel.broker.state.admission.transactions import (
+from semel.broker.state.admission.queue_admission import QueueAdmission
+from semel.broker.state.admission.transaction_admission import (
     admit_step,
     find_staged,
     forget_before,
     no_room_to_stage,
 )
 from semel.broker.state.apply.delays import RELEASE_BATCHES_MAX
-from semel.broker.state.apply.machine import State
 from semel.broker.state.apply.results import ApplyResult, Staged
 from semel.broker.state.apply.rows import WINDOW_BATCHES, OutcomeKind
+from semel.broker.state.apply.state_machine import State
 from semel.protos.batch import BROKER_HEADER_BYTES, BatchHeader, BrokerHeader
 from semel.protos.delays import is_delayed
 from semel.protos.errors import (

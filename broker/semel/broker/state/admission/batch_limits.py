@@ -3,14 +3,14 @@
 How it works. The admission asks here only about a batch that it would append. A batch that is
 stored is answered with Duplicate whatever these limits say now: they may have changed since.
 
-Not here: what the queue's state forbids (`queues.py`), the room for staged bytes
-(`transactions.py`), the sizes of control records (`record_limits.py`).
+Not here: what the queue's state forbids (`queue_admission.py`), the room for staged bytes
+(`transaction_admission.py`), the sizes of control records (`record_limits.py`).
 """
 
 from __future__ import annotations
 
 from semel.broker.state.admission.decisions import Refused
-from semel.broker.state.admission.delays import delay_refusal
+from semel.broker.state.admission.delay_admission import delay_refusal
 from semel.protos.batch import BatchHeader
 from semel.protos.errors import MessageTooLarge
 

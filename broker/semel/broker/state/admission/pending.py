@@ -14,7 +14,8 @@ Invariants
    transaction. The admission refuses everything else about that name until the record is applied.
    So no two records in flight make the same thing, and none uses a thing that another one may end.
 
-Not here: the rules (`admission.py`, `queues.py`, `transactions.py`, `delays.py`).
+Not here: the rules (`admission.py`, `queue_admission.py`, `transaction_admission.py`,
+`delay_admission.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from semel.broker.state.apply.expired import Expired
-from semel.broker.state.apply.machine import State
 from semel.broker.state.apply.results import (
     ApplyResult,
     BatchApplied,
@@ -38,6 +38,7 @@ from semel.broker.state.apply.results import (
     TransactionApplied,
 )
 from semel.broker.state.apply.rows import Row
+from semel.broker.state.apply.state_machine import State
 from semel.protos.ids import NO_SEQUENCE, ProducerId, QueueKey
 from semel.protos.v1.control_pb2 import MOVE_STEP_ABORT, MOVE_STEP_BEGIN, MOVE_STEP_SEAL
 

@@ -2,7 +2,8 @@
 
 Format. Everything is little-endian; a text is a u32 length and UTF-8. See docs/formats/state.md.
 
-Not here: which fields exist and in which order. Each class writes its own; `machine.py` begins.
+Not here: which fields exist and in which order. Each class writes its own; `state_machine.py`
+begins.
 """
 
 from __future__ import annotations

@@ -15,12 +15,12 @@ Invariants
 2. While `published` is False no attempt begins, and the row is not forgotten.
 3. There are never more rows than the master allows. If a BEGIN under a new id would exceed the
    limit, an earlier record of the log forgets the longest idle row (`oldest`, and
-   `state/admission/transactions.py`).
+   `state/admission/transaction_admission.py`).
 
 Format. docs/formats/state.md.
 
 Not here: staged data (`staging.py`), messages to the participants
-(`semel.broker.background.transactions`).
+(`semel.broker.background.transaction_work`).
 """
 
 from __future__ import annotations

@@ -21,8 +21,9 @@ Invariants
 
 Format. docs/formats/state.md.
 
-Not here: whether a batch may be delayed and what a release takes (`state/admission/delays.py`),
-when a release is proposed (`semel.broker.background.delayed_release`), offsets (`queues.py`).
+Not here: whether a batch may be delayed and what a release takes
+(`state/admission/delay_admission.py`), when a release is proposed
+(`semel.broker.background.delayed_release`), offsets (`queues.py`).
 """
 
 from __future__ import annotations

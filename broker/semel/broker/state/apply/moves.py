@@ -25,8 +25,8 @@ Invariants
 
 Format. docs/formats/state.md.
 
-Not here: the slice (`slices.py`), the admission of a SEAL (`state/admission/queues.py`), the order
-of the steps (the controller), fetching copies (`semel.broker.background.queue_copy`).
+Not here: the slice (`slices.py`), the admission of a SEAL (`state/admission/queue_admission.py`),
+the order of the steps (the controller), fetching copies (`semel.broker.background.queue_copy`).
 """
 
 from __future__ import annotations

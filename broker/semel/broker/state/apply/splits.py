@@ -11,8 +11,8 @@ Invariants
 2. A consumer group gets a child only after it has committed the end of every ancestor that still
    has messages. So the messages of one key are read in the order in which they were stored.
 
-Not here: when to split (the controller), how a split is applied (`machine.py`), inherited rows
-(`producers.py`).
+Not here: when to split (the controller), how a split is applied (`state_machine.py`), inherited
+rows (`producers.py`).
 """
 
 from __future__ import annotations

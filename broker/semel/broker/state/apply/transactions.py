@@ -10,9 +10,9 @@ Invariants
    delayed batches by it.
 2. A queue is never split while something is pinned for it.
 
-Not here: the admission of steps (`state/admission/transactions.py`), the rules of stagers and pins
-(`staging.py`) and of the coordinator (`coordination.py`), the calls between broker groups
-(`semel.broker.background.transactions`).
+Not here: the admission of steps (`state/admission/transaction_admission.py`), the rules of stagers
+and pins (`staging.py`) and of the coordinator (`coordination.py`), the calls between broker groups
+(`semel.broker.background.transaction_work`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Invariants
 2. Every sequence between two batches that were read, or below a delayed batch, must be there.
 3. Without delayed batches only the reports of gaps are postponed to the end.
 
-Not here: offsets and checksums (`verify.py`), windows (`moves.py`).
+Not here: offsets and checksums (`verifiers.py`), windows (`moved_tables.py`).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ Invariants
    to begin with these two.
 2. No part of a dump is used before its CRC and its content were checked.
 
-Not here: when to make one (pysyncobj decides), whether to install one (`node.py`).
+Not here: when to make one (pysyncobj decides), whether to install one (`consensus.py`).
 """
 
 from __future__ import annotations

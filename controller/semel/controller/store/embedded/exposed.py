@@ -3,10 +3,10 @@
 How it works. pysyncobj is pinned to `VERSION`, because the names that are used to harden it are
 private and may change. All of them are listed in `PRIVATE_NAMES` and used only in this file; a test
 compares the list with this folder and with the installed package, and fails on any other version.
-`ExposedSyncObj` builds the object over our journal, transport and dumps, and exposes what `node.py`
-reads and controls; `OwnedJournal` is the journal that it takes.
+`ExposedSyncObj` builds the object over our journal, transport and dumps, and exposes what
+`consensus.py` reads and controls; `OwnedJournal` is the journal that it takes.
 
-Not here: how these parts are used (`node.py`).
+Not here: how these parts are used (`consensus.py`).
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from typing import Final
 import grpc.aio
 
 from semel.controller.store.base import ControllerAddress, MetadataStore
+from semel.controller.store.embedded.embedded_store import EmbeddedStore
 from semel.controller.store.embedded.identity import read
-from semel.controller.store.embedded.store import EmbeddedStore
 from semel.protos.errors import DataDirectoryError
 from semel.protos.rpc import SERVER_OPTIONS
 

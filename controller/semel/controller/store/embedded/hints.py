@@ -12,7 +12,8 @@ Invariants
    was lost and regained is two changes, also when both happened within one tick.
 3. After `resign`, a mastership of the same term is never published again.
 
-Not here: when a lease is renewed (`node.py`), refusing the writes of an old master (`epoch.py`).
+Not here: when a lease is renewed (`consensus.py`), refusing the writes of an old master
+(`epoch.py`).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ Invariants
 3. When one stream ends, for whatever reason, the others stay and this one is retried; an internal
    error ends `run`, and with it the store.
 
-Not here: the handling of messages (`node.py`).
+Not here: the handling of messages (`consensus.py`).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from typing import Any, Final
 
 import grpc.aio
 
+from semel.controller.store.embedded.consensus import Peer
 from semel.controller.store.embedded.exposed import now
 from semel.controller.store.embedded.identity import Identity
 from semel.controller.store.embedded.member import Member
 from semel.controller.store.embedded.messages import check
-from semel.controller.store.embedded.node import Peer
 from semel.protos import compat
 from semel.protos.errors import InvalidRequest, SemelError
 from semel.protos.levels import levels_metadata, own_levels

@@ -12,7 +12,7 @@ Invariants
    incarnation, or below what its requester has called resolved, is not applied at all.
 3. A transaction whose check fails changes nothing except that its answer is kept.
 
-Not here: bytes on disk (`dump.py`), the order of commands (`node.py`).
+Not here: bytes on disk (`dump.py`), the order of commands (`consensus.py`).
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from semel.controller.store.embedded import dump as dumps_module
+from semel.controller.store.embedded.consensus import ConsensusNode, Peer, Send, controller_of
 from semel.controller.store.embedded.dump import Dumps, RunAside
 from semel.controller.store.embedded.exposed import now
 from semel.controller.store.embedded.files import Files
@@ -47,7 +48,6 @@ from semel.controller.store.embedded.hard_state import HardState, HardStateFile
 from semel.controller.store.embedded.identity import Identity, claim
 from semel.controller.store.embedded.journal import FILE_NAMES, FIRST, JournalFiles
 from semel.controller.store.embedded.machine import Applied, Machine, State, barrier_command
-from semel.controller.store.embedded.node import ConsensusNode, Peer, Send, controller_of
 from semel.protos.errors import DataDirectoryError
 from semel.protos.v1.metadata_store_pb2 import (
     CONTROLLER_MEMBERSHIP_NON_COUNTING,

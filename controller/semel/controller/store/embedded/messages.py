@@ -5,7 +5,7 @@ kind that is used has a protobuf message of its own; no other kind can be encode
 from the network is ever unpickled. Pre-votes and "your term is over" are our own messages and have
 no dictionary.
 
-Not here: how a message is handled (`node.py`).
+Not here: how a message is handled (`consensus.py`).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The metadata store in ZooKeeper."""
 
-from semel.controller.store.zookeeper.store import ZooKeeperStore
+from semel.controller.store.zookeeper.zookeeper_store import ZooKeeperStore
 
 __all__ = ["ZooKeeperStore"]

@@ -8,11 +8,11 @@ The copy then equals the store at that moment. A write is one `multi` that sets 
 
 Invariants
 1. The copy is of one revision: it changes in one step, after everything was read or written.
-2. Only one task at a time calls these methods (`store.py` holds a lock).
+2. Only one task at a time calls these methods (`zookeeper_store.py` holds a lock).
 3. While `stale`, nothing may be decided by the copy. After a cancelled call or a lost connection it
    is up to the caller to set `stale`.
 
-Not here: what to do when the connection breaks (`store.py`).
+Not here: what to do when the connection breaks (`zookeeper_store.py`).
 """
 
 from __future__ import annotations

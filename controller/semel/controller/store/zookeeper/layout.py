@@ -19,7 +19,7 @@ Every transaction sets `head`, which puts all transactions into one order. `rece
 that lost its connection whether its transaction was done, and tells other clients which keys to
 read again.
 
-Not here: requests to ZooKeeper (`store.py`).
+Not here: requests to ZooKeeper (`zookeeper_store.py`).
 """
 
 from __future__ import annotations

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from semel.controller.store.embedded.consensus import ConsensusNode
 from semel.controller.store.embedded.identity import Identity
 from semel.controller.store.embedded.journal import COMMAND
 from semel.controller.store.embedded.machine import (
     barrier_command,
 )
 from semel.controller.store.embedded.member import Member
-from semel.controller.store.embedded.node import ConsensusNode
 from semel.protos.v1.metadata_store_pb2 import (
     CONTROLLER_MEMBERSHIP_UNFORMED,
     CONTROLLER_MEMBERSHIP_VOTER,

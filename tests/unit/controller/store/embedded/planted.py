@@ -15,6 +15,7 @@ import pytest
 
 from semel.controller.store.embedded import dump as dump_module
 from semel.controller.store.embedded import journal as journal_module
+from semel.controller.store.embedded.consensus import ConsensusNode, Peer, PeerTransport, node_of
 from semel.controller.store.embedded.dump import Dump
 from semel.controller.store.embedded.files import Files
 from semel.controller.store.embedded.hard_state import HardState, HardStateFile
@@ -22,7 +23,6 @@ from semel.controller.store.embedded.journal import Entry, JournalFiles
 from semel.controller.store.embedded.machine import Applied, Machine
 from semel.controller.store.embedded.member import Member
 from semel.controller.store.embedded.messages import entries_of, piece_of, to_message
-from semel.controller.store.embedded.node import ConsensusNode, Peer, PeerTransport, node_of
 from semel.protos.v1.metadata_store_pb2 import (
     AppendEntries,
     DumpChunk,

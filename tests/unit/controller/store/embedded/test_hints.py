@@ -7,9 +7,9 @@ import math
 from collections.abc import AsyncGenerator
 
 from semel.controller.store import ControllerAddress, Mastership
+from semel.controller.store.embedded.consensus import LEASE_S
 from semel.controller.store.embedded.hints import Hints
 from semel.controller.store.embedded.member import Happened
-from semel.controller.store.embedded.node import LEASE_S
 from semel.protos import compat
 from semel.protos.v1.metadata_store_pb2 import (
     CONTROLLER_MEMBERSHIP_VOTER,

@@ -18,7 +18,7 @@ import pysyncobj.syncobj
 import pysyncobj.transport
 import pytest
 
-from semel.controller.store.embedded import dump, exposed, node
+from semel.controller.store.embedded import consensus, dump, exposed
 
 ROOT = Path(__file__).parents[5]
 MODULES = (
@@ -107,9 +107,9 @@ def test_our_parts_have_all_methods_of_those_in_whose_place_they_stand() -> None
         for name, method in inspect.getmembers(pysyncobj.journal.Journal, inspect.isfunction)
         if "NotImplementedError" in inspect.getsource(method)
     }
-    ours = set(node.FsyncJournal.__dict__) | set(exposed.OwnedJournal.__dict__)
+    ours = set(consensus.FsyncJournal.__dict__) | set(exposed.OwnedJournal.__dict__)
     assert abstract <= ours
-    assert {"send", "destroy"} <= set(node.PeerTransport.__dict__)
+    assert {"send", "destroy"} <= set(consensus.PeerTransport.__dict__)
 
 
 def test_every_message_that_it_sends_is_known() -> None:

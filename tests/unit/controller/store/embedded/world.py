@@ -3,8 +3,8 @@
 How it works. `World` owns time. Members are ticked by hand, their messages travel as bytes with
 delays, losses, repeats and cuts. Nodes are killed at any operation of their disks and find their
 page cache again, lose their power and find what the disk had, meet syncs that fail, are paused,
-resign, lose their disks. Clients on every node write and read as `store.py` does; invariants are
-checked after every event, everything else when the world has been healed.
+resign, lose their disks. Clients on every node write and read as `embedded_store.py` does;
+invariants are checked after every event, everything else when the world has been healed.
 
 Invariants
 1. At most one master a term; one vote of a controller a term, over all its lives.
@@ -30,7 +30,7 @@ from typing import Any
 import pysyncobj.syncobj as library
 
 from semel.controller.store import Transaction
-from semel.controller.store.embedded import node as node_module
+from semel.controller.store.embedded import consensus
 from semel.controller.store.embedded.hard_state import FILE_NAME as HARD_STATE
 from semel.controller.store.embedded.identity import Identity
 from semel.controller.store.embedded.journal import FILE_NAMES
@@ -520,7 +520,7 @@ def running(world: World) -> Iterator[World]:
     replaced = {
         (library, "monotonicTime"): lambda: world.now,
         (library, "random"): world.rng,
-        (node_module, "COMPACT_ENTRIES"): COMPACT_ENTRIES,
+        (consensus, "COMPACT_ENTRIES"): COMPACT_ENTRIES,
     }
     before = {place: getattr(*place) for place in replaced}
     for (module, name), value in replaced.items():

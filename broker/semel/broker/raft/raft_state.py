@@ -26,10 +26,10 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from semel.broker.raft.config import RaftConfig
-from semel.broker.raft.membership import Membership, MembershipHistory
+from semel.broker.raft.membership_history import Membership, MembershipHistory
 from semel.broker.raft.messages import EntryMeta, HardState, Message, MessageKind
 from semel.broker.raft.progress import Progress
+from semel.broker.raft.raft_config import RaftConfig
 from semel.broker.raft.read_index import ReadIndex
 from semel.broker.raft.ready import LogView, ReadState, Role
 from semel.protos.ids import NodeId

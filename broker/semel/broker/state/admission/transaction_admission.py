@@ -5,7 +5,7 @@ reached, and notes them in the pending state. A publication gives out offsets, s
 here.
 
 Not here: how the steps are applied (`state/apply/transactions.py`), the calls between broker groups
-(`semel.broker.background.transactions`).
+(`semel.broker.background.transaction_work`).
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def _is_pinned(
 ) -> bool:
     """Whether this broker group is a participant itself and has not published yet.
 
-    `semel.broker.background.transactions` asks the other participants before it sends a FINISH.
+    `semel.broker.background.transaction_work` asks the other participants before it sends a FINISH.
     """
     row = transactions.coordination.rows.get(finish.transaction_id)
     if row is None or row.epoch != finish.epoch:

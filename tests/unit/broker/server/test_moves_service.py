@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from semel.broker.server import moves
-from semel.broker.server.moves import MovesService
+from semel.broker.server import moves_service
+from semel.broker.server.moves_service import MovesService
 from semel.protos.levels import own_levels
 from semel.protos.v1 import broker_pb2
 from semel.protos.v1.common_pb2 import QueueRef
@@ -39,7 +39,7 @@ async def test_a_queue_is_pulled_by_one_call_at_a_time(monkeypatch: pytest.Monke
     """Also by a third call, which comes when the first has ended and the second has its turn: both
     would copy the same batches, and the controller would give the move up."""
     pulls = Pulls()
-    monkeypatch.setattr(moves, "QueuePull", pulls)
+    monkeypatch.setattr(moves_service, "QueuePull", pulls)
 
     async def wait_master() -> None:
         """It is one."""

@@ -5,8 +5,8 @@ applied. A call that reads state, and may answer "no" or "not yet", first has a 
 confirm the mastership, so that a master that was replaced without knowing it cannot answer from the
 past.
 
-Not here: reading messages (`server/fetch.py`), moves (`server/moves.py`), how queues are recomputed
-(`server/verify.py`).
+Not here: reading messages (`server/fetch.py`), moves (`server/moves_service.py`), how queues are
+recomputed (`server/verification.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.route_cache import RoutesCopy
 from semel.broker.replica.replica import Replica
 from semel.broker.server.checks import absent, check_settled, known
-from semel.broker.server.verify import verify_queues
+from semel.broker.server.verification import verify_queues
 from semel.broker.state import MoveApplied
 from semel.protos.errors import InvalidRequest, to_detail
 from semel.protos.ids import QueueKey

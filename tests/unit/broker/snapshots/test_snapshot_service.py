@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from semel.broker.log import DamagedEntry, IndexUnavailable, RecordRef
-from semel.broker.snapshots.service import SnapshotService
+from semel.broker.snapshots.snapshot_service import SnapshotService
 from semel.protos.errors import Unavailable
 from semel.protos.v1 import raft_pb2
 

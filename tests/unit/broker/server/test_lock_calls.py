@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from semel.broker.replica.clock import monotonic_ms
-from semel.broker.server.locks import LockCalls
+from semel.broker.server.lock_calls import LockCalls
 from semel.broker.state import LockClock, State
 from semel.protos.errors import InvalidRequest, NotMaster
 from semel.protos.frames import RecordKind, build_frame

@@ -27,7 +27,7 @@ Invariants
 A disk that is full or fails ends this store, and the other members go on. Before the disk is quite
 full, transactions are refused with DiskFull.
 
-Not here: consensus (`node.py`), who is a voter (`member.py`).
+Not here: consensus (`consensus.py`), who is a voter (`member.py`).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from semel.broker.raft import Membership
-from semel.broker.raft.membership import (
+from semel.broker.raft.membership_history import (
     MembershipHistory,
     add_learner,
     check_step,

@@ -20,8 +20,8 @@ Invariants
    the row cannot have expired in between (which the queue's floor says).
 2. `ok` means: no duplicate, nothing missing, no problem of any kind.
 
-Not here: chains of batches (`chains.py`), moved queues (`moves.py`), reading files
-(`semel.broker.server.verify`), comparing nodes (the console).
+Not here: chains of batches (`chains.py`), moved queues (`moved_tables.py`), reading files
+(`semel.broker.server.verification`), comparing nodes (the console).
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from semel.broker.state.apply.expired import Expired
-from semel.broker.state.apply.machine import State
 from semel.broker.state.apply.results import ProducerState
+from semel.broker.state.apply.state_machine import State
 from semel.broker.state.verify.chains import Chains
-from semel.broker.state.verify.moves import Entry, Left, MovedTables, window_problems
+from semel.broker.state.verify.moved_tables import Entry, Left, MovedTables, window_problems
 from semel.protos.batch import (
     BROKER_HEADER_BYTES,
     check_batch,

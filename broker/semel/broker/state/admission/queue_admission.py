@@ -9,18 +9,18 @@ Invariants
    refused to all others (`pending.py`). No queue is made that a move has brought elsewhere.
 
 Not here: batches and fences (`admission.py`), how the records are applied
-(`state/apply/machine.py`, `state/apply/moves.py`).
+(`state/apply/state_machine.py`, `state/apply/moves.py`).
 """
 
 from __future__ import annotations
 
 from semel.broker.state.admission.decisions import Accepted, ControlDecision, Refused, retry_later
-from semel.broker.state.admission.delays import held_by_delays
+from semel.broker.state.admission.delay_admission import held_by_delays
 from semel.broker.state.admission.pending import PendingQueue, PendingState, RecordUse
 from semel.broker.state.apply.expired import Expired
-from semel.broker.state.apply.machine import State
 from semel.broker.state.apply.queues import SLOTS, QueueSettings, QueueState
 from semel.broker.state.apply.splits import children_of, invalid_split_reason, sealed_error
+from semel.broker.state.apply.state_machine import State
 from semel.protos.errors import InvalidRequest, OffsetOutOfRange
 from semel.protos.ids import QueueId, QueueKey
 from semel.protos.levels import MOVE_LEVEL, SPLIT_LEVEL, lacking

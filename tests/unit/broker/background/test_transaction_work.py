@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from semel.broker.background.transactions import TransactionWork
+from semel.broker.background.transaction_work import TransactionWork
 from semel.broker.config import BrokerConfig
 from semel.broker.state import Refused
 from semel.protos.errors import NotMaster, SemelError, TransactionAborted, Unavailable

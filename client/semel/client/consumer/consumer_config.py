@@ -1,4 +1,4 @@
-"""Options of consumers, a frozen dataclass like those of `config.py`."""
+"""Options of consumers, a frozen dataclass like those of `semel.client.config`."""
 
 from __future__ import annotations
 

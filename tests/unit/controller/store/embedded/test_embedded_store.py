@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from semel.controller.store import ControllerAddress, StoreFailed, Transaction
-from semel.controller.store.embedded import EmbeddedStore
-from semel.controller.store.embedded import store as module
+from semel.controller.store.embedded import EmbeddedStore, embedded_store
 from semel.controller.store.embedded import ticker as ticker_module
 from semel.controller.store.embedded.files import OsFiles
 from semel.controller.store.embedded.journal import FILE_NAMES
@@ -68,7 +67,7 @@ async def test_a_full_disk_is_told_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = await opened(tmp_path)
-    monkeypatch.setattr(OsFiles, "free_bytes", lambda self: module.FREE_BYTES_MIN - 1)
+    monkeypatch.setattr(OsFiles, "free_bytes", lambda self: embedded_store.FREE_BYTES_MIN - 1)
     with pytest.raises(DiskFull, match="nothing was changed"):
         await store.transact(Transaction(puts={"/a": b"1"}))
     monkeypatch.undo()
@@ -92,7 +91,7 @@ async def test_a_disk_that_hangs_is_waited_for_in_bounded_time(
     monkeypatch.setattr(OsFiles, "sync", hang)
     with pytest.raises(Unavailable, match="unknown"):
         await store.transact(Transaction(puts={"/a": b"1"}))
-    monkeypatch.setattr(module, "UNDER_WAY_MAX", 0)
+    monkeypatch.setattr(embedded_store, "UNDER_WAY_MAX", 0)
     with pytest.raises(Throttled):
         await store.transact(Transaction(puts={"/a": b"1"}))
     await store.close()

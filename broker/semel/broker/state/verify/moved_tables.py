@@ -1,6 +1,6 @@
 """Moved queues in the log, as `semel verify --exactly-once` needs them.
 
-How it works. `MovedTables` follows the steps of moves while `verify.py` rebuilds the table. It
+How it works. `MovedTables` follows the steps of moves while `verifiers.py` rebuilds the table. It
 joins the pieces of a slice; when the queue is activated, the rows of the slice become the queue's
 table. A queue must still end where it was sealed when it is forwarded.
 
@@ -21,10 +21,10 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from semel.broker.state.apply.machine import State
 from semel.broker.state.apply.moves import MoveState
 from semel.broker.state.apply.results import ProducerState
 from semel.broker.state.apply.slices import read_slice
+from semel.broker.state.apply.state_machine import State
 from semel.protos.errors import CorruptSegment
 from semel.protos.ids import QueueKey
 from semel.protos.v1 import control_pb2

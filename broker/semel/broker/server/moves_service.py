@@ -7,7 +7,7 @@ master of the group that gets it answers `PullQueue`, for which it calls the oth
 Batches that a transaction published were stored before they had offsets; the broker header of the
 copy has the offsets.
 
-Not here: the steps themselves, which come with `ApplyQueues` (`server/queues.py`).
+Not here: the steps themselves, which come with `ApplyQueues` (`server/queue_calls.py`).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 How it works. Each call becomes a step in the log and is answered once that is applied; every call
 may be repeated. No call is taken before the feature level of the log allows it.
 
-Not here: the rules (`state/`), a master's background work (`background/transactions.py`).
+Not here: the rules (`state/`), a master's background work (`background/transaction_work.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from semel.broker.background.transactions import TransactionWork
+from semel.broker.background.transaction_work import TransactionWork
 from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.group_calls import GroupCalls
 from semel.broker.replica.replica import Replica

@@ -2,14 +2,14 @@
 
 How it works. One step on the loop copies the facts to check against: each queue's extents up to the
 entry asked for, and the digests of the live table. A reader thread then reads every stored batch
-and every entry from disk or cache and feeds the verifiers of `state/verify/verify.py`. Progress and
-finished queues stream back while it works.
+and every entry from disk or cache and feeds the verifiers of `state/verify/verifiers.py`. Progress
+and finished queues stream back while it works.
 
 Two tables are compared. The table as of the entry asked for is the same on every node, whatever
 came since; the caller compares it between nodes. The table as of the newest applied entry must
 equal the live table of this node.
 
-Not here: the checks (`state/verify/verify.py`), comparing nodes (the client's admin).
+Not here: the checks (`state/verify/verifiers.py`), comparing nodes (the client's admin).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from semel.broker.state import (
     TableVerifier,
 )
 from semel.broker.state.apply.expired import Expired
-from semel.broker.state.verify.moves import Entry
+from semel.broker.state.verify.moved_tables import Entry
 from semel.protos.batch import BROKER_HEADER_BYTES, decode_header
 from semel.protos.delays import is_delayed
 from semel.protos.errors import CorruptBatch, CorruptSegment, InvalidRequest, StorageError

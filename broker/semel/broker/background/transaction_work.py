@@ -14,7 +14,7 @@ Invariants
 1. Only the coordinator's decision ends a pin: it is published if that was commit, else dropped.
 2. FINISH is logged only after every participant has said that its part is published and durable.
 
-Not here: the rules (`state/`), the calls as clients see them (`server/transactions.py`).
+Not here: the rules (`state/`), the calls as clients see them (`server/transactions_service.py`).
 """
 
 from __future__ import annotations
