@@ -63,6 +63,7 @@ def test_a_planted_import_across_the_layers_is_caught(tmp_path: Path) -> None:
         "broker/control_plane": "import semel.broker.server",
         "broker/repair": "from semel.broker import node",
         "broker/raft": "import asyncio",
+        "broker/dedup": "import time",
         "broker/state": "import semel.broker.raft",
         "broker/state/apply": "import semel.broker.state.admission",
         "broker/state/admission": "from semel.broker.state import verify",

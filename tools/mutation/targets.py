@@ -73,6 +73,20 @@ TARGETS: Final = {
         ),
         tests=("tests/unit/broker/log", "tests/known_bugs"),
     ),
+    "dedup": Target(
+        files=tuple(
+            f"{_BROKER}/dedup/{name}.py"
+            for name in (
+                "fingerprints",
+                "id_filter",
+                "id_index",
+                "id_places",
+                "id_runs",
+                "sorted_ids",
+            )
+        ),
+        tests=("tests/unit/broker/dedup",),
+    ),
     "state": Target(
         files=tuple(
             f"{_BROKER}/state/{name}.py"
@@ -265,6 +279,7 @@ LEFT_OUT: Final = frozenset().union(
     _in(f"{_CLIENT}/transactions", "transaction_info"),
     # Files, sockets, threads and processes.
     _in(f"{_BROKER}/control_plane", "load", "reports"),
+    _in(f"{_BROKER}/dedup", "id_store", "rocks_store"),
     _in(f"{_BROKER}/log", "cache", "cleaner", "current", "descriptors", "files"),
     _in(f"{_BROKER}/log", "directory_identity", "keeper", "kept", "owner", "reader", "scrubbing"),
     _in(f"{_BROKER}/membership", "members_service"),

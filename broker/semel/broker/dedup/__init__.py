@@ -1,0 +1,1 @@
+"""Message-id dedup of a topic: fingerprints of messages, and the index of those in the window."""

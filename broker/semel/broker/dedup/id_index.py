@@ -1,0 +1,478 @@
+"""The index of one topic's message ids on one node: which are in the window, and when they came.
+
+How it works. New ids go into sorted blocks in memory, with one filter for all of them. When there
+are `memory_ids` of them they are frozen, and become a run on disk. When there are `RUNS_PER_LEVEL`
+runs of one level, they become one of the next level. This is a log-structured merge
+tree by time: every run holds a range of arrivals, and runs that the window has left behind are
+dropped whole. Blocks are sorted, merged and written many at a time with numpy; RocksDB keeps the
+chunks, makes changes atomic and caches what is read.
+
+A look-up has two steps. `search_memory` asks the blocks in memory and all filters, and never
+blocks. It returns the ids that may be on disk; `search_disk` reads those in a thread.
+
+The owner of the log calls `add` for what is applied. One background thread calls `maintain`, which
+freezes, writes, merges and drops. All that they share is in one immutable view, which is replaced
+as a whole.
+
+Invariants
+1. The view holds every id in the window that was added, in exactly one block or run.
+2. Runs are in the order of their arrivals, then come the frozen blocks, then the new ones, without
+   a gap.
+3. Whatever is below `durable_arrival` survives a crash. The log must keep what is above, or a
+   checkpoint's state must not be newer.
+4. Adding ids whose arrivals were added before changes nothing, so a replay of the log may begin
+   before the last arrival.
+
+Rejected: one key in RocksDB for each id. A put costs 1.4 µs, a look-up 2.8 µs and their compaction
+as much again, on each of three nodes; a block of 10,000 ids costs less than 0.1 µs an id here.
+
+Not here: where the window begins (the replicated state), what a hit means (admission).
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+
+from semel.broker.dedup.fingerprints import U64
+from semel.broker.dedup.id_filter import IdFilter, Probes
+from semel.broker.dedup.id_places import Found, Places
+from semel.broker.dedup.id_runs import (
+    RUN_MARK,
+    IdRun,
+    RunInfo,
+    RunWriter,
+    partitions,
+    run_prefix,
+    topic_prefix,
+)
+from semel.broker.dedup.id_store import CorruptIndex, IdStore, Writes
+from semel.broker.dedup.sorted_ids import Hits, SortedIds
+
+MEMORY_IDS: Final = 2_000_000
+RUNS_PER_LEVEL: Final = 8
+LEVEL_IDS: Final = 1 << 13
+"""A run of level 0 has less than RUNS_PER_LEVEL times this number of ids, one of level 1 less than
+that many times more, and so on."""
+MERGE_IDS: Final = 1_000_000
+"""A merge holds about this many ids in memory at a time."""
+_BLOCKS_PER_STEP: Final = 8
+_BLOCK_IDS_MAX: Final = 1 << 16
+"""Blocks in memory that have fewer ids are merged with their neighbours."""
+_MANIFEST: Final = struct.Struct("<4sII")
+_MAGIC: Final = b"SMIX"
+_CRC: Final = struct.Struct("<I")
+_RUNS_AFTER: Final = b"s"
+"""Follows the keys of all runs."""
+
+
+class Search(NamedTuple):
+    """The first step of a look-up."""
+
+    hits: Hits
+    """Rows that were found in memory."""
+    view: _View
+    maybe: tuple[tuple[IdRun, npt.NDArray[np.int64]], ...]
+    """Runs that may have some of the rows, and those rows."""
+    end_arrival: int
+    """What arrives from here on was not looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """Blocks of ids in memory, the filter that covers them, their places and range of arrivals."""
+
+    blocks: tuple[SortedIds, ...]
+    ids: IdFilter
+    places: tuple[Places, ...]
+    first_arrival: int
+    end_arrival: int
+
+    @classmethod
+    def empty(cls, arrival: int, memory_ids: int) -> _Memory:
+        return cls((), IdFilter.for_keys(memory_ids), (), arrival, arrival)
+
+    def below(self, arrival: int) -> _Memory:
+        """The part that arrived before `arrival`; its filter covers more."""
+        if arrival >= self.end_arrival:
+            return self
+        blocks = tuple(block.split(arrival)[0] for block in self.blocks)
+        return _Memory(
+            tuple(block for block in blocks if len(block)),
+            self.ids,
+            (Places.joined(list(self.places)).below(arrival),) if self.places else (),
+            self.first_arrival,
+            max(arrival, self.first_arrival),
+        )
+
+    def since(self, arrival: int) -> _Memory:
+        """The part that arrived at `arrival` or later, with a filter of its own."""
+        blocks = [block.split(arrival)[1] for block in self.blocks]
+        empty = _Memory.empty(max(arrival, self.first_arrival), self.ids.keys)
+        rest = tuple(block for block in blocks if len(block))
+        if not rest:
+            return empty
+        for block in rest:
+            empty.ids.add(Probes.of(block.columns[0], block.columns[1]))
+        places = (Places.joined(list(self.places)).since(arrival),)
+        return replace(empty, blocks=rest, places=places, end_arrival=self.end_arrival)
+
+    def search(self, keys: U64, probes: Probes, first_arrival: int) -> Hits:
+        """Rows that arrived at `first_arrival` or later."""
+        rows = np.flatnonzero(self.ids.might_hold(probes))
+        if not len(rows):
+            return Hits.none()
+        sought = keys[rows]
+        found = Hits.joined([block.find(sought, first_arrival) for block in self.blocks])
+        return found._replace(rows=rows[found.rows])
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """All ids, at one moment."""
+
+    runs: tuple[IdRun, ...]
+    frozen: _Memory | None
+    fresh: _Memory
+
+
+class IdIndex:
+    """The index of one topic."""
+
+    def __init__(self, store: IdStore, topic_id: int, *, memory_ids: int = MEMORY_IDS) -> None:
+        """Opens what the store has of the topic, which may be nothing. Raises CorruptIndex."""
+        self._store = store
+        self._topic_id = topic_id
+        self._memory_ids = memory_ids
+        self._writing = threading.Lock()
+        """Held during a step of background work."""
+        self._swapping = threading.Lock()
+        """Held while the view is replaced by one that was made from it."""
+        runs, self._next_run = self._load()
+        end = runs[-1].info.end_arrival if runs else 0
+        self.durable_arrival = end
+        self._view = _View(runs, None, _Memory.empty(end, memory_ids))
+
+    @property
+    def end_arrival(self) -> int:
+        """The arrival of the next id."""
+        return self._view.fresh.end_arrival
+
+    @property
+    def run_count(self) -> int:
+        """Runs on disk."""
+        return len(self._view.runs)
+
+    @property
+    def memory_ids(self) -> int:
+        """Ids that are in memory only."""
+        view = self._view
+        frozen = 0 if view.frozen is None else sum(map(len, view.frozen.blocks))
+        return frozen + sum(map(len, view.fresh.blocks))
+
+    # --- changes ----------------------------------------------------------------------------
+
+    def add(self, keys: U64, digests: U64, places: Places, first_arrival: int) -> None:
+        """Adds the ids of a batch, which arrive one after the other from `first_arrival` on.
+
+        Ids that were added before are left as they are. Raises CorruptIndex if ids before these
+        are missing.
+        """
+        fresh = self._view.fresh
+        if first_arrival + len(keys) <= fresh.end_arrival:
+            return
+        if first_arrival != fresh.end_arrival:
+            raise CorruptIndex(
+                f"topic {self._topic_id}: id {first_arrival} came after {fresh.end_arrival}"
+            )
+        fresh.ids.add(Probes.of(keys[:, 0], keys[:, 1]))
+        blocks = _stacked((*fresh.blocks, SortedIds.of(keys, digests, first_arrival)))
+        end = first_arrival + len(keys)
+        with self._swapping:
+            together = _gathered((*fresh.places, places))
+            fresh = replace(fresh, blocks=blocks, places=together, end_arrival=end)
+            self._view = replace(self._view, fresh=fresh)
+
+    def cut_back(self, arrival: int) -> None:
+        """Forgets the ids that arrived at `arrival` or later: their entries were lost."""
+        with self._swapping:
+            fresh = self._view.fresh
+            assert arrival >= fresh.first_arrival, "what is frozen was applied"
+            if arrival < fresh.end_arrival:
+                self._view = replace(self._view, fresh=fresh.below(arrival))
+
+    def freeze(self, applied_arrival: int) -> bool:
+        """Takes the ids that arrived before `applied_arrival` out of the way, to be written by
+        `maintain`; False if there are none, or if those before are not written yet.
+
+        Call it where `add` is called.
+        """
+        with self._swapping:
+            view = self._view
+            frozen = view.fresh.below(applied_arrival)
+            if view.frozen is not None or not frozen.blocks:
+                return False
+            self._view = _View(view.runs, frozen, view.fresh.since(applied_arrival))
+        return True
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the new ids should be frozen."""
+        fresh = self._view.fresh
+        return fresh.end_arrival - fresh.first_arrival >= self._memory_ids
+
+    def maintain(self, first_arrival: int) -> bool:
+        """One step of background work for a window that begins at `first_arrival`: writes what is
+        frozen, or merges runs, or drops those that the window has left; False if nothing is to do.
+
+        It may take seconds. Raises CorruptIndex and OSError.
+        """
+        with self._writing:
+            return (
+                self._write_frozen(first_arrival)
+                or self._drop(first_arrival)
+                or self._merge(first_arrival)
+            )
+
+    def _write_frozen(self, first_arrival: int) -> bool:
+        frozen = self._view.frozen
+        if frozen is None:
+            return False
+        ids = sum(map(len, frozen.blocks))
+        writer = self._writer(ids)
+        writer.add(SortedIds.merged(list(frozen.blocks), first_arrival))
+        for block in frozen.places:
+            writer.add_places(block)
+        run = writer.finish(level_of(ids), frozen.first_arrival, frozen.end_arrival)
+        self._save((*self._view.runs, run), [])
+        self.durable_arrival = frozen.end_arrival
+        return True
+
+    def _drop(self, first_arrival: int) -> bool:
+        runs = self._view.runs
+        gone = [run for run in runs if run.info.end_arrival <= first_arrival]
+        if not gone or len(gone) == len(runs):  # the last one says where the next id arrives
+            gone = gone[:-1]
+        if not gone:
+            return False
+        self._save(runs[len(gone) :], gone)
+        return True
+
+    def _merge(self, first_arrival: int) -> bool:
+        runs = self._view.runs
+        levels = [run.info.level for run in runs]
+        chosen = _to_merge(levels)
+        if chosen is None:
+            return False
+        old = list(runs[chosen])
+        ids = sum(run.info.ids for run in old)
+        writer = self._writer(ids)
+        taken = [0] * len(old)
+        rest = [run.ids_below(0, 0)[0] for run in old]
+        for key_end in partitions(ids, MERGE_IDS):
+            parts = []
+            for number, run in enumerate(old):
+                block, taken[number] = run.ids_below(taken[number], key_end)
+                joined = SortedIds(np.concatenate([rest[number].columns, block.columns], axis=1))
+                below, rest[number] = joined.cut(key_end)
+                parts.append(below)
+            writer.add(SortedIds.merged(parts, first_arrival))
+        for run in old:
+            for part in run.parts_since(first_arrival):
+                for places in run.places([part]):
+                    writer.add_places(places)
+        first, last = old[0].info, old[-1].info
+        level = max(levels[chosen]) + 1
+        run = writer.finish(level, first.first_arrival, last.end_arrival)
+        self._save((*runs[: chosen.start], run, *runs[chosen.stop :]), old)
+        return True
+
+    def _writer(self, ids_max: int) -> RunWriter:
+        return RunWriter(self._store, self._topic_id, self._next_run, ids_max)
+
+    def _save(self, runs: tuple[IdRun, ...], gone: list[IdRun]) -> None:
+        """Makes `runs` durable, and then the view of all look-ups that begin from now on."""
+        self._next_run += 1
+        dropped = []
+        for run in gone:
+            prefix = run_prefix(self._topic_id, run.info.number)
+            dropped.append((prefix, run_prefix(self._topic_id, run.info.number + 1)))
+        manifest = _encode([run.info for run in runs], self._next_run)
+        self._store.write(Writes(puts=[(_manifest_key(self._topic_id), manifest)]))
+        self._store.sync()
+        with self._swapping:
+            view = self._view
+            frozen = view.frozen
+            if frozen is not None and runs[-1].info.end_arrival >= frozen.end_arrival:
+                frozen = None
+            self._view = replace(view, runs=runs, frozen=frozen)
+        # A look-up that began before and misses them starts again: see `search_disk`.
+        self._store.write(Writes(dropped=dropped))
+
+    def _load(self) -> tuple[tuple[IdRun, ...], int]:
+        """The runs that the manifest names, and the number of the next one; what a crash has left
+        over beside them is dropped."""
+        (manifest,) = self._store.get([_manifest_key(self._topic_id)])
+        infos, next_run = ([], 0) if manifest is None else _decode(manifest, self._topic_id)
+        dropped, begin = [], topic_prefix(self._topic_id) + b"r"
+        for number in sorted(info.number for info in infos):
+            dropped.append((begin, run_prefix(self._topic_id, number)))
+            begin = run_prefix(self._topic_id, number + 1)
+        dropped.append((begin, topic_prefix(self._topic_id) + _RUNS_AFTER))
+        self._store.write(Writes(dropped=dropped))
+        runs = tuple(IdRun.load(self._store, self._topic_id, info) for info in infos)
+        return runs, next_run
+
+    # --- look-ups ---------------------------------------------------------------------------
+
+    def search_memory(self, keys: U64, first_arrival: int) -> Search:
+        """Looks in memory for ids that arrived at `first_arrival` or later. It reads no disk."""
+        view = self._view
+        probes = Probes.of(keys[:, 0], keys[:, 1])
+        hits = view.fresh.search(keys, probes, first_arrival)
+        if view.frozen is not None:
+            hits = Hits.joined([hits, view.frozen.search(keys, probes, first_arrival)])
+        unknown = np.ones(len(keys), np.bool_)
+        unknown[hits.rows] = False
+        maybe = []
+        for run in view.runs:
+            if run.info.end_arrival > first_arrival:
+                rows = np.flatnonzero(run.might_hold(probes) & unknown)
+                if len(rows):
+                    maybe.append((run, rows))
+        return Search(hits, view, tuple(maybe), view.fresh.end_arrival)
+
+    def search_since(self, keys: U64, arrival: int) -> Hits | None:
+        """Looks in memory only, for ids that arrived at `arrival` or later.
+
+        None if some of them have left memory since: look for all again.
+        """
+        view = self._view
+        if arrival < (view.fresh if view.frozen is None else view.frozen).first_arrival:
+            return None
+        if arrival >= view.fresh.end_arrival:
+            return Hits.none()
+        probes = Probes.of(keys[:, 0], keys[:, 1])
+        hits = [view.fresh.search(keys, probes, arrival)]
+        if view.frozen is not None:
+            hits.append(view.frozen.search(keys, probes, arrival))
+        return Hits.joined(hits)
+
+    def search_disk(self, search: Search, keys: U64, first_arrival: int) -> Search:
+        """Ends a look-up that `search_memory` began. Raises CorruptIndex and OSError."""
+        while True:
+            try:
+                found = [run.find(rows, keys, first_arrival) for run, rows in search.maybe]
+            except CorruptIndex:
+                if self._view.runs == search.view.runs:
+                    raise
+                # Another thread has merged or dropped what this look-up was about to read.
+                search = self.search_memory(keys, first_arrival)
+                continue
+            return search._replace(hits=Hits.joined([search.hits, *found]), maybe=())
+
+    def places_of(self, arrivals: U64) -> Found:
+        """Where the messages with these arrivals are, all of which the index has.
+
+        It reads the disk unless they are in memory. Raises CorruptIndex and OSError.
+        """
+        while True:
+            view = self._view
+            try:
+                return _places_in(view, arrivals)
+            except CorruptIndex:
+                if self._view.runs == view.runs:
+                    raise
+
+
+def _places_in(view: _View, arrivals: U64) -> Found:
+    """The places of all arrivals, each from the part of the view that holds it."""
+    memory = view.fresh if view.frozen is None else view.frozen
+    parts: list[tuple[npt.NDArray[np.int64], Found]] = []
+    for run in view.runs:
+        first, end = np.uint64(run.info.first_arrival), np.uint64(run.info.end_arrival)
+        at = np.flatnonzero((arrivals >= first) & (arrivals < end))
+        if len(at):
+            parts.append((at, run.places_of(arrivals[at])))
+    at = np.flatnonzero(arrivals >= np.uint64(memory.first_arrival))
+    if len(at):
+        blocks = [Places.none(), *(view.frozen.places if view.frozen else ()), *view.fresh.places]
+        parts.append((at, Places.joined(blocks).find(arrivals[at])))
+    columns = np.full((3, len(arrivals)), -1, np.int64)
+    for at, found in parts:
+        columns[:, at] = found
+    return Found(*columns)
+
+
+def _manifest_key(topic_id: int) -> bytes:
+    return topic_prefix(topic_id) + b"m"
+
+
+def _encode(infos: list[RunInfo], next_run: int) -> bytes:
+    body = _MANIFEST.pack(_MAGIC, next_run, len(infos))
+    body += b"".join(RUN_MARK.pack(*info) for info in infos)
+    return body + _CRC.pack(google_crc32c.value(body))
+
+
+def _decode(data: bytes, topic_id: int) -> tuple[list[RunInfo], int]:
+    body, crc = data[: -_CRC.size], data[-_CRC.size :]
+    if len(body) < _MANIFEST.size or crc != _CRC.pack(google_crc32c.value(body)):
+        raise CorruptIndex(f"the list of runs of topic {topic_id} is damaged")
+    magic, next_run, count = _MANIFEST.unpack_from(body)
+    if magic != _MAGIC or len(body) != _MANIFEST.size + count * RUN_MARK.size:
+        raise CorruptIndex(f"the list of runs of topic {topic_id} is of another format")
+    marks = RUN_MARK.iter_unpack(body[_MANIFEST.size :])
+    return [RunInfo(*mark) for mark in marks], next_run
+
+
+def _stacked(blocks: tuple[SortedIds, ...]) -> tuple[SortedIds, ...]:
+    """Merges the newest blocks if there are many small ones of about one size, so that a look-up
+    searches few blocks and an id is merged only a few times."""
+    while _are_many([len(block) for block in blocks[-_BLOCKS_PER_STEP:]]):
+        newest = list(blocks[-_BLOCKS_PER_STEP:])
+        blocks = (*blocks[:-_BLOCKS_PER_STEP], SortedIds.merged(newest, 0))
+    return blocks
+
+
+def _gathered(blocks: tuple[Places, ...]) -> tuple[Places, ...]:
+    """The same for places."""
+    while _are_many([len(block) for block in blocks[-_BLOCKS_PER_STEP:]]):
+        newest = list(blocks[-_BLOCKS_PER_STEP:])
+        blocks = (*blocks[:-_BLOCKS_PER_STEP], Places.joined(newest))
+    return blocks
+
+
+def _are_many(sizes: list[int]) -> bool:
+    return (
+        len(sizes) == _BLOCKS_PER_STEP
+        and sum(sizes) <= _BLOCK_IDS_MAX
+        and max(sizes) < _BLOCKS_PER_STEP * max(1, min(sizes))
+    )
+
+
+def level_of(ids: int) -> int:
+    """The level of a run that memory becomes."""
+    level = 0
+    while ids >= LEVEL_IDS * RUNS_PER_LEVEL:
+        ids //= RUNS_PER_LEVEL
+        level += 1
+    return level
+
+
+def _to_merge(levels: list[int]) -> slice | None:
+    """The runs to merge: a stretch that has RUNS_PER_LEVEL of one level, and beside them only runs
+    of lower levels. None if there is no such stretch."""
+    for level in sorted(set(levels)):
+        start = 0
+        for at, each in enumerate([*levels, level + 1]):
+            if each > level:
+                if levels[start:at].count(level) >= RUNS_PER_LEVEL:
+                    return slice(start, at)
+                start = at + 1
+    return None

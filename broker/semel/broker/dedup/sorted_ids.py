@@ -1,0 +1,116 @@
+"""Ids of messages in the order of their keys: an immutable block, and how blocks are merged.
+
+An id is four numbers: both halves of its key, the digest of its message, and its *arrival*, the
+number of the message among all that the window of the topic has ever taken in. Arrivals rise with
+the log, so a window that begins at an arrival says of each id whether it is inside.
+
+Invariants
+1. The first halves of the keys never fall within a block.
+2. Two ids of one key that are both in the window do not exist; an older one is outside of it.
+
+Not here: blocks on disk (`id_runs.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from semel.broker.dedup.fingerprints import U64
+
+ID_COLUMNS: Final = 4
+"""First half of the key, second half, digest, arrival."""
+ID_BYTES: Final = 8 * ID_COLUMNS
+
+
+class Hits(NamedTuple):
+    """Rows of a look-up that were found, by rising row, with what the index knows of them."""
+
+    rows: npt.NDArray[np.int64]
+    digests: U64
+    arrivals: U64
+
+    @classmethod
+    def none(cls) -> Hits:
+        """No row was found."""
+        return cls(np.zeros(0, np.int64), np.zeros(0, np.uint64), np.zeros(0, np.uint64))
+
+    @classmethod
+    def joined(cls, parts: list[Hits]) -> Hits:
+        """All parts as one; of a row that several have found, the latest arrival counts."""
+        parts = [part for part in parts if len(part.rows)]
+        if len(parts) < 2:
+            return parts[0] if parts else cls.none()
+        rows, digests, arrivals = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        order = np.lexsort((arrivals, rows))
+        rows = rows[order]
+        last = np.append(rows[1:] != rows[:-1], True)
+        order = order[last]
+        return cls(rows[last], digests[order], arrivals[order])
+
+
+class SortedIds:
+    """One block of ids."""
+
+    __slots__ = ("columns",)
+
+    def __init__(self, columns: U64) -> None:
+        """Takes a matrix of ID_COLUMNS by ids, in the order of the first column."""
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return int(self.columns.shape[1])
+
+    @classmethod
+    def of(cls, keys: U64, digests: U64, first_arrival: int) -> SortedIds:
+        """The ids of rows that arrive one after the other from `first_arrival` on."""
+        order = np.argsort(keys[:, 0])
+        columns = np.empty((ID_COLUMNS, len(keys)), np.uint64)
+        columns[:2] = keys[order].T
+        columns[2] = digests[order]
+        columns[3] = order.astype(np.uint64) + np.uint64(first_arrival)
+        return cls(columns)
+
+    @classmethod
+    def merged(cls, blocks: list[SortedIds], first_arrival: int) -> SortedIds:
+        """One block of the ids that arrived at `first_arrival` or later."""
+        columns = np.concatenate([block.columns for block in blocks], axis=1)
+        alive = columns[3] >= np.uint64(first_arrival)
+        if not alive.all():
+            columns = np.compress(alive, columns, axis=1)
+        # Unlike columns[:, order], take() copies row by row: seven times as fast.
+        return cls(np.take(columns, np.argsort(columns[0]), axis=1))
+
+    def split(self, arrival: int) -> tuple[SortedIds, SortedIds]:
+        """The ids that arrived before `arrival`, and the others."""
+        before = self.columns[3] < np.uint64(arrival)
+        parts = (np.compress(chosen, self.columns, axis=1) for chosen in (before, ~before))
+        below, above = map(SortedIds, parts)
+        return below, above
+
+    def cut(self, key_end: int) -> tuple[SortedIds, SortedIds]:
+        """The ids whose first half is below `key_end`, and the others."""
+        if key_end >= 1 << 64:
+            return self, SortedIds(self.columns[:, :0])
+        at = int(np.searchsorted(self.columns[0], np.uint64(key_end)))
+        return SortedIds(self.columns[:, :at]), SortedIds(self.columns[:, at:])
+
+    def find(self, keys: U64, first_arrival: int) -> Hits:
+        """The rows of `keys` that the block has, if they arrived at `first_arrival` or later."""
+        rows, places = np.arange(len(keys)), np.searchsorted(self.columns[0], keys[:, 0])
+        # Equal first halves of different keys stand side by side, and hardly ever are there any.
+        parts = []
+        first, second, digests, arrivals = self.columns
+        while len(rows):
+            inside = places < len(first)
+            rows, places = rows[inside], places[inside]
+            equal = first[places] == keys[rows, 0]
+            rows, places = rows[equal], places[equal]
+            found = (second[places] == keys[rows, 1]) & (
+                arrivals[places] >= np.uint64(first_arrival)
+            )
+            parts.append(Hits(rows[found], digests[places[found]], arrivals[places[found]]))
+            places = places + 1
+        return Hits.joined(parts)
