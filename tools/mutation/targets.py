@@ -100,6 +100,7 @@ TARGETS: Final = {
                 "apply/results",
                 "admission/parking",
                 "apply/expired",
+                "apply/id_windows",
                 "apply/queues",
                 "admission/pending",
                 "apply/splits",

@@ -1,0 +1,246 @@
+"""The windows of message ids: how far back each topic of this broker group compares ids.
+
+How it works. Every message with an id that a topic stores gets the next *arrival*, a number of its
+own. The window is a half-open range of arrivals: ids below its beginning are forgotten. It is
+bounded by bytes, optionally also by time, and an EVICT_IDS record moves its beginning. So nodes
+agree about what the window holds without comparing a single id; the ids themselves are in the index
+of each node (`semel.broker.dedup`), which follows the log.
+
+A budget is for the whole topic. This broker group has the part of it that its queues have of the
+slots. Log time at which messages arrived is known by *marks*, a few hundred of them in a window.
+
+Invariants
+1. `first_arrival <= next_arrival`, and neither falls.
+2. Marks rise by arrival and by time. A window has a mark if and only if it has an id; the first one
+   is not above its beginning, and says how old the oldest id may be. The second one is above it.
+
+Not here: which messages of a batch are duplicates (`state/admission/id_admission.py`), the ids.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from semel.broker.state.apply.codec import Reader
+from semel.broker.state.apply.results import StateDiverged
+from semel.protos.errors import CorruptSegment
+from semel.protos.slots import SLOT_COUNT
+
+ID_BYTES: Final = 40
+"""What one id counts in a window. The index needs less: 35 bytes on disk."""
+SEED_BYTES: Final = 16
+MARKS_PER_WINDOW: Final = 512
+_MARKS_MAX: Final = 4 * MARKS_PER_WINDOW
+_EVICTIONS_PER_WINDOW: Final = 1_024
+_COUNT: Final = struct.Struct("<I")
+WINDOW: Final = struct.Struct("<Qqq?16sQQQQI")
+MARK: Final = struct.Struct("<Qq")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdSettings:
+    """A topic's settings of dedup by id."""
+
+    window_bytes: int
+    """The budget of the whole topic; each id counts ID_BYTES."""
+    keep_ms: int = -1
+    """Ids older than this are forgotten; -1: only the bytes limit the window."""
+    keep_first: bool = False
+    """A message with a known id and other content is a duplicate, and no conflict."""
+    seed: bytes = bytes(SEED_BYTES)
+    """The secret of the fingerprints; it never changes while the topic compares ids."""
+
+
+class Mark(NamedTuple):
+    """The log time at which an id arrived."""
+
+    arrival: int
+    time_us: int
+
+
+class IdWindow:
+    """The window of one topic."""
+
+    __slots__ = ("conflicts", "duplicates", "first_arrival", "marks", "next_arrival", "settings")
+
+    def __init__(self, settings: IdSettings) -> None:
+        self.settings = settings
+        self.first_arrival = 0
+        self.next_arrival = 0
+        """How many ids the topic has ever stored here."""
+        self.duplicates = 0
+        self.conflicts = 0
+        self.marks: list[Mark] = []
+
+    @property
+    def ids(self) -> int:
+        """How many ids the window holds."""
+        return self.next_arrival - self.first_arrival
+
+    @property
+    def logical_bytes(self) -> int:
+        """What they count."""
+        return self.ids * ID_BYTES
+
+    @property
+    def oldest_us(self) -> int | None:
+        """A log time that is not after the arrival of the oldest id; None for an empty window."""
+        return self.marks[0].time_us if self.ids else None
+
+    def ids_max(self, slots: int) -> int:
+        """How many ids the window of a broker group with `slots` of the topic may hold."""
+        return max(1, self.settings.window_bytes * slots // (SLOT_COUNT * ID_BYTES))
+
+    def take(
+        self, first_arrival: int, ids: int, duplicates: int, conflicts: int, now_us: int
+    ) -> None:
+        """Takes the ids of a batch in. Raises StateDiverged."""
+        if first_arrival != self.next_arrival or min(ids, duplicates, conflicts) < 0:
+            raise StateDiverged(
+                f"{ids} ids arrive as {first_arrival}; the next one is {self.next_arrival}"
+            )
+        self.duplicates += duplicates
+        self.conflicts += conflicts
+        if ids:
+            self._mark(now_us)
+            self.next_arrival += ids
+
+    def _mark(self, now_us: int) -> None:
+        """Notes when the next id arrives, unless the last mark is near enough."""
+        ids_max = self.settings.window_bytes // ID_BYTES
+        if self.marks and self.ids:
+            last = self.marks[-1]
+            near = self.next_arrival - last.arrival < max(1, ids_max // MARKS_PER_WINDOW)
+            if self.settings.keep_ms >= 0:
+                near = near and now_us - last.time_us < (
+                    self.settings.keep_ms * 1_000 // MARKS_PER_WINDOW
+                )
+            if near:
+                return
+        self.marks.append(Mark(self.next_arrival, now_us))
+        if len(self.marks) > _MARKS_MAX:  # the settings were other ones
+            del self.marks[1::2]
+
+    def evict(self, first_arrival: int) -> int:
+        """Moves the beginning of the window, and returns how many ids it left behind.
+
+        Raises StateDiverged.
+        """
+        if first_arrival > self.next_arrival:
+            raise StateDiverged(
+                f"ids below {first_arrival} are evicted; the next one is {self.next_arrival}"
+            )
+        evicted = max(0, first_arrival - self.first_arrival)
+        self.first_arrival += evicted
+        if not self.ids:
+            self.marks.clear()
+        else:
+            at = bisect_right(self.marks, self.first_arrival, key=lambda mark: mark.arrival)
+            del self.marks[: max(0, at - 1)]
+        return evicted
+
+    def eviction(self, first_arrival: int, next_arrival: int, slots: int, now_us: int) -> int:
+        """Where the window should begin, with the arrivals as they will be once everything in
+        flight is applied; `first_arrival` if it is well as it is.
+
+        A window that is too large by a thousandth is left as it is.
+        """
+        ids_max = self.ids_max(slots)
+        target = next_arrival - ids_max
+        if target - first_arrival <= ids_max // _EVICTIONS_PER_WINDOW:
+            target = first_arrival
+        if self.settings.keep_ms >= 0:
+            end_us = now_us - self.settings.keep_ms * 1_000
+            at = bisect_right(self.marks, end_us, key=lambda mark: mark.time_us)
+            if at:
+                # Ids from this mark on may be younger, and those before it are older.
+                target = max(target, self.marks[at - 1].arrival)
+            if self.marks and at == len(self.marks) and self._is_idle(end_us):
+                target = self.next_arrival
+        return max(target, first_arrival)
+
+    def _is_idle(self, end_us: int) -> bool:
+        """Whether the ids since the last mark are too old as well: they arrived within a part of
+        the time after it."""
+        spread_us = self.settings.keep_ms * 1_000 // MARKS_PER_WINDOW
+        return self.marks[-1].time_us + spread_us <= end_us
+
+    def parts(self, topic_id: int) -> list[bytes]:
+        """Canonical bytes."""
+        settings = self.settings
+        head = WINDOW.pack(
+            topic_id,
+            settings.window_bytes,
+            settings.keep_ms,
+            settings.keep_first,
+            settings.seed,
+            self.first_arrival,
+            self.next_arrival,
+            self.duplicates,
+            self.conflicts,
+            len(self.marks),
+        )
+        return [head, *(MARK.pack(*mark) for mark in self.marks)]
+
+
+class IdWindows:
+    """The windows of all topics that compare ids."""
+
+    __slots__ = ("topics",)
+
+    def __init__(self) -> None:
+        self.topics: dict[int, IdWindow] = {}
+
+    def configure(self, topic_id: int, settings: IdSettings | None) -> None:
+        """Begins, changes or ends the window of a topic. A window that begins is empty: messages
+        that were stored before are not compared."""
+        window = self.topics.get(topic_id)
+        if settings is None:
+            self.topics.pop(topic_id, None)
+        elif window is None:
+            self.topics[topic_id] = IdWindow(settings)
+        elif settings.seed != window.settings.seed:
+            raise StateDiverged(f"the seed of topic {topic_id} has changed")
+        else:
+            window.settings = settings
+
+    def parts(self) -> list[bytes]:
+        """Canonical bytes: windows by rising topic."""
+        parts = [_COUNT.pack(len(self.topics))]
+        for topic_id in sorted(self.topics):
+            parts += self.topics[topic_id].parts(topic_id)
+        return parts
+
+    @classmethod
+    def read_parts(cls, reader: Reader) -> IdWindows:
+        """The inverse of `parts`. Raises CorruptSegment."""
+        windows = cls()
+        for _ in range(reader.unpack(_COUNT)[0]):
+            topic_id, size, keep_ms, keep_first, seed, *numbers, count = reader.unpack(WINDOW)
+            settings = IdSettings(
+                window_bytes=size, keep_ms=keep_ms, keep_first=keep_first, seed=seed
+            )
+            window = windows.topics[topic_id] = IdWindow(settings)
+            first, following, window.duplicates, window.conflicts = numbers
+            window.first_arrival, window.next_arrival = first, following
+            window.marks = [Mark(*reader.unpack(MARK)) for _ in range(count)]
+            _check(topic_id, window)
+        return windows
+
+
+def _check(topic_id: int, window: IdWindow) -> None:
+    if not 0 <= window.first_arrival <= window.next_arrival or _falls(window.marks):
+        raise CorruptSegment(f"state holds a malformed window of ids of topic {topic_id}")
+
+
+def _falls(marks: Iterable[Mark]) -> bool:
+    before = Mark(-1, -(1 << 63))
+    for mark in marks:
+        if mark.arrival <= before.arrival or mark.time_us < before.time_us:
+            return True
+        before = mark
+    return False
