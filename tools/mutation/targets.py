@@ -81,6 +81,7 @@ TARGETS: Final = {
                 "id_filter",
                 "id_index",
                 "id_places",
+                "id_rows",
                 "id_runs",
                 "sorted_ids",
             )

@@ -143,6 +143,10 @@ class Columns:
         length = row_end - row_start
         return Columns(**{name: each.slice(row_start, length) for name, each in self._present()})
 
+    def filter(self, kept: pa.Array) -> Columns:
+        """Returns the rows that `kept`, an array of booleans, marks."""
+        return Columns(**{name: each.filter(kept) for name, each in self._present()})
+
     def _present(self) -> list[tuple[str, pa.Array]]:
         found = ((name, getattr(self, name)) for name in _COLUMN_NAMES)
         return [(name, column) for name, column in found if column is not None]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.protos import batch, body, frames, streams
+from semel.protos import batch, body, dropped, frames, streams
 from semel.protos.batch import BatchFlags, BatchHeader, BrokerHeader, Codec
 from semel.protos.frames import RecordKind
 from tests.kit import format_tables as reader
@@ -31,6 +31,18 @@ def test_headers_have_the_documented_layout(
 ) -> None:
     assert struct_format(fields(document, heading)) == code.format
     assert code.size == size
+
+
+def test_dropped_messages_have_the_documented_layout() -> None:
+    described = fields(BATCH, "Dropped messages")
+    names = [field.name for field in described]
+    for dtype, count in ((dropped.ANSWER, 5), (dropped.DROPPED, 8)):
+        assert struct.calcsize(struct_format(described[:count])) == dtype.itemsize
+        offsets = {name: dtype.fields[name][1] for name in dtype.names or ()}  # type: ignore[index]
+        assert {name: described[names.index(name)].offset for name in offsets if name in names} == {
+            name: offset for name, offset in offsets.items() if name != "key"
+        }
+    assert dropped.DROPPED.fields["key"][1] == described[names.index("key_first")].offset  # type: ignore[index]
 
 
 def test_the_record_header_has_the_documented_layout() -> None:

@@ -1,0 +1,136 @@
+"""The decision about each message of a batch: kept, a duplicate, or a conflict.
+
+How it works. The caller has looked all ids up. A message whose id is known is a duplicate if its
+digest is the same, and else a conflict, unless the topic keeps the first whatever comes later. Of
+several messages in the batch with one id the first one counts as known for the others. Dropped
+messages are packed twice: for the log, with their fingerprints, and for the producer, who must not
+learn them, since the seed could be computed from many of them.
+
+Format. docs/formats/batch.md, "Dropped messages".
+
+Not here: looking ids up (`id_index.py`), making the batch of what is kept (`kept_rows.py` of
+protos).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from semel.broker.dedup.fingerprints import U64
+from semel.broker.dedup.id_places import Found
+from semel.broker.dedup.sorted_ids import Hits
+from semel.protos.dropped import ANSWER, DROPPED, Verdict
+
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Prints:
+    """The fingerprints of a batch's messages."""
+
+    rows: Rows
+    """The rows that have ids, rising."""
+    keys: U64
+    """One for each of `rows`."""
+    digests: U64
+    """One for each of `rows`."""
+
+
+class Known(NamedTuple):
+    """What a look-up found."""
+
+    hits: Hits
+    """`hits.rows` count in `Prints.rows`."""
+    places: Found
+
+
+@dataclass(frozen=True, slots=True)
+class RowsDecision:
+    """What becomes of a batch."""
+
+    count: int
+    """Messages that are kept."""
+    ids: Rows
+    """Places in `Prints.rows` of the messages that are kept."""
+    kept: npt.NDArray[np.bool_] | None
+    """One for each message; None if all are kept."""
+    duplicates: int
+    conflicts: int
+    logged: bytes
+    """The dropped messages, packed for the log."""
+    answer: bytes
+    """The dropped messages, packed for the producer."""
+
+
+def decide_rows(
+    prints: Prints,
+    known: Known,
+    sequences: Rows,
+    *,
+    queue_id: int,
+    base_offset: int,
+    due_us: int = 0,
+    keep_first: bool = False,
+) -> RowsDecision:
+    """Decides about all messages of a batch whose sequences are `sequences`.
+
+    What is kept of it gets offsets from `base_offset` on, or is due at `due_us`.
+    """
+    found = known.hits.rows
+    new = np.ones(len(prints.rows), np.bool_)
+    new[found] = False
+    later, first = _repeated(prints, np.flatnonzero(new))
+    new[later] = False
+    count = len(sequences) - len(found) - len(later)
+    if count == len(sequences):
+        return RowsDecision(count, np.arange(len(prints.rows)), None, 0, 0, b"", b"")
+    kept = np.ones(len(sequences), np.bool_)
+    kept[prints.rows[~new]] = False
+    offsets = base_offset + np.cumsum(kept) - 1
+    own = prints.rows[first]
+    table = np.zeros(len(found) + len(later), DROPPED)
+    rows = np.concatenate([found, later])
+    table["sequence"] = sequences[prints.rows[rows]]
+    table["key"] = prints.keys[rows]
+    table["digest"] = prints.digests[rows]
+    table["queue"] = np.concatenate([known.places.queues, np.full(len(later), queue_id)])
+    own_offsets = np.full(len(later), -1) if due_us else offsets[own]
+    table["offset"] = np.concatenate([known.places.offsets, own_offsets])
+    table["due_us"] = np.concatenate([known.places.dues, np.full(len(later), due_us)])
+    same = np.concatenate([known.hits.digests, prints.digests[first]]) == table["digest"]
+    if keep_first:
+        same[:] = True
+    table["verdict"] = np.where(same, Verdict.DUPLICATE, Verdict.CONFLICT)
+    table = table[np.argsort(rows)]
+    answer = np.empty(len(table), ANSWER)
+    for name in ANSWER.names or ():
+        answer[name] = table[name]
+    duplicates = int(np.count_nonzero(same))
+    return RowsDecision(
+        count,
+        np.flatnonzero(new),
+        kept,
+        duplicates,
+        len(table) - duplicates,
+        table.tobytes(),
+        answer.tobytes(),
+    )
+
+
+def _repeated(prints: Prints, new: Rows) -> tuple[Rows, Rows]:
+    """Rows of `new` whose id an earlier one of them has, and for each of them that earlier one."""
+    first = prints.keys[new, 0]
+    ordered = np.sort(first)
+    if not (ordered[1:] == ordered[:-1]).any():
+        nothing = np.zeros(0, np.int64)
+        return nothing, nothing
+    second = prints.keys[new, 1]
+    order = np.lexsort((new, second, first))
+    same = (first[order[1:]] == first[order[:-1]]) & (second[order[1:]] == second[order[:-1]])
+    starts = np.concatenate([[True], ~same])
+    leaders = order[np.flatnonzero(starts)[np.cumsum(starts) - 1]]
+    return new[order[~starts]], new[leaders[~starts]]
