@@ -136,7 +136,7 @@ class Group:
         self.apply((RecordKind.NOOP, []))
         self.admission = Admission(self.state, term=Term(self.term))
 
-    def create(self, key: QueueKey, **settings: int) -> None:
+    def create(self, key: QueueKey, **settings: Any) -> None:
         record = control_pb2.CreateQueue(
             queue=ref(key),
             topic="orders",

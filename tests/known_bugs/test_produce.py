@@ -65,8 +65,8 @@ def test_a_batch_whose_append_failed_is_not_taken_for_stored() -> None:
     def plant(patch: pytest.MonkeyPatch) -> None:
         accept = Admission._accept
 
-        def recorded_first(self: Admission, head: BatchHeader, queue: Any, row: Any) -> Any:
-            decision = accept(self, head, queue, row)
+        def recorded_first(self: Admission, head: BatchHeader, *rest: Any) -> Any:
+            decision = accept(self, head, *rest)
             stored = self._state.producers.find(head.queue_key, head.producer_id)
             assert stored is not None
             if isinstance(decision, Accepted):
@@ -342,14 +342,12 @@ def test_a_zombie_that_begins_at_zero_again_is_fenced() -> None:
     def plant(patch: pytest.MonkeyPatch) -> None:
         original = Admission.admit_batch
 
-        def zero_begins_anew(
-            self: Admission, head: BatchHeader, now_ms: float, *, time_us: int
-        ) -> Any:
+        def zero_begins_anew(self: Admission, head: BatchHeader, now_ms: float, **rest: Any) -> Any:
             if not head.base_sequence:
                 queue = self._pending.queue(head.queue_key)
                 assert queue is not None
-                return self._accept(head, queue, self._pending.row(queue, head.producer_id))
-            return original(self, head, now_ms, time_us=time_us)
+                return self._accept(head, queue, self._pending.row(queue, head.producer_id), None)
+            return original(self, head, now_ms, **rest)
 
         patch.setattr(Admission, "admit_batch", zero_begins_anew)
 

@@ -83,10 +83,11 @@ TARGETS: Final = {
                 "id_places",
                 "id_rows",
                 "id_runs",
+                "looked_up",
                 "sorted_ids",
             )
         ),
-        tests=("tests/unit/broker/dedup",),
+        tests=("tests/unit/broker/dedup", "tests/unit/broker/state/test_ids.py"),
     ),
     "state": Target(
         files=tuple(
@@ -97,6 +98,7 @@ TARGETS: Final = {
                 "admission/admission",
                 "admission/queue_admission",
                 "admission/batch_limits",
+                "admission/id_admission",
                 "admission/record_limits",
                 "apply/results",
                 "admission/parking",

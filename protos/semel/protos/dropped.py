@@ -35,17 +35,7 @@ ANSWER: Final = np.dtype(
         ("verdict", "<u4"),
     ]
 )
-DROPPED: Final = np.dtype(
-    [
-        ("sequence", "<i8"),
-        ("offset", "<i8"),
-        ("due_us", "<i8"),
-        ("queue", "<u4"),
-        ("verdict", "<u4"),
-        ("key", "<u8", (2,)),
-        ("digest", "<u8"),
-    ]
-)
+DROPPED: Final = np.dtype([("sequence", "<i8"), ("first", "<i8")])
 
 
 class Dropped(NamedTuple):

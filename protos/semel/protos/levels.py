@@ -41,10 +41,12 @@ DELAY_LEVEL: Final = 5
 METADATA_LEVEL: Final = 6
 """From here on a log may hold commits with metadata. All programs that know this level send their
 levels; an older program halts at the entry that raises a log to it."""
+ID_LEVEL: Final = 7
+"""From here on a log may hold windows of message ids."""
 
 LEVEL_MIN: Final = 0
 """The lowest level that this program knows; a log that never needed another is at 0."""
-LEVEL_MAX: Final = 6
+LEVEL_MAX: Final = 7
 """The highest level that this program knows, for logs and for metadata alike."""
 UNTOLD_MAX: Final = 5
 """The highest level of any program that does not send its levels."""
@@ -55,6 +57,7 @@ _FEATURES: Final = {
     MOVE_LEVEL: "moves of queues",
     DELAY_LEVEL: "delayed messages",
     METADATA_LEVEL: "commits with metadata",
+    ID_LEVEL: "dedup by message id",
 }
 
 

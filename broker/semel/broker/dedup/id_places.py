@@ -13,7 +13,7 @@ Not here: places on disk (`id_runs.py`).
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,18 @@ class Found(NamedTuple):
     """-1 for messages that were delayed."""
     dues: npt.NDArray[np.int64]
     """Microseconds; 0 for messages that were not delayed."""
+
+    def take(self, chosen: Any) -> Found:
+        """Those that `chosen` names, places or one truth for each."""
+        return Found(self.queues[chosen], self.offsets[chosen], self.dues[chosen])
+
+    def then(self, others: Found) -> Found:
+        """These, and then others."""
+        return Found(
+            np.concatenate([self.queues, others.queues]),
+            np.concatenate([self.offsets, others.offsets]),
+            np.concatenate([self.dues, others.dues]),
+        )
 
 
 class Places:

@@ -3,8 +3,8 @@
 How it works. The caller has looked all ids up. A message whose id is known is a duplicate if its
 digest is the same, and else a conflict, unless the topic keeps the first whatever comes later. Of
 several messages in the batch with one id the first one counts as known for the others. Dropped
-messages are packed twice: for the log, with their fingerprints, and for the producer, who must not
-learn them, since the seed could be computed from many of them.
+messages are packed twice: for the log and for the producer. Neither gets fingerprints: the seed
+could be computed from many of them.
 
 Format. docs/formats/batch.md, "Dropped messages".
 
@@ -73,12 +73,14 @@ def decide_rows(
     *,
     queue_id: int,
     base_offset: int,
+    next_arrival: int,
     due_us: int = 0,
     keep_first: bool = False,
 ) -> RowsDecision:
     """Decides about all messages of a batch whose sequences are `sequences`.
 
-    What is kept of it gets offsets from `base_offset` on, or is due at `due_us`.
+    What is kept of it gets offsets from `base_offset` on, or is due at `due_us`; its ids arrive
+    from `next_arrival` on.
     """
     found = known.hits.rows
     new = np.ones(len(prints.rows), np.bool_)
@@ -92,32 +94,32 @@ def decide_rows(
     kept[prints.rows[~new]] = False
     offsets = base_offset + np.cumsum(kept) - 1
     own = prints.rows[first]
-    table = np.zeros(len(found) + len(later), DROPPED)
     rows = np.concatenate([found, later])
-    table["sequence"] = sequences[prints.rows[rows]]
-    table["key"] = prints.keys[rows]
-    table["digest"] = prints.digests[rows]
-    table["queue"] = np.concatenate([known.places.queues, np.full(len(later), queue_id)])
-    own_offsets = np.full(len(later), -1) if due_us else offsets[own]
-    table["offset"] = np.concatenate([known.places.offsets, own_offsets])
-    table["due_us"] = np.concatenate([known.places.dues, np.full(len(later), due_us)])
-    same = np.concatenate([known.hits.digests, prints.digests[first]]) == table["digest"]
+    order = np.argsort(rows)
+    same = np.concatenate([known.hits.digests, prints.digests[first]]) == prints.digests[rows]
     if keep_first:
         same[:] = True
-    table["verdict"] = np.where(same, Verdict.DUPLICATE, Verdict.CONFLICT)
-    table = table[np.argsort(rows)]
-    answer = np.empty(len(table), ANSWER)
-    for name in ANSWER.names or ():
-        answer[name] = table[name]
+    ranks = np.cumsum(new) - 1
+    arrivals = np.concatenate([known.hits.arrivals.astype(np.int64), ranks[first] + next_arrival])
+    logged = np.empty(len(rows), DROPPED)
+    logged["sequence"] = sequences[prints.rows[rows]]
+    logged["first"] = np.where(same, arrivals, -1 - arrivals)
+    answer = np.empty(len(rows), ANSWER)
+    answer["sequence"] = logged["sequence"]
+    answer["queue"] = np.concatenate([known.places.queues, np.full(len(later), queue_id)])
+    own_offsets = np.full(len(later), -1) if due_us else offsets[own]
+    answer["offset"] = np.concatenate([known.places.offsets, own_offsets])
+    answer["due_us"] = np.concatenate([known.places.dues, np.full(len(later), due_us)])
+    answer["verdict"] = np.where(same, Verdict.DUPLICATE, Verdict.CONFLICT)
     duplicates = int(np.count_nonzero(same))
     return RowsDecision(
         count,
         np.flatnonzero(new),
         kept,
         duplicates,
-        len(table) - duplicates,
-        table.tobytes(),
-        answer.tobytes(),
+        len(rows) - duplicates,
+        logged[order].tobytes(),
+        answer[order].tobytes(),
     )
 
 

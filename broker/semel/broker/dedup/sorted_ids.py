@@ -13,7 +13,7 @@ Not here: blocks on disk (`id_runs.py`).
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,18 @@ class Hits(NamedTuple):
     def none(cls) -> Hits:
         """No row was found."""
         return cls(np.zeros(0, np.int64), np.zeros(0, np.uint64), np.zeros(0, np.uint64))
+
+    def take(self, chosen: Any) -> Hits:
+        """Those that `chosen` names, places or one truth for each."""
+        return Hits(self.rows[chosen], self.digests[chosen], self.arrivals[chosen])
+
+    def then(self, others: Hits) -> Hits:
+        """These, and then others."""
+        return Hits(
+            np.concatenate([self.rows, others.rows]),
+            np.concatenate([self.digests, others.digests]),
+            np.concatenate([self.arrivals, others.arrivals]),
+        )
 
     @classmethod
     def joined(cls, parts: list[Hits]) -> Hits:

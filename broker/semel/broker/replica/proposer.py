@@ -36,10 +36,12 @@ from semel.broker.state import (
     BatchApplied,
     BatchDecision,
     BatchKey,
+    CheckedIds,
     ControlDecision,
     DelayedReleased,
     Duplicate,
     DuplicateInFlight,
+    LookUpIds,
     Parked,
     ParkKey,
     Refused,
@@ -48,7 +50,7 @@ from semel.broker.state import (
     record_refusal,
 )
 from semel.protos.batch import BatchHeader
-from semel.protos.errors import InvalidRequest, SemelError
+from semel.protos.errors import DedupStateExpired, InvalidRequest, SemelError
 from semel.protos.frames import FRAME_RECORDS_MAX, RecordKind
 from semel.protos.ids import ProducerId, QueueKey, Term
 from semel.protos.queue_refs import queue_key_of
@@ -71,8 +73,15 @@ class AckSink(Protocol):
     """Receives the answers to batches (`server/produce.py`)."""
 
     def ack(
-        self, header: BatchHeader, status: str, base_offset: int, append_time_us: int
-    ) -> None: ...
+        self,
+        header: BatchHeader,
+        status: str,
+        base_offset: int,
+        append_time_us: int,
+        dropped: bytes = b"",
+    ) -> None:
+        """`dropped` lists messages whose ids were known, see docs/formats/batch.md."""
+        ...
 
     def refuse(self, header: BatchHeader, error: SemelError) -> None: ...
 
@@ -82,6 +91,8 @@ class _Batch:
     header: BatchHeader
     data: bytes
     sink: AckSink
+    ids: CheckedIds | None = None
+    """Its message ids, looked up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +129,8 @@ class _Release:
 
 
 @dataclass(frozen=True, slots=True)
-class _Room:
-    """A record that makes room for the one after it. Nobody waits for it."""
+class _Preceding:
+    """A record that must stand before another one. Nobody waits for it."""
 
 
 _Item = _Batch | _Control | _Copy | _Expiry | _Release
@@ -137,13 +148,22 @@ class Proposer:
     """Requests of one mastership; the node makes a new one for each."""
 
     def __init__(
-        self, admission: Admission, on_released: Callable[[DelayedReleased], None] = lambda _: None
+        self,
+        admission: Admission,
+        on_released: Callable[[DelayedReleased], None] = lambda _: None,
+        look_up: Callable[[BatchHeader, bytes, AckSink], None] | None = None,
     ) -> None:
+        """`look_up` takes a batch whose message ids must be looked up, and submits it again."""
         self._admission = admission
         self._on_released = on_released
+        self._look_up = look_up
         self._queue: deque[_Item] = deque()
-        self._entries: dict[int, list[_Item | _Room]] = {}
+        self._entries: dict[int, list[_Item | _Preceding]] = {}
         self._duplicates: dict[BatchKey, list[tuple[_Batch, int]]] = {}
+        self._dropped: dict[BatchKey, bytes] = {}
+        """Messages of accepted batches that are not stored, packed for the producer."""
+        self._preceding: RecordParts | None = None
+        """The record that must stand before the batch that was just accepted."""
         self._parked: dict[ParkKey, _Batch] = {}
         self._releasing: set[QueueKey] = set()
         """Queues whose release waits in the queue."""
@@ -185,9 +205,12 @@ class Proposer:
     def has_pending(self) -> bool:
         return bool(self._queue)
 
-    def submit_batch(self, header: BatchHeader, data: bytes, sink: AckSink) -> None:
-        """`data` is the client batch, checked; `sink` gets the answer."""
-        self._queue.append(_Batch(header, data, sink))
+    def submit_batch(
+        self, header: BatchHeader, data: bytes, sink: AckSink, ids: CheckedIds | None = None
+    ) -> None:
+        """`data` is the client batch, checked; `sink` gets the answer. `ids` are its message ids
+        in a topic that compares them."""
+        self._queue.append(_Batch(header, data, sink, ids))
         self.pending_bytes += len(data)
 
     def submit_control(self, record: ControlRecord) -> asyncio.Future[ApplyResult]:
@@ -243,7 +266,7 @@ class Proposer:
     ) -> Entry | None:
         """One entry of about `bytes_target` bytes; None if no waiting request was accepted."""
         records: list[RecordParts] = []
-        owners: list[_Item | _Room] = []
+        owners: list[_Item | _Preceding] = []
         size = self._released = 0
         self._time_us = time_us
         queue = self._queue
@@ -257,14 +280,16 @@ class Proposer:
             queue.popleft()
             if isinstance(item, _Batch | _Control | _Copy):
                 self.pending_bytes -= length
+            preceding: RecordParts | None = None
             if isinstance(item, _Batch):
                 accepted = self._admit_batch(item, time_us, term, now_ms)
+                preceding, self._preceding = self._preceding, None
             elif isinstance(item, _Control):
                 self.pending_control_bytes -= length
                 room = self._admission.forget_before(item.record.transaction)
                 if room is not None:
                     records.append(_control_parts(ControlRecord(transaction=room)))
-                    owners.append(_Room())
+                    owners.append(_Preceding())
                 accepted = self._admit_control(item)
             elif isinstance(item, _Copy):
                 accepted = RecordKind.COPY, (item.stored,)
@@ -274,6 +299,10 @@ class Proposer:
                 accepted = self._propose_expiry(item)
             if accepted is None:
                 continue
+            if preceding is not None:
+                records.append(preceding)
+                owners.append(_Preceding())
+                size += len(preceding[1][0]) + _RECORD_OVERHEAD
             records.append(accepted)
             owners.append(item)
             size += length + _RECORD_OVERHEAD
@@ -293,10 +322,18 @@ class Proposer:
         if staged:
             decision = self._admission.admit_staged(header, time_us=time_us)
         else:
-            decision = self._admission.admit_batch(header, now_ms, time_us=time_us)
+            decision = self._admission.admit_batch(header, now_ms, time_us=time_us, ids=item.ids)
         if isinstance(decision, Accepted):
+            data = item.data
+            if decision.checked is not None:
+                data = decision.checked.decision.batch
+                record = ControlRecord(check_ids=decision.checked.record)
+                self._preceding = _control_parts(record)
+                if decision.checked.decision.answer:
+                    key = BatchKey(header.queue_key, header.producer_id, header.base_sequence)
+                    self._dropped[key] = decision.checked.decision.answer
             parts = batch_record_parts(
-                item.data,
+                data,
                 base_offset=decision.base_offset,
                 append_time_us=self._admission.append_time_us(header.queue_key, time_us),
                 term=Term(term),
@@ -306,9 +343,15 @@ class Proposer:
             self._unpark(header.queue_key, header.producer_id)
             return RecordKind.BATCH, parts
         if isinstance(decision, Duplicate):
-            item.sink.ack(header, "duplicate", decision.base_offset, 0)
+            if decision.dropped:
+                item.sink.refuse(header, _answer_is_lost(header))
+            else:
+                item.sink.ack(header, "duplicate", decision.base_offset, 0)
         elif isinstance(decision, DuplicateInFlight):
             self._duplicates.setdefault(decision.after, []).append((item, decision.base_offset))
+        elif isinstance(decision, LookUpIds):
+            assert self._look_up is not None, "a node that has windows of ids can look them up"
+            self._look_up(header, item.data, item.sink)
         elif isinstance(decision, Parked):
             self._parked[decision.park_key] = item
         elif isinstance(decision, Refused):
@@ -422,7 +465,7 @@ class Proposer:
         self.unapplied_bytes -= self._sizes.pop(index)
         assert len(owners) == len(results), f"entry {index} has {len(results)} results"
         for item, result in zip(owners, results, strict=True):
-            if isinstance(item, _Expiry | _Room):
+            if isinstance(item, _Expiry | _Preceding):
                 continue
             if isinstance(item, _Release):
                 assert isinstance(result, DelayedReleased)
@@ -441,16 +484,17 @@ class Proposer:
                     item.sink.ack(item.header, status, -1, 0)
                 continue
             assert isinstance(result, BatchApplied)
-            item.sink.ack(item.header, "committed", result.base_offset, result.append_time_us)
             key = BatchKey(result.queue_key, result.producer_id, result.base_sequence)
+            dropped = self._dropped.pop(key, b"")
+            append_time_us = result.append_time_us
+            item.sink.ack(item.header, "committed", result.base_offset, append_time_us, dropped)
             for duplicate, base_offset in self._duplicates.pop(key, ()):
-                duplicate.sink.ack(
-                    duplicate.header, "duplicate", base_offset, result.append_time_us
-                )
+                header = duplicate.header
+                duplicate.sink.ack(header, "duplicate", base_offset, append_time_us, dropped)
 
     def on_lost(self, error: Callable[[], SemelError]) -> None:
         """Mastership is lost: all requests get `error`. Appended ones may still be committed."""
-        waiting: list[_Item | _Room] = [*self._queue, *self._parked.values()]
+        waiting: list[_Item | _Preceding] = [*self._queue, *self._parked.values()]
         for owners in self._entries.values():
             waiting += owners
         for duplicates in self._duplicates.values():
@@ -460,17 +504,27 @@ class Proposer:
         self._parked.clear()
         self._entries.clear()
         self._duplicates.clear()
+        self._dropped.clear()
         self._sizes.clear()
         self.pending_bytes = self.pending_control_bytes = self.unapplied_bytes = 0
         for item in waiting:
             _answer(item, error())
 
 
-def _answer(item: _Item | _Room, error: SemelError) -> None:
+def _answer(item: _Item | _Preceding, error: SemelError) -> None:
     if isinstance(item, _Batch):
         item.sink.refuse(item.header, error)
     elif isinstance(item, _Control | _Copy) and not item.future.done():
         item.future.set_exception(error)
+
+
+def _answer_is_lost(header: BatchHeader) -> SemelError:
+    """The refusal of a retry whose batch is stored without some of its messages."""
+    return DedupStateExpired(
+        f"batch {header.base_sequence} to {header.last_sequence} of producer {header.producer_id}"
+        f" is stored in queue {header.queue_id} without the messages whose ids were known; which"
+        " ones these were is not known any more"
+    )
 
 
 def _control_parts(record: ControlRecord) -> RecordParts:

@@ -95,7 +95,14 @@ class _Arrival:
         self._counters = counters
         self._at_s = at_s
 
-    def ack(self, header: BatchHeader, status: str, base_offset: int, append_time_us: int) -> None:
+    def ack(
+        self,
+        header: BatchHeader,
+        status: str,
+        base_offset: int,
+        append_time_us: int,
+        dropped: bytes = b"",
+    ) -> None:
         counters = self._counters
         if status == "committed":
             counters.committed_batches += 1
@@ -105,7 +112,7 @@ class _Arrival:
             counters.duplicate_batches += 1
             counters.duplicate_messages += header.count
         counters.seconds.observe(asyncio.get_running_loop().time() - self._at_s)
-        self._stream.ack(header, status, base_offset, append_time_us)
+        self._stream.ack(header, status, base_offset, append_time_us, dropped)
 
     def refuse(self, header: BatchHeader, error: SemelError) -> None:
         self._counters.refused_batches += 1
@@ -129,9 +136,17 @@ class ProduceStream:
         self._unanswered = 0
         self._ended = False
 
-    def ack(self, header: BatchHeader, status: str, base_offset: int, append_time_us: int) -> None:
-        """`status` is committed or duplicate; `base_offset` is -1 if it is not known any more."""
-        self._answer(header, _STATUS[status], base_offset, append_time_us)
+    def ack(
+        self,
+        header: BatchHeader,
+        status: str,
+        base_offset: int,
+        append_time_us: int,
+        dropped: bytes = b"",
+    ) -> None:
+        """`status` is committed or duplicate; `base_offset` is -1 if it is not known any more;
+        `dropped` lists messages that were not stored."""
+        self._answer(header, _STATUS[status], base_offset, append_time_us, dropped=dropped)
 
     def refuse(self, header: BatchHeader, error: SemelError) -> None:
         """This request did not store the batch; `error` gives the reason."""
@@ -144,6 +159,7 @@ class ProduceStream:
         base_offset: int,
         append_time_us: int,
         error: errors_pb2.ErrorDetail | None = None,
+        dropped: bytes = b"",
     ) -> None:
         self._unanswered -= 1
         self._acks.append(
@@ -159,6 +175,7 @@ class ProduceStream:
                 base_offset=base_offset,
                 append_time_us=append_time_us,
                 error=error,
+                dropped=dropped,
             )
         )
         finish(self._due)

@@ -18,10 +18,12 @@ from semel.broker.state.admission.decisions import (
     ControlDecision,
     Duplicate,
     DuplicateInFlight,
+    LookUpIds,
     Parked,
     ParkKey,
     Refused,
 )
+from semel.broker.state.admission.id_admission import CheckedIds
 from semel.broker.state.admission.record_limits import NAME_CHARACTERS_MAX, record_refusal
 from semel.broker.state.apply.coordination import Begun, Coordination
 from semel.broker.state.apply.delays import RELEASE_BATCHES_MAX, DelayedExtent, Delays
@@ -85,6 +87,7 @@ __all__ = [
     "BatchKey",
     "BatchVerifier",
     "Begun",
+    "CheckedIds",
     "Child",
     "CommitApplied",
     "CommitOutcome",
@@ -106,6 +109,7 @@ __all__ = [
     "LockGranted",
     "LockRefused",
     "LogClock",
+    "LookUpIds",
     "Membership",
     "MembershipApplied",
     "MoveApplied",

@@ -573,7 +573,7 @@ def _settings(settings: dict[str, int | None]) -> common_pb2.TopicSettings:
     for name, value in settings.items():
         if value is not None and (not isinstance(value, int) or value == 0 or value < -1):
             raise InvalidRequest(f"{name} must be a whole number from 1, or -1 for none")
-    given = {name: value for name, value in settings.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     try:
         return common_pb2.TopicSettings(**given)
     except ValueError as error:

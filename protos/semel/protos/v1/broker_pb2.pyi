@@ -58,7 +58,7 @@ class OpenDirectReply(_message.Message):
     def __init__(self, port: _Optional[int] = ..., ticket: _Optional[bytes] = ..., levels: _Optional[_Union[_common_pb2.Levels, _Mapping]] = ...) -> None: ...
 
 class ProduceAck(_message.Message):
-    __slots__ = ("topic_id", "queue_id", "producer_id", "base_sequence", "last_sequence", "status", "base_offset", "append_time_us", "error", "epoch", "session")
+    __slots__ = ("topic_id", "queue_id", "producer_id", "base_sequence", "last_sequence", "status", "base_offset", "append_time_us", "error", "epoch", "session", "dropped")
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +70,7 @@ class ProduceAck(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
     topic_id: int
     queue_id: int
     producer_id: int
@@ -81,7 +82,8 @@ class ProduceAck(_message.Message):
     error: _errors_pb2.ErrorDetail
     epoch: int
     session: int
-    def __init__(self, topic_id: _Optional[int] = ..., queue_id: _Optional[int] = ..., producer_id: _Optional[int] = ..., base_sequence: _Optional[int] = ..., last_sequence: _Optional[int] = ..., status: _Optional[_Union[ProduceStatus, str]] = ..., base_offset: _Optional[int] = ..., append_time_us: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., epoch: _Optional[int] = ..., session: _Optional[int] = ...) -> None: ...
+    dropped: bytes
+    def __init__(self, topic_id: _Optional[int] = ..., queue_id: _Optional[int] = ..., producer_id: _Optional[int] = ..., base_sequence: _Optional[int] = ..., last_sequence: _Optional[int] = ..., status: _Optional[_Union[ProduceStatus, str]] = ..., base_offset: _Optional[int] = ..., append_time_us: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., epoch: _Optional[int] = ..., session: _Optional[int] = ..., dropped: _Optional[bytes] = ...) -> None: ...
 
 class ProduceReply(_message.Message):
     __slots__ = ("acks", "term", "pong", "error")

@@ -1,6 +1,7 @@
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from typing import ClassVar as _ClassVar, Optional as _Optional
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -19,16 +20,30 @@ class QueueRef(_message.Message):
     def __init__(self, topic_id: _Optional[int] = ..., queue_id: _Optional[int] = ...) -> None: ...
 
 class TopicSettings(_message.Message):
-    __slots__ = ("retention_ms", "retention_bytes", "message_bytes_max", "batch_bytes_max")
+    __slots__ = ("retention_ms", "retention_bytes", "message_bytes_max", "batch_bytes_max", "dedup")
     RETENTION_MS_FIELD_NUMBER: _ClassVar[int]
     RETENTION_BYTES_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     BATCH_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    DEDUP_FIELD_NUMBER: _ClassVar[int]
     retention_ms: int
     retention_bytes: int
     message_bytes_max: int
     batch_bytes_max: int
-    def __init__(self, retention_ms: _Optional[int] = ..., retention_bytes: _Optional[int] = ..., message_bytes_max: _Optional[int] = ..., batch_bytes_max: _Optional[int] = ...) -> None: ...
+    dedup: IdDedup
+    def __init__(self, retention_ms: _Optional[int] = ..., retention_bytes: _Optional[int] = ..., message_bytes_max: _Optional[int] = ..., batch_bytes_max: _Optional[int] = ..., dedup: _Optional[_Union[IdDedup, _Mapping]] = ...) -> None: ...
+
+class IdDedup(_message.Message):
+    __slots__ = ("window_bytes", "keep_ms", "keep_first", "seed")
+    WINDOW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KEEP_MS_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIRST_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    window_bytes: int
+    keep_ms: int
+    keep_first: bool
+    seed: bytes
+    def __init__(self, window_bytes: _Optional[int] = ..., keep_ms: _Optional[int] = ..., keep_first: _Optional[bool] = ..., seed: _Optional[bytes] = ...) -> None: ...
 
 class Levels(_message.Message):
     __slots__ = ("min", "max", "version", "active")

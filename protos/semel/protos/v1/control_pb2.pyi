@@ -33,7 +33,7 @@ MOVE_STEP_UNSEAL: MoveStep
 MOVE_STEP_ABORT: MoveStep
 
 class ControlRecord(_message.Message):
-    __slots__ = ("create_queue", "delete_queue", "alter_topic", "fence", "trim", "expire_producers", "acquire_lock", "release_lock", "commit_offsets", "reset_offset", "delete_group", "feature_level", "split_queue", "transaction", "move_queue", "release_delayed")
+    __slots__ = ("create_queue", "delete_queue", "alter_topic", "fence", "trim", "expire_producers", "acquire_lock", "release_lock", "commit_offsets", "reset_offset", "delete_group", "feature_level", "split_queue", "transaction", "move_queue", "release_delayed", "check_ids", "evict_ids")
     CREATE_QUEUE_FIELD_NUMBER: _ClassVar[int]
     DELETE_QUEUE_FIELD_NUMBER: _ClassVar[int]
     ALTER_TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,8 @@ class ControlRecord(_message.Message):
     TRANSACTION_FIELD_NUMBER: _ClassVar[int]
     MOVE_QUEUE_FIELD_NUMBER: _ClassVar[int]
     RELEASE_DELAYED_FIELD_NUMBER: _ClassVar[int]
+    CHECK_IDS_FIELD_NUMBER: _ClassVar[int]
+    EVICT_IDS_FIELD_NUMBER: _ClassVar[int]
     create_queue: CreateQueue
     delete_queue: DeleteQueue
     alter_topic: AlterTopic
@@ -66,7 +68,9 @@ class ControlRecord(_message.Message):
     transaction: _transaction_records_pb2.TransactionRecord
     move_queue: MoveQueue
     release_delayed: ReleaseDelayed
-    def __init__(self, create_queue: _Optional[_Union[CreateQueue, _Mapping]] = ..., delete_queue: _Optional[_Union[DeleteQueue, _Mapping]] = ..., alter_topic: _Optional[_Union[AlterTopic, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., trim: _Optional[_Union[Trim, _Mapping]] = ..., expire_producers: _Optional[_Union[ExpireProducers, _Mapping]] = ..., acquire_lock: _Optional[_Union[AcquireLock, _Mapping]] = ..., release_lock: _Optional[_Union[ReleaseLock, _Mapping]] = ..., commit_offsets: _Optional[_Union[CommitOffsets, _Mapping]] = ..., reset_offset: _Optional[_Union[ResetOffset, _Mapping]] = ..., delete_group: _Optional[_Union[DeleteGroup, _Mapping]] = ..., feature_level: _Optional[_Union[FeatureLevel, _Mapping]] = ..., split_queue: _Optional[_Union[SplitQueue, _Mapping]] = ..., transaction: _Optional[_Union[_transaction_records_pb2.TransactionRecord, _Mapping]] = ..., move_queue: _Optional[_Union[MoveQueue, _Mapping]] = ..., release_delayed: _Optional[_Union[ReleaseDelayed, _Mapping]] = ...) -> None: ...
+    check_ids: CheckIds
+    evict_ids: EvictIds
+    def __init__(self, create_queue: _Optional[_Union[CreateQueue, _Mapping]] = ..., delete_queue: _Optional[_Union[DeleteQueue, _Mapping]] = ..., alter_topic: _Optional[_Union[AlterTopic, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., trim: _Optional[_Union[Trim, _Mapping]] = ..., expire_producers: _Optional[_Union[ExpireProducers, _Mapping]] = ..., acquire_lock: _Optional[_Union[AcquireLock, _Mapping]] = ..., release_lock: _Optional[_Union[ReleaseLock, _Mapping]] = ..., commit_offsets: _Optional[_Union[CommitOffsets, _Mapping]] = ..., reset_offset: _Optional[_Union[ResetOffset, _Mapping]] = ..., delete_group: _Optional[_Union[DeleteGroup, _Mapping]] = ..., feature_level: _Optional[_Union[FeatureLevel, _Mapping]] = ..., split_queue: _Optional[_Union[SplitQueue, _Mapping]] = ..., transaction: _Optional[_Union[_transaction_records_pb2.TransactionRecord, _Mapping]] = ..., move_queue: _Optional[_Union[MoveQueue, _Mapping]] = ..., release_delayed: _Optional[_Union[ReleaseDelayed, _Mapping]] = ..., check_ids: _Optional[_Union[CheckIds, _Mapping]] = ..., evict_ids: _Optional[_Union[EvictIds, _Mapping]] = ...) -> None: ...
 
 class CreateQueue(_message.Message):
     __slots__ = ("queue", "topic", "slot_start", "slot_end", "settings")
@@ -261,6 +265,38 @@ class ReleaseDelayed(_message.Message):
     messages: int
     below_ordinal: int
     def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., until_us: _Optional[int] = ..., batches: _Optional[int] = ..., base_offset: _Optional[int] = ..., messages: _Optional[int] = ..., below_ordinal: _Optional[int] = ...) -> None: ...
+
+class CheckIds(_message.Message):
+    __slots__ = ("queue", "producer_id", "base_sequence", "count", "content_crc", "first_arrival", "ids", "duplicates", "conflicts", "dropped")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    BASE_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_CRC_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ARRIVAL_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATES_FIELD_NUMBER: _ClassVar[int]
+    CONFLICTS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    queue: _common_pb2.QueueRef
+    producer_id: int
+    base_sequence: int
+    count: int
+    content_crc: int
+    first_arrival: int
+    ids: int
+    duplicates: int
+    conflicts: int
+    dropped: bytes
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., producer_id: _Optional[int] = ..., base_sequence: _Optional[int] = ..., count: _Optional[int] = ..., content_crc: _Optional[int] = ..., first_arrival: _Optional[int] = ..., ids: _Optional[int] = ..., duplicates: _Optional[int] = ..., conflicts: _Optional[int] = ..., dropped: _Optional[bytes] = ...) -> None: ...
+
+class EvictIds(_message.Message):
+    __slots__ = ("topic_id", "first_arrival")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ARRIVAL_FIELD_NUMBER: _ClassVar[int]
+    topic_id: int
+    first_arrival: int
+    def __init__(self, topic_id: _Optional[int] = ..., first_arrival: _Optional[int] = ...) -> None: ...
 
 class QueueSlice(_message.Message):
     __slots__ = ("version", "queue", "rows", "groups", "extents")

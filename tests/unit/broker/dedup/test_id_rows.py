@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from semel.broker.dedup.id_places import Found
 from semel.broker.dedup.id_rows import Known, Prints, RowsDecision, decide_rows
 from semel.broker.dedup.sorted_ids import Hits
-from semel.protos.dropped import ANSWER, DROPPED, Dropped, Verdict, read_answer
+from semel.protos.dropped import DROPPED, Dropped, Verdict, read_answer
 
 BASE = 500
 FIRST = 1_000
+ARRIVAL = 40
 
 
 def prints_of(messages: list[tuple[int | None, int]]) -> Prints:
@@ -34,7 +35,7 @@ def known_of(prints: Prints, stored: dict[int, int]) -> Known:
     rows = [row for row, each in enumerate(ids) if each in stored]
     found = [ids[row] for row in rows]
     digests = np.array([stored[each] for each in found], np.uint64)
-    hits = Hits(np.array(rows, np.int64), digests, np.zeros(len(rows), np.uint64))
+    hits = Hits(np.array(rows, np.int64), digests, np.array(found, np.uint64))
     return Known(
         hits,
         Found(
@@ -89,6 +90,7 @@ def decide(
         np.arange(FIRST, FIRST + len(messages)),
         queue_id=3,
         base_offset=BASE,
+        next_arrival=ARRIVAL,
         due_us=due_us,
         keep_first=keep_first,
     )
@@ -119,14 +121,11 @@ def test_rows_are_decided_as_by_a_loop(
     assert [ids[at] for at in found.ids.tolist()] == [row for row in ids if kept[row]]
 
 
-def test_the_log_has_the_fingerprints_and_the_answer_has_not() -> None:
-    found = decide([(4, 1), (5, 9), (4, 2)], {5: 9})
+def test_the_log_says_which_message_was_the_first() -> None:
+    found = decide([(9, 0), (4, 1), (5, 9), (4, 2), (None, 0), (8, 3), (8, 3)], {5: 9})
     logged = np.frombuffer(found.logged, DROPPED)
-    assert logged["sequence"].tolist() == [1_001, 1_002]
-    assert logged["key"].tolist() == [[2, 5], [2, 4]]
-    assert logged["digest"].tolist() == [9, 2]
-    assert logged["verdict"].tolist() == [Verdict.DUPLICATE, Verdict.CONFLICT]
-    assert len(found.answer) == 2 * ANSWER.itemsize
+    assert logged["sequence"].tolist() == [1_002, 1_003, 1_006]
+    assert logged["first"].tolist() == [5, -1 - (ARRIVAL + 1), ARRIVAL + 2]
 
 
 def test_a_batch_without_ids_is_kept_whole() -> None:

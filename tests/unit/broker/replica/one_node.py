@@ -138,7 +138,7 @@ class Answers:
         """Status and base offset."""
         self.refused: list[SemelError] = []
 
-    def ack(self, _: object, status: str, base_offset: int, __: int) -> None:
+    def ack(self, _: object, status: str, base_offset: int, *__: object) -> None:
         self.acks.append((status, base_offset))
 
     def refuse(self, _: object, error: SemelError) -> None:

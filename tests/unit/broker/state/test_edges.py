@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -340,7 +341,8 @@ def test_a_queue_that_is_just_being_created_begins_at_offset_zero() -> None:
 @pytest.mark.parametrize("field", ["retention_ms", "retention_bytes"])
 def test_retention_has_one_negative_value(group: Group, field: str) -> None:
     for value, taken in ((-2, False), (-1, True), (1, True)):
-        settings = common_pb2.TopicSettings(**{field: value})
+        settings = common_pb2.TopicSettings()
+        setattr(settings, field, value)
         decision = group.admission.queues.admit_alter_topic(
             control_pb2.AlterTopic(settings=settings)
         )
@@ -504,7 +506,12 @@ def test_settings_that_are_absent_have_their_defaults() -> None:
         message_bytes_max=MESSAGE_BYTES_MAX,
         batch_bytes_max=BATCH_BYTES_DEFAULT,
     )
-    given = {"retention_ms": 5, "retention_bytes": 6, "message_bytes_max": 7, "batch_bytes_max": 8}
+    given: dict[str, Any] = {
+        "retention_ms": 5,
+        "retention_bytes": 6,
+        "message_bytes_max": 7,
+        "batch_bytes_max": 8,
+    }
     assert QueueSettings.from_message(common_pb2.TopicSettings(**given)) == QueueSettings(**given)
 
 

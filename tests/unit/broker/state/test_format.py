@@ -11,6 +11,7 @@ from semel.broker.state.apply import (
     delays,
     expired,
     extents,
+    id_windows,
     locks,
     moves,
     queues,
@@ -45,6 +46,8 @@ DOCUMENT = "state.md"
         ("Delayed", 0, delays.HEAD),
         ("Delayed", 1, delays.DELAYED_QUEUE),
         ("Delayed", 2, delays.DELAYED_EXTENT),
+        ("Window of ids", 0, id_windows.WINDOW),
+        ("Window of ids", 1, id_windows.MARK),
     ],
 )
 def test_parts_have_the_documented_layout(heading: str, table: int, code: struct.Struct) -> None:

@@ -385,10 +385,11 @@ def test_unknown_deleted_and_too_large(group: Group) -> None:
 def alter_limit_while_busy(group: Group, limit: int) -> None:
     """The limit changes in one entry while the next one is in flight, with a batch of the queue."""
     applying, group.entry = group.entry, []
-    row = group.admission._pending._queues[KEY].rows[1]
-    assert isinstance(group.produce(header(row.last), commit=False), Accepted)
     settings = common_pb2.TopicSettings(batch_bytes_max=limit)
     alter = control_pb2.AlterTopic(topic_id=KEY.topic_id, settings=settings)
+    assert isinstance(group.admission.queues.admit_alter_topic(alter), Accepted)
+    row = group.admission._pending._queues[KEY].rows[1]
+    assert isinstance(group.produce(header(row.last), commit=False), Accepted)
     group.admission.on_applied(group.apply(*applying, control(alter_topic=alter)))
 
 

@@ -51,9 +51,11 @@ from semel.broker.state.admission.decisions import (
     Accepted,
     BatchDecision,
     BatchKey,
+    CheckedBatch,
     ControlDecision,
     Duplicate,
     DuplicateInFlight,
+    LookUpIds,
     Parked,
     ParkKey,
     Refused,
@@ -63,6 +65,7 @@ from semel.broker.state.admission.decisions import (
     retry_later,
 )
 from semel.broker.state.admission.delay_admission import propose_release
+from semel.broker.state.admission.id_admission import CheckedIds, IdAdmission
 from semel.broker.state.admission.parking import Parking
 from semel.broker.state.admission.pending import (
     InFlight,
@@ -86,6 +89,7 @@ from semel.protos.batch import BROKER_HEADER_BYTES, BatchHeader, BrokerHeader
 from semel.protos.delays import is_delayed
 from semel.protos.errors import (
     InvalidRequest,
+    MessageTooLarge,
     OutOfOrderSequence,
     PartialOverlap,
     SemelError,
@@ -121,11 +125,13 @@ class Admission:
         stagers_max: int = 100_000,
         transactions_max: int = 100_000,
         producers_max: int = 100_000,
+        has_id_index: bool = False,
     ) -> None:
         assert state.applied_term == term, f"term {term} begins, {state.applied_term} is applied"
         self._state = state
         self._pending = PendingState(state)
-        self.queues = QueueAdmission(state, self._pending)
+        self.ids = IdAdmission(state, self._pending, has_index=has_id_index)
+        self.queues = QueueAdmission(state, self._pending, self.ids)
         self._parking = Parking(park_ms=park_ms, bytes_max=park_bytes_max)
         self._staged_bytes_max = staged_bytes_max
         self._stagers_max = stagers_max
@@ -146,11 +152,15 @@ class Admission:
 
     # --- batches ----------------------------------------------------------------------------
 
-    def admit_batch(self, header: BatchHeader, now_ms: float, *, time_us: int) -> BatchDecision:
+    def admit_batch(
+        self, header: BatchHeader, now_ms: float, *, time_us: int, ids: CheckedIds | None = None
+    ) -> BatchDecision:
         """Decides about a batch that passed `check_batch`. If Accepted, append it now.
 
         `now_ms` is the monotonic time, from which a parked batch waits; `time_us` is the log time
-        of the entry that the batch would be part of.
+        of the entry that the batch would be part of. `ids` are its message ids, looked up; without
+        them a batch of a topic that compares ids is not decided (LookUpIds), unless it is no new
+        one.
         """
         key = header.queue_key
         queue = self._pending.queue(key)
@@ -160,7 +170,8 @@ class Admission:
         if not row.exists or header.epoch != row.epoch or header.session != row.session:
             return Refused(_incarnation_error(header, queue, row))
         if header.previous_sequence == row.last:
-            return self._not_taken(header, queue, time_us) or self._accept(header, queue, row)
+            refused = self._not_taken(header, queue, time_us)
+            return refused or self._accept(header, queue, row, ids)
         return self._decide_unchained(header, queue, row, now_ms, time_us)
 
     def find_stored(self, header: BatchHeader) -> Duplicate | None:
@@ -191,19 +202,39 @@ class Admission:
             time_us=time_us,
         )
 
-    def _accept(self, header: BatchHeader, queue: PendingQueue, row: PendingRow) -> BatchDecision:
+    def _accept(
+        self,
+        header: BatchHeader,
+        queue: PendingQueue,
+        row: PendingRow,
+        ids: CheckedIds | None,
+    ) -> BatchDecision:
         if len(row.in_flight) >= IN_FLIGHT_BATCHES_MAX:
             return retry_later(f"{len(row.in_flight)} batches of this producer are in flight")
+        if (unsettled := self.ids.unsettled(header.topic_id)) is not None:
+            return unsettled
         base, last, offset = header.base_sequence, header.last_sequence, queue.log_end_offset
-        if is_delayed(header):
+        count, delayed = header.count, is_delayed(header)
+        checked: CheckedBatch | None = None
+        window = self.ids.window(header.topic_id)
+        if window is not None and count:
+            if ids is not None:
+                try:
+                    checked = self.ids.decide(header, window, ids, offset)
+                except MessageTooLarge as error:
+                    return Refused(error)
+            if checked is None:
+                return LookUpIds()
+            count = checked.decision.count
+        if delayed and count:
             offset = NO_OFFSET
             queue.delaying += 1
         else:
-            queue.log_end_offset = offset + header.count
+            queue.log_end_offset = offset + count
         row.in_flight.append(InFlight(base, last, header.count, header.content_crc, offset))
         row.last = last
         self._pending.use(RecordUse.BATCH, (queue,), (row,))
-        return Accepted(Offset(offset))
+        return Accepted(Offset(offset), checked)
 
     def _decide_unchained(
         self,
@@ -237,11 +268,10 @@ class Admission:
         if (
             entry is not None
             and not entry.inherited
-            and (entry.base_sequence, entry.last_sequence, entry.count)
-            == (base, last, header.count)
+            and (entry.base_sequence, entry.last_sequence, entry.sent) == (base, last, header.count)
         ):
             if entry.content_crc == header.content_crc:
-                return Duplicate(entry.base_offset)
+                return Duplicate(entry.base_offset, entry.dropped)
             return Refused(
                 SequenceConflict(
                     f"producer {header.producer_id} stored other content as {base} to {last} of"
@@ -367,6 +397,12 @@ class Admission:
         queue = self._state.queues.get(header.queue_key)
         if queue is None:
             return Refused(self._state.absent(header.queue_key))
+        if self.ids.window(header.topic_id) is not None:
+            return Refused(
+                InvalidRequest(
+                    f"topic {header.topic_id} compares message ids, and transactions do not"
+                )
+            )
         transactions = self._state.transactions
         if (certain := find_staged(transactions, header, queue)) is not None:
             return certain
@@ -486,6 +522,7 @@ class Admission:
     def on_applied(self, results: Many[ApplyResult]) -> None:
         """Ends the uses of the records of a frame; call it right after `State.apply_frame`."""
         self._pending.on_applied(results)
+        self.ids.on_applied(results)
         for result in results:
             if isinstance(result, Staged):
                 self._staging_bytes -= result.length

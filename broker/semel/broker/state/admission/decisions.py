@@ -7,7 +7,7 @@ Not here: how they are taken (`admission.py`), the results of applied records
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from semel.broker.state.admission.pending import PendingQueue, PendingRow
 from semel.protos.batch import BatchHeader
@@ -19,6 +19,7 @@ from semel.protos.errors import (
     Throttled,
 )
 from semel.protos.ids import NO_SEQUENCE, Offset, ProducerId, QueueKey, Sequence
+from semel.protos.v1 import control_pb2
 from semel.protos.values import value
 
 NO_OFFSET: Final = Offset(-1)
@@ -43,12 +44,57 @@ class ParkKey(NamedTuple):
     serial: int
 
 
+class IdDecision(Protocol):
+    """What becomes of the messages of a batch."""
+
+    @property
+    def count(self) -> int:
+        """Messages that are kept."""
+        ...
+
+    @property
+    def arrived(self) -> int:
+        """Kept messages with ids."""
+        ...
+
+    @property
+    def duplicates(self) -> int: ...
+
+    @property
+    def conflicts(self) -> int: ...
+
+    @property
+    def logged(self) -> bytes:
+        """The dropped messages, packed for the log."""
+        ...
+
+    @property
+    def answer(self) -> bytes:
+        """The dropped messages, packed for the producer."""
+        ...
+
+    @property
+    def batch(self) -> bytes:
+        """The batch of the messages that are kept."""
+        ...
+
+
+class CheckedBatch(NamedTuple):
+    """An accepted batch of a topic that compares ids."""
+
+    decision: IdDecision
+    record: control_pb2.CheckIds
+    """It stands directly in front of the batch."""
+
+
 @value
 class Accepted:
     """The caller must append the record to the current entry now: the admission counts on it."""
 
     base_offset: Offset = NO_OFFSET
     """Base offset of the batch; -1 for a delayed batch or a control record."""
+    checked: CheckedBatch | None = None
+    """The decision about its message ids, if the topic compares them."""
 
 
 @value
@@ -56,6 +102,8 @@ class Duplicate:
     """The batch was stored before and is applied; `base_offset` is -1 if it is not known."""
 
     base_offset: Offset
+    dropped: bool = False
+    """Some of its messages were not stored, because their ids were known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +116,11 @@ class DuplicateInFlight:
 
     after: BatchKey
     base_offset: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class LookUpIds:
+    """The batch is fine, and its message ids must be looked up (again) before it is decided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +141,7 @@ class Refused:
     error: SemelError
 
 
-BatchDecision = Accepted | Duplicate | DuplicateInFlight | Parked | Refused
+BatchDecision = Accepted | Duplicate | DuplicateInFlight | LookUpIds | Parked | Refused
 ControlDecision = Accepted | Refused
 
 

@@ -49,7 +49,13 @@ class TransactionRow(NamedTuple):
     transaction_id: str
 
 
-Name = QueueKey | TransactionRow | str
+class TopicIds(NamedTuple):
+    """Names the comparing of message ids in a topic, which a record begins or ends."""
+
+    topic_id: int
+
+
+Name = QueueKey | TransactionRow | TopicIds | str
 
 
 class InFlight(NamedTuple):
@@ -136,6 +142,7 @@ class RecordUse(Enum):
     BATCH = "batch"
     FENCE = "fence"
     CREATE = "create_queue"
+    ALTER = "alter_topic"
     DELETE = "delete_queue"
     SPLIT = "split_queue"
     EXPIRE = "expire_producers"
@@ -169,7 +176,13 @@ class _Unapplied(NamedTuple):
 
 _DONE: Final = {
     use.value: use
-    for use in (RecordUse.CREATE, RecordUse.DELETE, RecordUse.SPLIT, RecordUse.EXPIRE)
+    for use in (
+        RecordUse.CREATE,
+        RecordUse.ALTER,
+        RecordUse.DELETE,
+        RecordUse.SPLIT,
+        RecordUse.EXPIRE,
+    )
 }
 _MOVED: Final[dict[int, RecordUse]] = {
     MOVE_STEP_BEGIN: RecordUse.BEGIN,
@@ -240,6 +253,10 @@ class PendingState:
         of a move), or give it up (the ABORT of a move whose BEGIN has not come).
         """
         return key in self._names or key in self._state.moves.incoming
+
+    def changes_ids(self, topic_id: int) -> bool:
+        """Whether an accepted, unapplied record begins or ends the comparing of message ids."""
+        return TopicIds(topic_id) in self._names
 
     def row(self, queue: PendingQueue, producer_id: ProducerId) -> PendingRow:
         """The row as it will be, which may not exist. `use` makes it part of the overlay."""

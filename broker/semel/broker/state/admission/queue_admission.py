@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from semel.broker.state.admission.decisions import Accepted, ControlDecision, Refused, retry_later
 from semel.broker.state.admission.delay_admission import held_by_delays
-from semel.broker.state.admission.pending import PendingQueue, PendingState, RecordUse
+from semel.broker.state.admission.id_admission import IdAdmission
+from semel.broker.state.admission.pending import PendingQueue, PendingState, RecordUse, TopicIds
 from semel.broker.state.apply.expired import Expired
 from semel.broker.state.apply.queues import SLOTS, QueueSettings, QueueState
 from semel.broker.state.apply.splits import children_of, invalid_split_reason, sealed_error
@@ -31,9 +32,10 @@ from semel.protos.v1 import control_pb2
 class QueueAdmission:
     """Decides about queues as they will be once everything accepted is applied."""
 
-    def __init__(self, state: State, pending: PendingState) -> None:
+    def __init__(self, state: State, pending: PendingState, ids: IdAdmission) -> None:
         self._state = state
         self._pending = pending
+        self._ids = ids
 
     def sealed(self, key: QueueKey) -> QueueState | None:
         """The queue if a split of it is applied, and thus certain; else None."""
@@ -69,6 +71,7 @@ class QueueAdmission:
                     f"queue {key} cannot own slots {record.slot_start} to {record.slot_end}"
                 )
             )
+        names: tuple[TopicIds, ...] = ()
         queue = self._pending.queue(key)
         if queue is not None and (refused := self.moving(queue)) is not None:
             return refused  # the queue may be gone when the record is applied, and live elsewhere
@@ -79,9 +82,13 @@ class QueueAdmission:
                 return retry_later("a split or a move is making the queue, or gives it up")
             if key in self._state.moves.places:
                 return Refused(self._state.absent(key))
+            named = self._ids.admit_settings(key.topic_id, record.settings)
+            if isinstance(named, Refused):
+                return named
+            names = named
             settings = QueueSettings.from_message(record.settings)
             queue = PendingQueue(key, 0, settings.batch_bytes_max, Expired())
-        self._pending.use(RecordUse.CREATE, (queue,), ())
+        self._pending.use(RecordUse.CREATE, (queue,), (), names)
         return Accepted()
 
     def admit_delete_queue(self, record: control_pb2.DeleteQueue) -> ControlDecision:
@@ -132,6 +139,12 @@ class QueueAdmission:
         key = queue_key_of(record.queue)
         if self._state.feature_level < MOVE_LEVEL:
             return Refused(lacking(MOVE_LEVEL, self._state.feature_level, "the broker group"))
+        if record.step in (control_pb2.MOVE_STEP_BEGIN, control_pb2.MOVE_STEP_SEAL) and (
+            self._ids.window(key.topic_id) is not None or record.create.settings.HasField("dedup")
+        ):
+            return Refused(
+                InvalidRequest("queues of a topic that compares message ids do not move")
+            )
         if record.step == control_pb2.MOVE_STEP_SEAL:
             queue = self._pending.queue(key)
             if queue is None:
@@ -182,6 +195,10 @@ class QueueAdmission:
             queue = self._pending.queue(key) if key.topic_id == record.topic_id else None
             if queue is not None and (refused := self.moving(queue)) is not None:
                 return refused
+        named = self._ids.admit_settings(record.topic_id, record.settings)
+        if isinstance(named, Refused):
+            return named
+        self._pending.use(RecordUse.ALTER, (), (), named)
         return Accepted()
 
     def _taken(self, key: QueueKey) -> Refused | None:

@@ -26,9 +26,16 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from semel.broker.state.apply.codec import Reader
-from semel.broker.state.apply.results import StateDiverged
+from semel.broker.state.apply.results import (
+    DROPPED_FLAG,
+    IdsChecked,
+    IdsEvicted,
+    StateDiverged,
+)
 from semel.protos.errors import CorruptSegment
+from semel.protos.ids import QueueKey
 from semel.protos.slots import SLOT_COUNT
+from semel.protos.v1 import common_pb2, control_pb2
 
 ID_BYTES: Final = 40
 """What one id counts in a window. The index needs less: 35 bytes on disk."""
@@ -37,7 +44,7 @@ MARKS_PER_WINDOW: Final = 512
 _MARKS_MAX: Final = 4 * MARKS_PER_WINDOW
 _EVICTIONS_PER_WINDOW: Final = 1_024
 _COUNT: Final = struct.Struct("<I")
-WINDOW: Final = struct.Struct("<Qqq?16sQQQQI")
+WINDOW: Final = struct.Struct("<QqqI16sQQQQI")
 MARK: Final = struct.Struct("<Qq")
 
 
@@ -53,6 +60,19 @@ class IdSettings:
     """A message with a known id and other content is a duplicate, and no conflict."""
     seed: bytes = bytes(SEED_BYTES)
     """The secret of the fingerprints; it never changes while the topic compares ids."""
+
+    @classmethod
+    def from_message(cls, message: common_pb2.TopicSettings) -> IdSettings | None:
+        """Reads a topic's settings; None if the topic compares no ids."""
+        if not message.HasField("dedup"):
+            return None
+        dedup = message.dedup
+        return cls(
+            window_bytes=dedup.window_bytes,
+            keep_ms=dedup.keep_ms or -1,
+            keep_first=dedup.keep_first,
+            seed=dedup.seed,
+        )
 
 
 class Mark(NamedTuple):
@@ -190,10 +210,13 @@ class IdWindow:
 class IdWindows:
     """The windows of all topics that compare ids."""
 
-    __slots__ = ("topics",)
+    __slots__ = ("checked", "topics")
 
     def __init__(self) -> None:
         self.topics: dict[int, IdWindow] = {}
+        self.checked: control_pb2.CheckIds | None = None
+        """The decision about the ids of the batch in the next record of the entry; never set
+        between entries, so it is no part of the state."""
 
     def configure(self, topic_id: int, settings: IdSettings | None) -> None:
         """Begins, changes or ends the window of a topic. A window that begins is empty: messages
@@ -207,6 +230,50 @@ class IdWindows:
             raise StateDiverged(f"the seed of topic {topic_id} has changed")
         else:
             window.settings = settings
+
+    def check(self, record: control_pb2.CheckIds) -> IdsChecked:
+        """Keeps the decision for the batch that follows. Raises StateDiverged."""
+        topic_id = record.queue.topic_id
+        if topic_id not in self.topics:
+            raise StateDiverged(f"topic {topic_id} compares no ids, and a batch of it is checked")
+        self.checked = record
+        return IdsChecked(topic_id, record.first_arrival, record.ids)
+
+    def take(
+        self, queue_key: QueueKey, producer_id: int, base_sequence: int, count: int, now_us: int
+    ) -> tuple[int, int] | None:
+        """Takes the ids of a batch in, of which `count` messages are stored.
+
+        Returns what its row must remember of it, so that a retry is recognised: the number of
+        messages that were sent, with DROPPED_FLAG if fewer are stored, and their content CRC. None
+        if the topic compares no ids. Raises StateDiverged.
+        """
+        record, self.checked = self.checked, None
+        window = self.topics.get(queue_key.topic_id)
+        if record is None and window is None:
+            return None
+        if (
+            record is None
+            or window is None
+            or (record.queue.topic_id, record.queue.queue_id) != queue_key
+            or (record.producer_id, record.base_sequence) != (producer_id, base_sequence)
+            or record.count != count + record.duplicates + record.conflicts
+            or record.ids > count
+        ):
+            raise StateDiverged(
+                f"batch of {count} from {base_sequence} on of producer {producer_id} in {queue_key}"
+                f" does not follow the decision about its ids: {record}"
+            )
+        window.take(record.first_arrival, record.ids, record.duplicates, record.conflicts, now_us)
+        dropped = DROPPED_FLAG if count < record.count else 0
+        return record.count | dropped, record.content_crc
+
+    def evict(self, record: control_pb2.EvictIds) -> IdsEvicted:
+        """Moves the beginning of a window. Raises StateDiverged."""
+        window = self.topics.get(record.topic_id)
+        if window is not None:  # the topic may have stopped comparing ids
+            window.evict(record.first_arrival)
+        return IdsEvicted(record.topic_id, record.first_arrival)
 
     def parts(self) -> list[bytes]:
         """Canonical bytes: windows by rising topic."""
@@ -222,7 +289,7 @@ class IdWindows:
         for _ in range(reader.unpack(_COUNT)[0]):
             topic_id, size, keep_ms, keep_first, seed, *numbers, count = reader.unpack(WINDOW)
             settings = IdSettings(
-                window_bytes=size, keep_ms=keep_ms, keep_first=keep_first, seed=seed
+                window_bytes=size, keep_ms=keep_ms, keep_first=bool(keep_first), seed=seed
             )
             window = windows.topics[topic_id] = IdWindow(settings)
             first, following, window.duplicates, window.conflicts = numbers

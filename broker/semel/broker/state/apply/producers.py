@@ -234,8 +234,8 @@ def row_message(state: ProducerState, *, window: bool = True) -> broker_pb2.Prod
             broker_pb2.WindowEntry(
                 base_sequence=entry.base_sequence,
                 last_sequence=entry.last_sequence,
-                base_offset=Offset(entry.base_offset),
-                count=entry.count,
+                base_offset=Offset(-1 if entry.dropped else entry.base_offset),
+                count=entry.sent,
             )
             for entry in entries
         ],

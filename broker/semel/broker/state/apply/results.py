@@ -21,6 +21,9 @@ from semel.protos.v1.common_pb2 import NodeAddress
 from semel.protos.values import value
 
 _NODE: Final = struct.Struct("<I")
+DROPPED_FLAG: Final = 1 << 31
+"""Added to the count of a batch of which some messages were dropped. Count and CRC are then those
+of the batch as it was sent, and only the index of message ids knows the offsets of its messages."""
 
 
 class StateDiverged(Exception):
@@ -40,7 +43,18 @@ class WindowEntry:
     base_offset: Offset
     """-1 for an inherited entry and for a delayed batch, also after its release."""
     count: int
+    """Messages, with DROPPED_FLAG if some were dropped."""
     content_crc: int
+
+    @property
+    def sent(self) -> int:
+        """Messages of the batch as it was sent."""
+        return self.count & ~DROPPED_FLAG
+
+    @property
+    def dropped(self) -> bool:
+        """Whether some of its messages were not stored because their ids were known."""
+        return self.count >= DROPPED_FLAG
 
     @property
     def inherited(self) -> bool:
@@ -129,6 +143,24 @@ class BatchApplied:
     base_offset: Offset
     count: int
     append_time_us: int
+
+
+@value
+class IdsChecked:
+    """The batch in the next record has `ids` messages with ids, which arrive one by one from
+    `first_arrival` on."""
+
+    topic_id: int
+    first_arrival: int
+    ids: int
+
+
+@value
+class IdsEvicted:
+    """The window of the topic's message ids begins at `first_arrival`."""
+
+    topic_id: int
+    first_arrival: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,6 +324,8 @@ ApplyResult = (
     Done
     | GroupDeleted
     | BatchApplied
+    | IdsChecked
+    | IdsEvicted
     | FenceApplied
     | LockGranted
     | LockRefused

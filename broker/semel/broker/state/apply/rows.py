@@ -16,6 +16,7 @@ Invariants
 3. A row that a split copied begins with one *inherited* entry. Sequences up to the entry's last one
    were decided at the parent, which knows their offsets; here they count as stored, at offset -1.
    The count of an inherited entry is 0. A delayed batch keeps offset -1 and its own count for ever.
+   The count of a batch of which messages were dropped has DROPPED_FLAG.
 4. The bytes that a block keeps are those of its rows as they are now. So a row is changed only by
    the caller that got it from `change`, and before anything else is asked of the queue's rows.
 
@@ -35,7 +36,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from semel.broker.state.apply.codec import Reader
-from semel.broker.state.apply.results import WindowEntry
+from semel.broker.state.apply.results import DROPPED_FLAG, WindowEntry
 from semel.protos.errors import CorruptSegment
 from semel.protos.ids import NO_SEQUENCE
 
@@ -142,6 +143,8 @@ class Row:
             return Outcome(kind, -1, last)
         if sequence > end or not count:
             return Outcome(OutcomeKind.NOT_COMMITTED, -1, last)
+        if count & DROPPED_FLAG:
+            return Outcome(OutcomeKind.COMMITTED, -1, last)
         if count == end - base + 1 or sequence == base:
             offset = entry.base_offset + sequence - base if entry.base_offset >= 0 else -1
         elif sequence == end:

@@ -34,6 +34,7 @@ from google.protobuf.message import DecodeError
 
 from semel.broker.state.apply.codec import Reader
 from semel.broker.state.apply.delays import COLUMN_FLAG, Delays
+from semel.broker.state.apply.id_windows import IdSettings, IdWindows
 from semel.broker.state.apply.locks import ConsumerGroups
 from semel.broker.state.apply.moves import Moves
 from semel.broker.state.apply.producers import SequenceTable
@@ -46,6 +47,8 @@ from semel.broker.state.apply.results import (
     Done,
     FenceApplied,
     GroupDeleted,
+    IdsChecked,
+    IdsEvicted,
     Membership,
     MembershipApplied,
     NodeRef,
@@ -73,6 +76,7 @@ from semel.protos.ids import (
 )
 from semel.protos.levels import (
     DELAY_LEVEL,
+    ID_LEVEL,
     LEVEL_MAX,
     METADATA_LEVEL,
     MOVE_LEVEL,
@@ -80,7 +84,7 @@ from semel.protos.levels import (
     TRANSACTION_LEVEL,
 )
 from semel.protos.queue_refs import queue_key_of
-from semel.protos.v1 import control_pb2, transaction_records_pb2
+from semel.protos.v1 import common_pb2, control_pb2, transaction_records_pb2
 
 STATE_MAGIC: Final = b"SMST"
 _STORED: Final = struct.Struct("<qqQ8x6xHI8xIQIIQIIqqq16xq24x")
@@ -102,6 +106,7 @@ class State:
         "delays",
         "feature_level",
         "groups",
+        "id_windows",
         "level_max",
         "log_time_us",
         "membership",
@@ -125,6 +130,7 @@ class State:
         self.transactions = Transactions()
         self.moves = Moves()
         self.delays = Delays()
+        self.id_windows = IdWindows()
         self._handlers: dict[str, Callable[..., ApplyResult]] = {
             "create_queue": self._create_queue,
             "delete_queue": self._delete_queue,
@@ -142,6 +148,8 @@ class State:
             "transaction": self._transaction,
             "move_queue": self._move_queue,
             "release_delayed": self._release_delayed,
+            "check_ids": self._check_ids,
+            "evict_ids": self._evict_ids,
         }
 
     # --- entries ----------------------------------------------------------------------------
@@ -158,6 +166,8 @@ class State:
             self.applied_term = header.term
             results: list[ApplyResult] = []
             for position, kind, payload in iter_records(frame):
+                if self.id_windows.checked is not None and kind is not RecordKind.BATCH:
+                    break
                 match kind:
                     case RecordKind.BATCH:
                         results.append(self._apply_batch(header, position, payload))
@@ -174,6 +184,8 @@ class State:
                         results.append(self._stage(header, position, payload))
         except (CorruptFrame, CorruptBatch, DecodeError) as error:
             raise StateDiverged(f"entry {self.applied_index + 1}: {error}") from error
+        if self.id_windows.checked is not None:
+            raise StateDiverged(f"entry {header.index} checks the ids of a batch and has none")
         self.applied_index = header.index
         return results
 
@@ -233,7 +245,12 @@ class State:
             or length != BROKER_HEADER_BYTES + HEADER_BYTES + body_length
         ):
             raise StateDiverged(self._why_not(frame, position, payload))
-        row.append(base, last, base_offset, count, content_crc, frame.time_us)
+        if self.id_windows.topics:
+            found = self.id_windows.take(queue.key, producer_id, base, count, frame.time_us)
+            sent, sent_crc = found or (count, content_crc)
+            row.append(base, last, base_offset, sent, sent_crc, frame.time_us)
+        else:
+            row.append(base, last, base_offset, count, content_crc, frame.time_us)
         if due_us:
             self.delays.add(queue.key, due_us, frame.index, position, length, count)
         elif count:
@@ -290,6 +307,7 @@ class State:
             self.queues[key] = QueueState(
                 key, record.topic, record.slot_start, record.slot_end, settings
             )
+            self._configure_ids(key.topic_id, record.settings)
         return Done(what="create_queue", queue_key=key)
 
     def _delete_queue(self, record: control_pb2.DeleteQueue) -> Done:
@@ -299,6 +317,8 @@ class State:
             self.groups.remove_queue(key)
             self.transactions.staging.remove_queue(key)
             self.delays.remove_queue(key)
+            if not any(each.topic_id == key.topic_id for each in self.queues):
+                self.id_windows.configure(key.topic_id, None)
         self.moves.forget(key)
         return Done(what="delete_queue", queue_key=key)
 
@@ -307,7 +327,20 @@ class State:
         for key, queue in self.queues.items():
             if key.topic_id == record.topic_id:
                 queue.settings = settings  # also of one that a move has sealed, in an older log
+                self._configure_ids(key.topic_id, record.settings)
         return Done(what="alter_topic")
+
+    def _configure_ids(self, topic_id: int, settings: common_pb2.TopicSettings) -> None:
+        if self.feature_level >= ID_LEVEL:
+            self.id_windows.configure(topic_id, IdSettings.from_message(settings))
+
+    def _check_ids(self, record: control_pb2.CheckIds) -> IdsChecked:
+        self._check_level(ID_LEVEL)
+        return self.id_windows.check(record)
+
+    def _evict_ids(self, record: control_pb2.EvictIds) -> IdsEvicted:
+        self._check_level(ID_LEVEL)
+        return self.id_windows.evict(record)
 
     def _split_queue(self, record: control_pb2.SplitQueue) -> Done:
         key = queue_key_of(record.queue)
@@ -512,6 +545,12 @@ class State:
         yield from (self.queues[key] for key in sorted(self.queues))
         yield from self.moves.stored()
 
+    def live_slots(self, topic_id: int) -> int:
+        """How many slots of a topic the queues of this broker group have."""
+        queues = self.queues.values()
+        mine = (queue for queue in queues if queue.key.topic_id == topic_id and not queue.sealed)
+        return sum(queue.slot_end - queue.slot_start for queue in mine)
+
     def absent(self, key: QueueKey) -> SemelError:
         """The error for a queue that is not here: QueueMoved or UnknownQueue."""
         return self.moves.absent(key)
@@ -546,6 +585,8 @@ class State:
             parts += self.moves.parts()
         if version >= DELAY_LEVEL:
             parts += self.delays.parts()
+        if version >= ID_LEVEL:
+            parts += self.id_windows.parts()
         crc = 0
         for part in parts:
             crc = google_crc32c.extend(crc, part)
@@ -588,6 +629,8 @@ class State:
             state.moves = Moves.read_parts(reader, state.queues)
         if version >= DELAY_LEVEL:
             state.delays = Delays.read_parts(reader)
+        if version >= ID_LEVEL:
+            state.id_windows = IdWindows.read_parts(reader)
         reader.finish()
         return state
 

@@ -1,0 +1,180 @@
+"""A batch on its way through dedup by message id: fingerprints, look-up, decision.
+
+How it works. `LookedUp.begin` computes the fingerprints of a batch and asks the index in memory. If
+some ids may be on disk, `finish` reads them, in a thread. `decide` is called when the batch is
+accepted. It completes the look-up with the ids that have arrived since, decides each message, makes
+the batch of those that are kept, and adds their ids to the index.
+
+Invariants
+1. `decide` changes the index if it returns a decision, and else nothing.
+
+Not here: the window, and the order of batches (`state/admission/id_admission.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from semel.broker.dedup.fingerprints import Fingerprints
+from semel.broker.dedup.id_index import IdIndex, Search
+from semel.broker.dedup.id_places import Found, Places
+from semel.broker.dedup.id_rows import Known, Prints, decide_rows
+from semel.protos.batch import BATCH_BYTES_MAX, BatchHeader
+from semel.protos.columns import Columns, decode_columns
+from semel.protos.errors import MessageTooLarge
+from semel.protos.kept_rows import keep_rows, sequences_of
+
+
+@dataclass(frozen=True, slots=True)
+class DecidedBatch:
+    """What becomes of a batch and its messages."""
+
+    batch: bytes
+    """The batch of the messages that are kept."""
+    count: int
+    """Messages that are kept."""
+    arrived: int
+    """Kept messages with ids."""
+    duplicates: int
+    conflicts: int
+    logged: bytes
+    """The dropped messages, packed for the log."""
+    answer: bytes
+    """The dropped messages, packed for the producer."""
+
+
+def prints_of(fingerprints: Fingerprints, columns: Columns) -> Prints:
+    """The fingerprints of the messages that have ids. Raises InvalidRequest for a malformed id."""
+    ids = columns.message_ids
+    if ids is None:
+        nothing = np.zeros(0, np.uint64)
+        return Prints(np.zeros(0, np.int64), nothing.reshape(0, 2), nothing)
+    rows = np.arange(len(ids))
+    if ids.null_count:
+        present = ids.is_valid()
+        rows = np.flatnonzero(present.to_numpy(zero_copy_only=False))
+        columns = columns.filter(present)
+        ids = columns.message_ids
+    return Prints(rows, fingerprints.keys(ids), fingerprints.digests(columns))
+
+
+class LookedUp:
+    """One batch whose ids are looked up."""
+
+    def __init__(
+        self,
+        index: IdIndex,
+        header: BatchHeader,
+        data: bytes,
+        columns: Columns,
+        prints: Prints,
+        first_arrival: int,
+    ) -> None:
+        self._index = index
+        self._header = header
+        self._data = data
+        self._columns = columns
+        self._prints = prints
+        self._first_arrival = first_arrival
+        self._search: Search = index.search_memory(prints.keys, first_arrival)
+        self._places: Found | None = None
+        if not self._search.maybe:
+            self._places = index.places_of(self._search.hits.arrivals)
+
+    @classmethod
+    def begin(
+        cls,
+        index: IdIndex,
+        fingerprints: Fingerprints,
+        header: BatchHeader,
+        data: bytes,
+        first_arrival: int,
+    ) -> LookedUp:
+        """Asks memory; the window begins at `first_arrival`.
+
+        Raises CorruptBatch and InvalidRequest.
+        """
+        columns = decode_columns(data, header)
+        return cls(index, header, data, columns, prints_of(fingerprints, columns), first_arrival)
+
+    @property
+    def needs_disk(self) -> bool:
+        """Whether `finish` has to read."""
+        return bool(self._search.maybe)
+
+    def finish(self) -> LookedUp:
+        """Reads what may be on disk. Raises CorruptIndex and OSError."""
+        keys = self._prints.keys
+        self._search = self._index.search_disk(self._search, keys, self._first_arrival)
+        self._places = self._index.places_of(self._search.hits.arrivals)
+        return self
+
+    def decide(
+        self,
+        *,
+        first_arrival: int,
+        next_arrival: int,
+        base_offset: int,
+        due_us: int,
+        keep_first: bool,
+    ) -> DecidedBatch | None:
+        """Decides each message; see `CheckedIds` of the admission. Raises MessageTooLarge."""
+        index, prints, header = self._index, self._prints, self._header
+        assert index.end_arrival == next_arrival, "the index has what is accepted, and no more"
+        known = self._known(first_arrival)
+        if known is None:
+            return None
+        decision = decide_rows(
+            prints,
+            known,
+            sequences_of(header, self._columns),
+            queue_id=header.queue_id,
+            base_offset=base_offset,
+            next_arrival=next_arrival,
+            due_us=due_us,
+            keep_first=keep_first,
+        )
+        batch, rows = self._data, prints.rows
+        if decision.kept is not None:
+            batch = keep_rows(header, self._columns, decision.kept)
+            rows = (np.cumsum(decision.kept) - 1)[prints.rows[decision.ids]]
+        if len(batch) + len(decision.logged) > BATCH_BYTES_MAX:
+            raise MessageTooLarge(
+                f"batch of {header.count} messages, {header.count - decision.count} of which are"
+                " known by their ids: what is to be stored of it is larger than a batch may be;"
+                " send smaller batches",
+                limit_bytes=BATCH_BYTES_MAX,
+            )
+        if len(rows):
+            places = Places.of(next_arrival, header.queue_id, base_offset, rows, due_us)
+            ids = decision.ids
+            index.add(prints.keys[ids], prints.digests[ids], places, next_arrival)
+        return DecidedBatch(
+            batch,
+            decision.count,
+            len(rows),
+            decision.duplicates,
+            decision.conflicts,
+            decision.logged,
+            decision.answer,
+        )
+
+    def _known(self, first_arrival: int) -> Known | None:
+        """Returns what is known by now; None if memory no longer tells what has arrived since."""
+        hits, end, places = self._search.hits, self._search.end_arrival, self._places
+        assert places is not None, "`finish` comes first"
+        alive = hits.arrivals >= np.uint64(first_arrival)
+        if not alive.all():
+            hits, places = hits.take(alive), places.take(alive)
+        since = self._index.search_since(self._prints.keys, max(end, first_arrival))
+        if since is None:
+            return None
+        if not len(since.rows):
+            return Known(hits, places)
+        # What arrived since was not known before, or the window had left it behind.
+        added = self._index.places_of(since.arrivals)
+        rows = np.concatenate([hits.rows, since.rows])
+        order = np.argsort(rows)
+        return Known(hits.then(since).take(order), places.then(added).take(order))

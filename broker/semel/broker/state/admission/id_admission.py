@@ -1,0 +1,196 @@
+"""The master's decisions about message ids: what a batch of a topic that compares them becomes.
+
+How it works. The ids of a batch were looked up before it comes here, which may take a while
+(`CheckedIds`). In the same uninterrupted step in which the batch is accepted, the look-up is
+completed with what was accepted since, each message is decided, and the ids of those that are kept
+arrive. A record that says so stands in front of the batch.
+
+Invariants
+1. The arrivals of accepted records follow one another without a gap, in the order of the log.
+2. An id counts as known from the moment its batch is accepted. A batch that drops a message because
+   of an unapplied one is behind it in the log, so both are applied, or neither.
+3. No batch is decided while a record in flight begins or ends the comparing of ids in its topic.
+
+Not here: looking ids up and the decision about each message (`semel.broker.dedup`), the window as
+applied (`state/apply/id_windows.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from semel.broker.state.admission.decisions import (
+    CheckedBatch,
+    IdDecision,
+    Refused,
+    retry_later,
+)
+from semel.broker.state.admission.pending import PendingState, TopicIds
+from semel.broker.state.apply.id_windows import SEED_BYTES, IdSettings, IdWindow
+from semel.broker.state.apply.results import ApplyResult, IdsChecked, IdsEvicted
+from semel.broker.state.apply.state_machine import State
+from semel.protos.batch import BatchHeader
+from semel.protos.delays import is_delayed
+from semel.protos.errors import InvalidRequest
+from semel.protos.levels import ID_LEVEL, lacking
+from semel.protos.queue_refs import queue_ref
+from semel.protos.v1 import common_pb2, control_pb2
+
+WINDOW_BYTES_MIN: Final = 1 << 20
+
+
+class CheckedIds(Protocol):
+    """A batch whose ids were looked up."""
+
+    def decide(
+        self,
+        *,
+        first_arrival: int,
+        next_arrival: int,
+        base_offset: int,
+        due_us: int,
+        keep_first: bool,
+    ) -> IdDecision | None:
+        """Decides each message, and lets the ids that are kept arrive from `next_arrival` on.
+
+        The window begins at `first_arrival`. None if the ids must be looked up again, because too
+        much has happened since.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class _PendingWindow:
+    """A window as it will be once everything accepted is applied."""
+
+    first_arrival: int
+    next_arrival: int
+    uses: int = 0
+
+
+class IdAdmission:
+    """Decides about ids in one term."""
+
+    def __init__(self, state: State, pending: PendingState, *, has_index: bool) -> None:
+        """`has_index` says whether this node can look ids up at all."""
+        self._state = state
+        self._has_index = has_index
+        self._records = pending
+        self._windows: dict[int, _PendingWindow] = {}
+
+    def window(self, topic_id: int) -> IdWindow | None:
+        """The applied window; None if the topic compares no ids."""
+        return self._state.id_windows.topics.get(topic_id)
+
+    def decide(
+        self, header: BatchHeader, window: IdWindow, ids: CheckedIds, offset: int
+    ) -> CheckedBatch | None:
+        """The decision about the messages of a batch that is being accepted; None if its ids must
+        be looked up again.
+
+        Its messages get offsets from `offset` on, unless it is delayed.
+        """
+        topic_id = header.topic_id
+        pending = self._pending(topic_id, window)
+        found = ids.decide(
+            first_arrival=pending.first_arrival,
+            next_arrival=pending.next_arrival,
+            base_offset=offset,
+            due_us=header.deliver_at_us if is_delayed(header) else 0,
+            keep_first=window.settings.keep_first,
+        )
+        if found is None:
+            return None
+        record = control_pb2.CheckIds(
+            queue=queue_ref(header.queue_key),
+            producer_id=header.producer_id,
+            base_sequence=header.base_sequence,
+            count=header.count,
+            content_crc=header.content_crc,
+            first_arrival=pending.next_arrival,
+            ids=found.arrived,
+            duplicates=found.duplicates,
+            conflicts=found.conflicts,
+            dropped=found.logged,
+        )
+        pending.next_arrival += found.arrived
+        self._use(topic_id, pending)
+        return CheckedBatch(found, record)
+
+    def propose_eviction(self, topic_id: int, now_us: int) -> control_pb2.EvictIds | None:
+        """The record that moves the beginning of a window, already pending: append it.
+
+        None if the window is well as it is.
+        """
+        window = self.window(topic_id)
+        if window is None:
+            return None
+        pending = self._pending(topic_id, window)
+        slots = self._state.live_slots(topic_id)
+        first = window.eviction(pending.first_arrival, pending.next_arrival, slots, now_us)
+        if first == pending.first_arrival:
+            return None
+        pending.first_arrival = first
+        self._use(topic_id, pending)
+        return control_pb2.EvictIds(topic_id=topic_id, first_arrival=first)
+
+    def unsettled(self, topic_id: int) -> Refused | None:
+        """Refuses a batch while a record in flight begins or ends the comparing of ids."""
+        if self._records.changes_ids(topic_id):
+            return retry_later("the topic begins or ceases to compare message ids")
+        return None
+
+    def admit_settings(
+        self, topic_id: int, settings: common_pb2.TopicSettings
+    ) -> Refused | tuple[TopicIds, ...]:
+        """What a record with these settings begins or ends, to be named while it is in flight.
+
+        Refused if the settings cannot be, or while another record in flight does the contrary.
+        """
+        wanted, window = IdSettings.from_message(settings), self.window(topic_id)
+        if wanted is not None and (refused := self._refusal(wanted, window)) is not None:
+            return refused
+        if (wanted is None) != (window is None):
+            return (TopicIds(topic_id),)
+        return self.unsettled(topic_id) or ()
+
+    def _refusal(self, wanted: IdSettings, window: IdWindow | None) -> Refused | None:
+        if self._state.feature_level < ID_LEVEL:
+            return Refused(lacking(ID_LEVEL, self._state.feature_level, "the broker group"))
+        reason = None
+        if not self._has_index:
+            reason = "this node keeps no index of message ids"
+        elif not WINDOW_BYTES_MIN <= wanted.window_bytes < 1 << 62:
+            reason = f"a window of {wanted.window_bytes} bytes; it has at least {WINDOW_BYTES_MIN}"
+        elif wanted.keep_ms < -1:
+            reason = f"ids are kept for {wanted.keep_ms} ms"
+        elif len(wanted.seed) != SEED_BYTES:
+            reason = f"a seed of {len(wanted.seed)} bytes; it has {SEED_BYTES}"
+        elif window is not None and window.settings.seed != wanted.seed:
+            reason = "another seed; it never changes while the topic compares ids"
+        return None if reason is None else Refused(InvalidRequest(f"dedup by id: {reason}"))
+
+    def _pending(self, topic_id: int, window: IdWindow) -> _PendingWindow:
+        found = self._windows.get(topic_id)
+        return found or _PendingWindow(window.first_arrival, window.next_arrival)
+
+    def _use(self, topic_id: int, pending: _PendingWindow) -> None:
+        pending.uses += 1
+        self._windows[topic_id] = pending
+
+    def on_applied(self, results: Many[ApplyResult]) -> None:
+        """Ends the uses of the records of a frame."""
+        for result in results:
+            if not isinstance(result, IdsChecked | IdsEvicted):
+                continue
+            pending = self._windows[result.topic_id]
+            pending.uses -= 1
+            if not pending.uses:
+                del self._windows[result.topic_id]
+                window = self.window(result.topic_id)
+                assert window is None or (window.first_arrival, window.next_arrival) == (
+                    pending.first_arrival,
+                    pending.next_arrival,
+                ), "windows of ids are applied as they were accepted"
