@@ -8,6 +8,7 @@ from semel.client.admin.inspection import Inspection
 from semel.client.admin.nodes import DrainResult, MemberProgress, MembershipResult
 from semel.client.admin.resets import OffsetReset, Shift
 from semel.client.admin.restore import RestorePlan, RestoreResult
+from semel.client.admin.stored_message import StoredMessage
 from semel.client.admin.verify import VerifyProgress
 from semel.client.api.aio import AsyncClient, AsyncProducer
 from semel.client.api.aio_admin import AsyncAdmin
@@ -86,6 +87,7 @@ __all__ = [
     "SqlOffsets",
     "Stage",
     "StageReceipt",
+    "StoredMessage",
     "TransactionInfo",
     "TransactionPart",
     "Transactions",

@@ -16,7 +16,6 @@ Invariants
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import sys
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 
 from semel.console import completion, render
+from semel.console.json_fields import bytes_field, header_texts
 from semel.console.options import bootstrap_option, examples, open_client
 from semel.console.units import Place
 from semel.protos.errors import LockLost, SemelError
@@ -279,25 +279,11 @@ def _json_line(message: Message, producer_name: Callable[[int], str]) -> bytes:
         "offset": message.offset,
         "timestamp": render.iso(message.timestamp_us, "microseconds"),
     }
-    line |= _bytes("key", message.key)
-    line |= _bytes("value", message.value)
-    line["headers"] = {}
-    for header, data in message.headers:
-        line["headers"].setdefault(header, []).append(data.decode("utf-8", "backslashreplace"))
-    line["headers"] = {
-        header: texts[0] if len(texts) == 1 else texts for header, texts in line["headers"].items()
-    }
+    line |= bytes_field("key", message.key)
+    line |= bytes_field("value", message.value)
+    line["headers"] = header_texts(message.headers)
     if message.message_id is not None:
-        line |= _bytes("message_id", message.message_id)
+        line |= bytes_field("message_id", message.message_id)
     line["producer"] = producer_name(message.producer_id)
     line["sequence"] = message.sequence
     return (json.dumps(line, ensure_ascii=False) + "\n").encode()
-
-
-def _bytes(name: str, value: bytes | None) -> dict[str, str | None]:
-    """The field as text if it is UTF-8, else in base64 under a name that says so."""
-    try:
-        return {name: None if value is None else value.decode()}
-    except UnicodeDecodeError:
-        assert value is not None
-        return {f"{name}_base64": base64.b64encode(value).decode()}

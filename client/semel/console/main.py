@@ -32,6 +32,7 @@ _COMMANDS: Final = {
     "queue": ("semel.console.queue:queue", "A topic's queues: list them, split one, move one."),
     "produce": ("semel.console.produce:produce", "Send lines or JSON objects to a topic."),
     "consume": ("semel.console.consume:consume", "Read messages from a topic."),
+    "message": ("semel.console.message:message", "Show one stored message in full."),
     "group": ("semel.console.group:group", "Consumer groups, their members and their lag."),
     "dlq": ("semel.console.dlq:dlq", "Dead letters: look at them, and bring them back."),
     "cluster": ("semel.console.cluster:cluster", "The cluster's state; growing broker groups."),

@@ -20,7 +20,7 @@ from semel.broker.control_plane.route_cache import RoutesCopy
 from semel.broker.replica.replica import Replica
 from semel.broker.server.checks import absent, check_settled, known
 from semel.broker.server.verification import verify_queues
-from semel.broker.state import MoveApplied
+from semel.broker.state import MoveApplied, QueueState
 from semel.protos.errors import InvalidRequest, to_detail
 from semel.protos.ids import QueueKey
 from semel.protos.levels import MOVE_LEVEL, SPLIT_LEVEL
@@ -63,6 +63,9 @@ class QueueCalls:
                 bytes=queue.bytes,
                 delayed_messages=delayed.messages if delayed else 0,
                 next_due_us=delayed.first_due_us if delayed else 0,
+                append_time_us=(
+                    _append_time_us(queue, request.offset) if request.HasField("offset") else 0
+                ),
             )
         return reply
 
@@ -101,3 +104,10 @@ class QueueCalls:
             known(self._replica, key)
         async for reply in verify_queues(replica, keys, request.index):
             yield reply
+
+
+def _append_time_us(queue: QueueState, offset: int) -> int:
+    """The time at which the message at `offset` was appended; 0 when none is there."""
+    if not queue.log_start_offset <= offset < queue.log_end_offset:
+        return 0
+    return queue.extents_from(offset, 1)[0].append_time_us

@@ -27,6 +27,7 @@ from semel.client.admin.inspection import Inspection
 from semel.client.admin.nodes import DrainResult, MemberProgress, MembershipResult, MembershipWork
 from semel.client.admin.resets import OffsetReset, Shift, Target
 from semel.client.admin.restore import RestorePlan, RestoreResult, RestoreWork
+from semel.client.admin.stored_message import StoredMessage, show_message
 from semel.client.admin.upgrade import Upgrade, upgrade
 from semel.client.admin.verify import Verification, VerifyProgress
 from semel.client.api.telling import run_telling
@@ -241,6 +242,18 @@ class Admin:
         return run_telling(
             self._session, start, on_progress, timeout, f"not verified within {timeout:g} s"
         )
+
+    # --- messages
+
+    def show_message(self, topic: str, queue: int, offset: int) -> StoredMessage:
+        """Returns one stored message with all that is known of it: when it was appended, and who
+        sent it.
+
+        Raises UnknownTopic, UnknownQueue, and OffsetOutOfRange for an offset that the queue does
+        not hold (any more, or yet).
+        """
+        session = self._session
+        return session.run(show_message(session.cluster, session.runtime, topic, queue, offset))
 
     # --- dead letters
 

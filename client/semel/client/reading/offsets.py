@@ -41,22 +41,25 @@ class QueueOffsets:
     """Stored and not due yet: they have no offsets."""
     next_due_us: int
     """Due time of the first of them, in microseconds since 1970; 0 when there is none."""
+    append_time_us: int
+    """When the message at the offset asked for was appended; 0 if there is none, or if the broker
+    is too old to tell."""
 
 
 async def list_offsets(
-    cluster: Cluster, queues: list[QueueRoute], time_us: int = 0
+    cluster: Cluster, queues: list[QueueRoute], time_us: int = 0, *, offset: int | None = None
 ) -> dict[int, QueueOffsets]:
     """Returns offsets by queue number, from the masters. Raises SemelError."""
     for _ in range(MOVES_MAX):
         try:
-            return await _list_offsets(cluster, queues, time_us)
+            return await _list_offsets(cluster, queues, time_us, offset)
         except QueueMoved as error:
             cluster.routes.on_moved(error)
-    return await _list_offsets(cluster, queues, time_us)
+    return await _list_offsets(cluster, queues, time_us, offset)
 
 
 async def _list_offsets(
-    cluster: Cluster, queues: list[QueueRoute], time_us: int
+    cluster: Cluster, queues: list[QueueRoute], time_us: int, offset: int | None
 ) -> dict[int, QueueOffsets]:
     replies = await asyncio.gather(
         *(
@@ -64,7 +67,7 @@ async def _list_offsets(
                 group_id,
                 "ListOffsets",
                 broker_pb2.ListOffsetsRequest(
-                    queues=[queue_ref(key) for key in keys], time_us=time_us
+                    queues=[queue_ref(key) for key in keys], time_us=time_us, offset=offset
                 ),
             )
             for group_id, keys in cluster.routes.by_home(queues).items()
@@ -83,6 +86,7 @@ async def _list_offsets(
                 bytes=offsets.bytes,
                 delayed_messages=offsets.delayed_messages,
                 next_due_us=offsets.next_due_us,
+                append_time_us=offsets.append_time_us,
             )
     return found
 

@@ -392,15 +392,17 @@ class CommitReply(_message.Message):
     def __init__(self, outcomes: _Optional[_Iterable[_Union[CommitOutcome, _Mapping]]] = ...) -> None: ...
 
 class ListOffsetsRequest(_message.Message):
-    __slots__ = ("queues", "time_us")
+    __slots__ = ("queues", "time_us", "offset")
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     TIME_US_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
     queues: _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]
     time_us: int
-    def __init__(self, queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., time_us: _Optional[int] = ...) -> None: ...
+    offset: int
+    def __init__(self, queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., time_us: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class QueueOffsets(_message.Message):
-    __slots__ = ("queue", "log_start_offset", "high_watermark", "time_offset", "bytes", "error", "delayed_messages", "next_due_us")
+    __slots__ = ("queue", "log_start_offset", "high_watermark", "time_offset", "bytes", "error", "delayed_messages", "next_due_us", "append_time_us")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
     HIGH_WATERMARK_FIELD_NUMBER: _ClassVar[int]
@@ -409,6 +411,7 @@ class QueueOffsets(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     DELAYED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     NEXT_DUE_US_FIELD_NUMBER: _ClassVar[int]
+    APPEND_TIME_US_FIELD_NUMBER: _ClassVar[int]
     queue: _common_pb2.QueueRef
     log_start_offset: int
     high_watermark: int
@@ -417,7 +420,8 @@ class QueueOffsets(_message.Message):
     error: _errors_pb2.ErrorDetail
     delayed_messages: int
     next_due_us: int
-    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., log_start_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ..., time_offset: _Optional[int] = ..., bytes: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., delayed_messages: _Optional[int] = ..., next_due_us: _Optional[int] = ...) -> None: ...
+    append_time_us: int
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., log_start_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ..., time_offset: _Optional[int] = ..., bytes: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., delayed_messages: _Optional[int] = ..., next_due_us: _Optional[int] = ..., append_time_us: _Optional[int] = ...) -> None: ...
 
 class ListOffsetsReply(_message.Message):
     __slots__ = ("queues",)

@@ -1,0 +1,80 @@
+"""`semel message show`: one stored message with all that is known of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from semel.console import completion, render
+from semel.console.json_fields import bytes_field, header_texts
+from semel.console.options import client_options, examples, open_client
+
+if TYPE_CHECKING:
+    from semel.client import StoredMessage
+
+
+@click.group()
+def message() -> None:
+    """One stored message: its content, when it came, and from whom."""
+
+
+@message.command(
+    epilog=examples(
+        "semel message show orders 3 41",
+        "semel message show orders 3 41 --json",
+        more="Bytes that are no UTF-8 are shown in base64, under a name that says so.",
+    )
+)
+@click.argument("topic", shell_complete=completion.topics)
+@click.argument("queue", type=click.IntRange(0))
+@click.argument("offset", type=click.IntRange(0))
+@client_options
+def show(topic: str, queue: int, offset: int, bootstrap: str, as_json: bool) -> None:
+    """Shows the message at OFFSET in QUEUE of TOPIC.
+
+    It is read without a consumer group: no lock is taken, and nothing is committed.
+    """
+    with open_client(bootstrap) as client:
+        found = client.admin.show_message(topic, queue, offset)
+    value = _as_dict(found)
+    rows = [[name.replace("_", " "), _shown(each)] for name, each in value.items()]
+    render.Output(as_json=as_json).show(value, render.table(["", ""], rows))
+
+
+def _as_dict(found: StoredMessage) -> dict[str, Any]:
+    """The message as JSON; what it does not have is null."""
+    value: dict[str, Any] = {"topic": found.topic, "queue": found.queue, "offset": found.offset}
+    value |= bytes_field("key", found.key)
+    value |= bytes_field("value", found.value)
+    value["headers"] = header_texts(found.headers)
+    value |= bytes_field("message_id", found.message_id)
+    return value | {
+        "timestamp": _time(found.timestamp_us),
+        "appended": _time(found.append_time_us),
+        "deliver_at": _time(found.deliver_at_us) if found.deliver_at_us else None,
+        "producer_id": found.producer_id,
+        "producer": found.producer,
+        "epoch": found.epoch,
+        "session": found.session,
+        "sequence": found.sequence,
+    }
+
+
+def _time(time_us: int) -> str:
+    return render.iso(time_us, "microseconds")
+
+
+def _shown(value: object) -> str:
+    match value:
+        case None:
+            return ""
+        case dict():
+            pairs = [
+                (name, text)
+                for name, texts in value.items()
+                for text in (texts if isinstance(texts, list) else [texts])
+            ]
+            return ", ".join(f"{name}={text}" for name, text in pairs)
+        case _:
+            return str(value)

@@ -1,0 +1,134 @@
+"""The console looks at single messages, stored and delayed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from semel.client import Client
+from semel.protos.errors import OffsetOutOfRange, UnknownQueue
+from tests.kit.cluster import Cluster
+from tests.kit.console import Console
+from tests.kit.waiting import until
+
+
+@pytest.fixture(scope="module")
+def shared_cluster(module_path: Path) -> Iterator[Cluster]:
+    """A cluster that looks for what retention may take ten times a second."""
+    flags = ("--retention-check-ms", "100")
+    with Cluster(module_path / "cluster", broker_flags=flags) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def semel(shared_cluster: Cluster) -> Console:
+    return Console(shared_cluster.bootstrap)
+
+
+@pytest.fixture
+def topic(client: Client, request: pytest.FixtureRequest) -> str:
+    name = str(request.node.originalname)
+    client.admin.create_topic(name, queues=2)
+    return name
+
+
+def now_us() -> int:
+    return time.time_ns() // 1_000
+
+
+def microseconds(text: str) -> int:
+    return round(datetime.fromisoformat(text).timestamp() * 1_000_000)
+
+
+def test_a_message_is_shown_with_all_that_is_known_of_it(
+    semel: Console, topic: str, client: Client
+) -> None:
+    before_us = now_us()
+    with client.producer(name="kitchen") as producer:
+        producer.send(topic, b"tea", queue=1).result(10)
+        sent = producer.send(
+            topic,
+            b"\xff",
+            key="ä".encode(),
+            headers={"waiter": b"Ann"},
+            queue=1,
+            message_id="id-2",
+        ).result(10)
+    assert sent.offset == 1
+    found = semel.json("message", "show", topic, "1", "1")
+    described = client.admin.describe_producer("kitchen")
+    row = next(row for row in described.queues if row.queue == 1)
+    for name in ("timestamp", "appended"):
+        assert before_us <= microseconds(found.pop(name)) <= now_us()
+    assert found == {
+        "topic": topic,
+        "queue": 1,
+        "offset": 1,
+        "key": "ä",
+        "value_base64": "/w==",
+        "headers": {"waiter": "Ann"},
+        "message_id": "id-2",
+        "deliver_at": None,
+        "producer_id": described.producer_id,
+        "producer": "kitchen",
+        "epoch": row.epoch,
+        "session": row.session,
+        "sequence": sent.sequence,
+    }
+    text = semel("message", "show", topic, "1", "1").stdout.decode()
+    assert "waiter=Ann" in text
+    assert "kitchen" in text
+
+
+def test_a_delayed_message_was_appended_when_it_was_due(
+    semel: Console, topic: str, client: Client
+) -> None:
+    with client.producer() as producer, producer.transaction("stays") as transaction:
+        transaction.send(topic, b"later", queue=0, deliver_after=1.5)
+        transaction.send(topic, b"now", queue=0)
+    until(
+        lambda: client.admin.describe_topic(topic).queues[0].log_end_offset == 2,
+        20,
+        "the delayed message",
+    )
+    now, later = (semel.json("message", "show", topic, "0", str(at)) for at in range(2))
+    assert (now["value"], later["value"]) == ("now", "later")
+    assert (now["deliver_at"], now["producer"], later["producer"]) == (None, None, None)
+    due_us = microseconds(later["deliver_at"])
+    assert due_us <= microseconds(later["appended"]) <= now_us()
+    assert microseconds(now["appended"]) < due_us
+
+
+def test_what_is_not_stored_is_refused_with_what_is(
+    semel: Console, topic: str, client: Client
+) -> None:
+    error = semel.fails("message", "show", topic, "0", "0", "--json")
+    assert error == (
+        f"queue 0 of topic {topic!r} has no message at offset 0: it is empty, and its next message"
+        " gets offset 0"
+    )
+    with client.producer() as producer:
+        for value in (b"a", b"b"):
+            producer.send(topic, value, queue=0).result(10)
+        client.admin.alter_topic(topic, retention_bytes=1)
+        until(
+            lambda: client.admin.describe_topic(topic).queues[0].log_start_offset == 1,
+            20,
+            "the first message to be trimmed",
+        )
+    error = semel.fails("message", "show", topic, "0", "0")
+    assert error.endswith("no message at offset 0: it has 1 to 1; what is below was trimmed")
+    assert "it has 1 to 1" in semel.fails("message", "show", topic, "0", "2")
+    assert semel.json("message", "show", topic, "0", "1")["value"] == "b"
+    assert "has no queue 7" in semel.fails("message", "show", topic, "7", "0")
+    assert "no topic" in semel.fails("message", "show", "nowhere", "0", "0")
+    semel.fails("message", "show", topic, "0", "x", status=2)
+    with pytest.raises(OffsetOutOfRange) as caught:
+        client.admin.show_message(topic, 0, 0)
+    assert (caught.value.log_start_offset, caught.value.log_end_offset) == (1, 2)
+    with pytest.raises(UnknownQueue):
+        client.admin.show_message(topic, 7, 0)
