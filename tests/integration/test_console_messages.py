@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -132,3 +132,106 @@ def test_what_is_not_stored_is_refused_with_what_is(
     assert (caught.value.log_start_offset, caught.value.log_end_offset) == (1, 2)
     with pytest.raises(UnknownQueue):
         client.admin.show_message(topic, 7, 0)
+
+
+# --- what is delayed
+
+
+def due_text(time_us: int) -> str:
+    return datetime.fromtimestamp(time_us / 1e6, UTC).isoformat(timespec="microseconds")
+
+
+def test_delayed_messages_are_listed_until_they_are_released(
+    semel: Console, topic: str, client: Client
+) -> None:
+    """Those of a transaction are, too, from the commit on."""
+    assert semel.json("delay", "list", topic) == {"topic": topic, "messages": []}
+    assert semel("delay", "list", topic).stdout == b"no delayed messages\n"
+    hour_us = (now_us() // 1_000_000 + 3_600) * 1_000_000
+    with client.producer(name="reminder") as producer:
+        sent = [
+            producer.send(topic, b"in an hour", queue=0, deliver_at=hour_us),
+            producer.send(topic, b"soon", key=b"k", queue=1, deliver_after=2, message_id=b"\xff"),
+            producer.send(topic, b"a minute later", queue=1, deliver_at=hour_us + 60_000_000),
+            producer.send(topic, b"now", queue=1),
+        ]
+        sequences = [each.result(10).sequence for each in sent]
+        with producer.transaction("waits") as transaction:
+            transaction.send(topic, b"with others", queue=0, deliver_at=hour_us - 60_000_000)
+            assert len(semel.json("delay", "list", topic)["messages"]) == 3, "not committed"
+    found = semel.json("delay", "list", topic)["messages"]
+    producer_id = client.admin.describe_producer("reminder").producer_id
+    assert hour_us - 3_600_000_000 < microseconds(found[0].pop("due")) < hour_us - 60_000_000
+    stager_id = found[1].pop("producer_id")
+    assert stager_id != producer_id
+    late = {"queue": 0, "message_id": None, "key": None, "producer_id": producer_id}
+    assert found == [
+        {
+            "queue": 1,
+            "message_id_base64": "/w==",
+            "key": "k",
+            "size": 5,
+            "producer_id": producer_id,
+            "sequence": sequences[1],
+        },
+        {
+            "due": due_text(hour_us - 60_000_000),
+            "queue": 0,
+            "message_id": None,
+            "key": None,
+            "size": 11,
+            "sequence": 0,
+        },
+        late | {"due": due_text(hour_us), "size": 10, "sequence": sequences[0]},
+        late
+        | {
+            "due": due_text(hour_us + 60_000_000),
+            "queue": 1,
+            "size": 14,
+            "sequence": sequences[2],
+        },
+    ]
+    until(
+        lambda: client.admin.describe_topic(topic).queues[1].log_end_offset == 2,
+        20,
+        "the first one to be released",
+    )
+    left = semel.json("delay", "list", topic)["messages"]
+    assert [each["size"] for each in left] == [11, 10, 14]
+    before = due_text(hour_us)
+    assert len(semel.json("delay", "list", topic, "--before", before)["messages"]) == 1
+    assert len(semel.json("delay", "list", topic, "--limit", "2")["messages"]) == 2
+    text = semel("delay", "list", topic).stdout.decode()
+    assert datetime.fromtimestamp(hour_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S") in text
+
+
+def test_many_delayed_messages_are_listed_in_pages(topic: str, client: Client) -> None:
+    """More batches than a page has, of two queues, in one order."""
+    first_us = (now_us() // 1_000_000 + 3_600) * 1_000_000
+    dues = [first_us + (number * 7_919 % 300) * 1_000_000 for number in range(300)]
+    with client.producer() as producer:
+        for queue in range(2):
+            producer.send_many(topic, [b"x" * 20_000] * 300, queue=queue, deliver_at=dues)
+        producer.flush()
+    found = client.admin.list_delayed(topic, limit=10_000)
+    assert [(each.due_us, each.queue) for each in found] == sorted(
+        (due_us, queue) for due_us in dues for queue in range(2)
+    )
+    assert client.admin.list_delayed(topic, limit=350) == found[:350]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (("list", "nowhere"), 1, "no topic"),
+        (("list", "t", "--limit", "0"), 2, "0 is not in the range"),
+        (("list", "t", "--limit", "-1"), 2, "-1 is not in the range"),
+        (("list", "t", "--limit", "10001"), 2, "10001 is not in the range"),
+        (("list", "t", "--before", "tomorrow"), 2, "is no time such as"),
+        (("list", "t", "--before", "5"), 2, "is no time such as"),
+    ],
+)
+def test_what_cannot_be_asked_of_delays_is_one_line_of_error(
+    semel: Console, arguments: tuple[str, ...], status: int, text: str
+) -> None:
+    assert text in semel.fails("delay", *arguments, status=status)

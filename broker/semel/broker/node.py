@@ -53,6 +53,7 @@ from semel.broker.replica.replica import Replica
 from semel.broker.replication.receiver import PeerPort, frame_meta
 from semel.broker.replication.sender import PeerLink
 from semel.broker.server.broker_service import BrokerService
+from semel.broker.server.delay_calls import DelayCalls
 from semel.broker.server.direct import DirectStreams
 from semel.broker.server.fetch import FetchHandler
 from semel.broker.server.group_offsets import GroupOffsetCalls
@@ -302,6 +303,7 @@ class BrokerNode:
                 locks=LockCalls(replica),
                 groups=GroupOffsetCalls(replica),
                 queues=QueueCalls(config, replica, self._routes),
+                delays=DelayCalls(replica),
                 status=NodeStatusCall(config, replica, self.checkpoints, self.scrub, self.identity),
             ),
             server,

@@ -4,6 +4,7 @@ See `docs/client.md`. Errors live in `semel.protos.errors` and are re-exported h
 """
 
 from semel.client import _fork as _fork  # first: before gRPC is imported
+from semel.client.admin.delays import DelayedMessage
 from semel.client.admin.inspection import Inspection
 from semel.client.admin.nodes import DrainResult, MemberProgress, MembershipResult
 from semel.client.admin.resets import OffsetReset, Shift
@@ -61,6 +62,7 @@ __all__ = [
     "Consumer",
     "ConsumerConfig",
     "DeadLetter",
+    "DelayedMessage",
     "DrainResult",
     "Inspection",
     "LetterFilter",

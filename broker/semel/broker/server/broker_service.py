@@ -5,6 +5,7 @@ Not here: hot streams (`server/produce.py`, `server/fetch.py`).
 
 from __future__ import annotations
 
+from semel.broker.server.delay_calls import DelayCalls
 from semel.broker.server.group_offsets import GroupOffsetCalls
 from semel.broker.server.lock_calls import LockCalls
 from semel.broker.server.node_status import NodeStatusCall
@@ -22,6 +23,7 @@ class BrokerService:
         locks: LockCalls,
         groups: GroupOffsetCalls,
         queues: QueueCalls,
+        delays: DelayCalls,
         status: NodeStatusCall,
     ) -> None:
         self.FenceProducer = producers.FenceProducer
@@ -37,4 +39,5 @@ class BrokerService:
         self.ListOffsets = queues.ListOffsets
         self.ApplyQueues = queues.ApplyQueues
         self.VerifyQueues = queues.VerifyQueues
+        self.ListDelayed = delays.ListDelayed
         self.GetNodeStatus = status.GetNodeStatus

@@ -26,7 +26,12 @@ from semel.broker.state.admission.decisions import (
 from semel.broker.state.admission.id_admission import CheckedIds
 from semel.broker.state.admission.record_limits import NAME_CHARACTERS_MAX, record_refusal
 from semel.broker.state.apply.coordination import Begun, Coordination
-from semel.broker.state.apply.delays import RELEASE_BATCHES_MAX, DelayedExtent, Delays
+from semel.broker.state.apply.delays import (
+    RELEASE_BATCHES_MAX,
+    DelayedExtent,
+    DelayedPlace,
+    Delays,
+)
 from semel.broker.state.apply.extents import Extent
 from semel.broker.state.apply.locks import ConsumerGroups, GroupQueue
 from semel.broker.state.apply.moves import (
@@ -95,6 +100,7 @@ __all__ = [
     "ControlDecision",
     "Coordination",
     "DelayedExtent",
+    "DelayedPlace",
     "DelayedReleased",
     "Delays",
     "Done",

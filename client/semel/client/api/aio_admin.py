@@ -9,8 +9,10 @@ Not here: what the calls do (`admin/calls.py`, `admin/verify.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Literal
 
+from semel.client.admin.delays import LIMIT_DEFAULT, DelayedMessage, list_delayed
 from semel.client.admin.descriptions import (
     ClusterStatus,
     GroupDescription,
@@ -266,6 +268,19 @@ class AsyncAdmin:
         return await session.await_run(
             show_message(session.cluster, session.runtime, topic, queue, offset)
         )
+
+    async def list_delayed(
+        self, topic: str, *, before: datetime | int | None = None, limit: int = LIMIT_DEFAULT
+    ) -> list[DelayedMessage]:
+        """Returns the first `limit` messages, at most 10,000, that are stored and not delivered
+        yet, by due time: with `before` only those that are due before that time, a datetime with a
+        time zone or microseconds since 1970.
+
+        A message that is due and about to be delivered may be among them. Raises UnknownTopic,
+        InvalidRequest, and UnsupportedVersion for a broker that is too old to tell.
+        """
+        session = self._session
+        return await session.await_run(list_delayed(session.cluster, topic, before, limit))
 
     # --- dead letters
 

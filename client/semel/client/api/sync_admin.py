@@ -8,8 +8,10 @@ Generated from `api/aio_admin.py` by `tools/unasync.py`: change that module.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Literal
 
+from semel.client.admin.delays import LIMIT_DEFAULT, DelayedMessage, list_delayed
 from semel.client.admin.descriptions import (
     ClusterStatus,
     GroupDescription,
@@ -254,6 +256,19 @@ class Admin:
         """
         session = self._session
         return session.run(show_message(session.cluster, session.runtime, topic, queue, offset))
+
+    def list_delayed(
+        self, topic: str, *, before: datetime | int | None = None, limit: int = LIMIT_DEFAULT
+    ) -> list[DelayedMessage]:
+        """Returns the first `limit` messages, at most 10,000, that are stored and not delivered
+        yet, by due time: with `before` only those that are due before that time, a datetime with a
+        time zone or microseconds since 1970.
+
+        A message that is due and about to be delivered may be among them. Raises UnknownTopic,
+        InvalidRequest, and UnsupportedVersion for a broker that is too old to tell.
+        """
+        session = self._session
+        return session.run(list_delayed(session.cluster, topic, before, limit))
 
     # --- dead letters
 

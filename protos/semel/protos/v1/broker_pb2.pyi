@@ -429,6 +429,42 @@ class ListOffsetsReply(_message.Message):
     queues: _containers.RepeatedCompositeFieldContainer[QueueOffsets]
     def __init__(self, queues: _Optional[_Iterable[_Union[QueueOffsets, _Mapping]]] = ...) -> None: ...
 
+class DelayedPlace(_message.Message):
+    __slots__ = ("due_us", "ordinal")
+    DUE_US_FIELD_NUMBER: _ClassVar[int]
+    ORDINAL_FIELD_NUMBER: _ClassVar[int]
+    due_us: int
+    ordinal: int
+    def __init__(self, due_us: _Optional[int] = ..., ordinal: _Optional[int] = ...) -> None: ...
+
+class ListDelayedRequest(_message.Message):
+    __slots__ = ("queue", "before_us", "after", "messages_max")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_US_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_MAX_FIELD_NUMBER: _ClassVar[int]
+    queue: _common_pb2.QueueRef
+    before_us: int
+    after: DelayedPlace
+    messages_max: int
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., before_us: _Optional[int] = ..., after: _Optional[_Union[DelayedPlace, _Mapping]] = ..., messages_max: _Optional[int] = ...) -> None: ...
+
+class DelayedBatch(_message.Message):
+    __slots__ = ("place", "stored")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    place: DelayedPlace
+    stored: bytes
+    def __init__(self, place: _Optional[_Union[DelayedPlace, _Mapping]] = ..., stored: _Optional[bytes] = ...) -> None: ...
+
+class ListDelayedReply(_message.Message):
+    __slots__ = ("batches", "more")
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    batches: _containers.RepeatedCompositeFieldContainer[DelayedBatch]
+    more: bool
+    def __init__(self, batches: _Optional[_Iterable[_Union[DelayedBatch, _Mapping]]] = ..., more: _Optional[bool] = ...) -> None: ...
+
 class DescribeGroupOffsetsRequest(_message.Message):
     __slots__ = ("group",)
     GROUP_FIELD_NUMBER: _ClassVar[int]

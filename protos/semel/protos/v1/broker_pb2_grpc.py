@@ -241,6 +241,11 @@ class BrokerStub:
                 request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.ListOffsetsRequest.SerializeToString,
                 response_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.ListOffsetsReply.FromString,
                 _registered_method=True)
+        self.ListDelayed = channel.unary_unary(
+                '/semel.protos.v1.Broker/ListDelayed',
+                request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.ListDelayedRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.ListDelayedReply.FromString,
+                _registered_method=True)
         self.DescribeGroupOffsets = channel.unary_unary(
                 '/semel.protos.v1.Broker/DescribeGroupOffsets',
                 request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.DescribeGroupOffsetsRequest.SerializeToString,
@@ -333,6 +338,13 @@ class BrokerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListDelayed(self, request, context):
+        """Stored batches of a queue that are delayed, a page at a time; master only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DescribeGroupOffsets(self, request, context):
         """Committed offsets and locks of consumer groups on this broker group.
         """
@@ -417,6 +429,11 @@ def add_BrokerServicer_to_server(servicer, server):
                     servicer.ListOffsets,
                     request_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.ListOffsetsRequest.FromString,
                     response_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.ListOffsetsReply.SerializeToString,
+            ),
+            'ListDelayed': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDelayed,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.ListDelayedRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.ListDelayedReply.SerializeToString,
             ),
             'DescribeGroupOffsets': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeGroupOffsets,
@@ -666,6 +683,33 @@ class Broker:
             '/semel.protos.v1.Broker/ListOffsets',
             semel_dot_protos_dot_v1_dot_broker__pb2.ListOffsetsRequest.SerializeToString,
             semel_dot_protos_dot_v1_dot_broker__pb2.ListOffsetsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDelayed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Broker/ListDelayed',
+            semel_dot_protos_dot_v1_dot_broker__pb2.ListDelayedRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_broker__pb2.ListDelayedReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -11,6 +11,7 @@ import pytest
 from semel.broker.background.transaction_work import TransactionWork
 from semel.broker.control_plane.route_cache import RoutesCopy
 from semel.broker.server.broker_service import BrokerService
+from semel.broker.server.delay_calls import DelayCalls
 from semel.broker.server.fetch import FetchHandler
 from semel.broker.server.group_offsets import GroupOffsetCalls
 from semel.broker.server.lock_calls import LockCalls
@@ -37,6 +38,7 @@ CALLS: dict[str, Any] = {
     "DescribeProducers": broker_pb2.DescribeProducersRequest(confirmed=True),
     "GetNodeStatus": broker_pb2.NodeStatusRequest(confirmed=True),
     "GetProduceOutcome": broker_pb2.ProduceOutcomeRequest(queue=QUEUE, producer_id=5),
+    "ListDelayed": broker_pb2.ListDelayedRequest(queue=QUEUE, messages_max=1),
     "ListOffsets": broker_pb2.ListOffsetsRequest(queues=[QUEUE]),
     "ReleaseLocks": broker_pb2.ReleaseLocksRequest(group="g", member_id="m"),
     "RenewLocks": broker_pb2.RenewLocksRequest(group="g", member_id="m"),
@@ -76,6 +78,7 @@ def service_of(replica: Replaced, routes: Any = None) -> BrokerService:
         locks=LockCalls(stand_in),
         groups=GroupOffsetCalls(stand_in),
         queues=QueueCalls(config, stand_in, routes),
+        delays=DelayCalls(stand_in),
         status=NodeStatusCall(config, stand_in, nothing, nothing, nothing),
     )
 

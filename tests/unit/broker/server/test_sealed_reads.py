@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from semel.broker.server.delay_calls import DelayCalls
 from semel.broker.server.producer_calls import ProducerCalls
 from semel.broker.server.queue_calls import QueueCalls
 from semel.protos.errors import Throttled
@@ -18,6 +19,7 @@ from tests.unit.broker.state.moving import Home
 
 QUEUE = queue_ref(KEY)
 READS = {
+    "ListDelayed": broker_pb2.ListDelayedRequest(queue=QUEUE, messages_max=1),
     "ListOffsets": broker_pb2.ListOffsetsRequest(queues=[QUEUE]),
     "GetProduceOutcome": broker_pb2.ProduceOutcomeRequest(queue=QUEUE, producer_id=5, sequence=10),
     "DescribeProducers": broker_pb2.DescribeProducersRequest(queues=[QUEUE], confirmed=True),
@@ -33,8 +35,11 @@ async def test_a_sealed_queue_does_not_tell_its_end_nor_what_it_lacks(read: str)
     group.commit()
     replica: Any = Master(group.state)
     nothing: Any = SimpleNamespace()
-    queues = QueueCalls(nothing, replica, nothing)
-    ask = getattr(queues if read == "ListOffsets" else ProducerCalls(replica), read)
+    servers: dict[str, Any] = {
+        "ListDelayed": DelayCalls(replica),
+        "ListOffsets": QueueCalls(nothing, replica, nothing),
+    }
+    ask = getattr(servers.get(read, ProducerCalls(replica)), read)
     await ask(READS[read], None)
     assert group.step("SEAL", 1, 2) is None
     with pytest.raises(Throttled):

@@ -52,7 +52,15 @@ DELAYED_QUEUE: Final = struct.Struct("<QII")
 DELAYED_EXTENT: Final = struct.Struct("<qQqIII")
 _BLOCK_BYTES: Final = 512 * DELAYED_EXTENT.size
 _DUE: Final = struct.Struct("<q")
+_PLACE: Final = struct.Struct("<qQ")
 _HEAP_SLACK: Final = 1_024
+
+
+class DelayedPlace(NamedTuple):
+    """The place of a delayed extent in the order of its queue."""
+
+    due_us: int
+    ordinal: int
 
 
 class DelayedExtent(NamedTuple):
@@ -120,6 +128,37 @@ class DelayedQueue:
             if extent.ordinal < below_ordinal:
                 found.append(extent)
         return found
+
+    def page(
+        self, after: DelayedPlace | None, before_us: int | None, messages_max: int, bytes_max: int
+    ) -> tuple[list[DelayedExtent], bool]:
+        """The extents behind `after` that are due before `before_us`, and whether there are more.
+
+        The last one brings them to `messages_max` messages. All together have at most `bytes_max`
+        bytes, unless the first one alone has more.
+        """
+        found: list[DelayedExtent] = []
+        messages = length = 0
+        for extent in self._behind(after):
+            if before_us is not None and extent.due_us >= before_us:
+                break
+            length += extent.length
+            if found and (messages >= messages_max or length > bytes_max):
+                return found, True
+            found.append(extent)
+            messages += extent.messages
+        return found, False
+
+    def _behind(self, after: DelayedPlace | None) -> Iterator[DelayedExtent]:
+        if after is None:
+            yield from self
+            return
+        at = max(0, bisect_right(self._blocks, after, key=_place) - 1)
+        block = self._blocks[at]
+        ordinals = range(len(block) // DELAYED_EXTENT.size)
+        start = bisect_right(ordinals, after, key=lambda each: _place(block, each))
+        for rest in (block[start * DELAYED_EXTENT.size :], *self._blocks[at + 1 :]):
+            yield from map(DelayedExtent._make, DELAYED_EXTENT.iter_unpack(rest))
 
     def remove(self, extents: list[DelayedExtent]) -> None:
         """Removes extents that `first` has returned."""
@@ -357,3 +396,7 @@ class Delays:
 
 def _due(block: bytearray, at: int = 0) -> int:
     return int(_DUE.unpack_from(block, at * DELAYED_EXTENT.size)[0])
+
+
+def _place(block: bytearray, at: int = 0) -> DelayedPlace:
+    return DelayedPlace._make(_PLACE.unpack_from(block, at * DELAYED_EXTENT.size))

@@ -1,0 +1,162 @@
+"""Delayed messages before they are due: which there are.
+
+How it works. The masters give stored batches of one queue in pages, by due time; here they are
+taken apart, and the queues of a topic are merged. What a list shows was there when its queue was
+asked: a message may have been released since.
+
+Not here: the order of several queues (`core/due_merge.py`), which times a sender may choose
+(`core/dues.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, TypeVar
+
+from semel.client.admin.descriptions import Described
+from semel.client.core.due_merge import DueMerge
+from semel.client.core.routing import QueueRoute
+from semel.client.message import Message, Rows
+from semel.client.reading.offsets import MOVES_MAX, list_offsets
+from semel.client.transport.cluster import Cluster
+from semel.protos.batch import BROKER_HEADER_BYTES, decode_header
+from semel.protos.errors import InvalidRequest, QueueMoved
+from semel.protos.queue_refs import queue_ref
+from semel.protos.v1 import broker_pb2
+
+LIMIT_DEFAULT: Final = 100
+LIMIT_MAX: Final = 10_000
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelayedMessage(Described):
+    """One message that is stored and not delivered yet."""
+
+    topic: str
+    queue: int
+    due_us: int
+    """When it is due, microseconds since the epoch."""
+    message_id: bytes | None
+    """The message id that the sender chose, or None."""
+    key: bytes | None
+    size: int
+    """Bytes of its key, value and headers."""
+    producer_id: int
+    sequence: int
+    """The number that the producer gave it in this queue."""
+
+
+async def list_delayed(
+    cluster: Cluster, topic: str, before: datetime | int | None, limit: int
+) -> list[DelayedMessage]:
+    """Returns the first `limit` delayed messages by due time, then queue, then the order in which
+    they will get their offsets. Raises UnknownTopic, InvalidRequest, and UnsupportedVersion for a
+    broker that is too old to tell."""
+    before_us = _before_us(before)
+    if not isinstance(limit, int) or isinstance(limit, bool) or not 0 < limit <= LIMIT_MAX:
+        raise InvalidRequest(f"limit must be a whole number from 1 to {LIMIT_MAX}, not {limit!r}")
+    route = await cluster.topic(topic, refresh=True)
+    queues: dict[int, _DelayedQueue] = {
+        queue.key.queue_id: _DelayedQueue(cluster, topic, queue) for queue in route.every
+    }
+    known = await list_offsets(cluster, list(route.every))
+    merge: DueMerge[DelayedMessage] = DueMerge(
+        {
+            number: offsets.next_due_us
+            for number, offsets in known.items()
+            if offsets.delayed_messages and (not before_us or offsets.next_due_us < before_us)
+        }
+    )
+    found: list[DelayedMessage] = []
+    while len(found) < limit:
+        if (wanted := merge.wanted) is not None:
+            rows, more = await queues[wanted].next_page(before_us, limit - len(found))
+            merge.on_page(rows, more=more)
+        elif (message := merge.take()) is not None:
+            found.append(message)
+        else:
+            break
+    return found
+
+
+class _DelayedQueue:
+    """The delayed messages of one queue, a page at a time."""
+
+    def __init__(self, cluster: Cluster, topic: str, queue: QueueRoute) -> None:
+        self._cluster = cluster
+        self._topic = topic
+        self._queue = queue
+        self._after: broker_pb2.DelayedPlace | None = None
+
+    async def next_page(
+        self, before_us: int, messages_max: int
+    ) -> tuple[list[DelayedMessage], bool]:
+        """Returns at most `messages_max` messages, and whether more come behind them."""
+        request = broker_pb2.ListDelayedRequest(
+            queue=queue_ref(self._queue.key),
+            before_us=before_us,
+            after=self._after,
+            messages_max=messages_max,
+        )
+
+        async def ask() -> broker_pb2.ListDelayedReply:
+            home = self._cluster.routes.home(self._queue)
+            reply = await self._cluster.call_master(home, "ListDelayed", request)
+            assert isinstance(reply, broker_pb2.ListDelayedReply)
+            return reply
+
+        reply = await _following(self._cluster, ask)
+        found: list[DelayedMessage] = []
+        for batch in reply.batches:
+            self._after = batch.place
+            for message in self._messages(batch.stored, messages_max - len(found)):
+                found.append(self._described(message, batch.place.due_us))
+        return found, reply.more
+
+    def _messages(self, stored: bytes, count_max: int) -> list[Message]:
+        """Returns the first messages of a stored batch. Raises CorruptBatch."""
+        count = decode_header(stored, BROKER_HEADER_BYTES).count
+        rows = Rows(self._topic, self._queue.key, memoryview(stored), 0, 0, count)
+        return rows.messages(0, min(count, count_max))
+
+    def _described(self, message: Message, due_us: int) -> DelayedMessage:
+        headers = sum(len(name.encode()) + len(data) for name, data in message.headers)
+        return DelayedMessage(
+            topic=self._topic,
+            queue=message.queue,
+            due_us=due_us,
+            message_id=message.message_id,
+            key=message.key,
+            size=len(message.key or b"") + len(message.value) + headers,
+            producer_id=message.producer_id,
+            sequence=message.sequence,
+        )
+
+
+async def _following(cluster: Cluster, ask: Callable[[], Awaitable[_T]]) -> _T:
+    """Asks; again when the queue has moved to another broker group. Raises SemelError."""
+    for _ in range(MOVES_MAX):
+        try:
+            return await ask()
+        except QueueMoved as error:
+            cluster.routes.on_moved(error)
+    return await ask()
+
+
+def _before_us(before: object) -> int:
+    """Returns the time in microseconds since 1970; 0 for none. Raises InvalidRequest."""
+    if before is None:
+        return 0
+    if isinstance(before, datetime):
+        if before.utcoffset() is None:
+            raise InvalidRequest("before: give the datetime a time zone, e.g. datetime.UTC")
+        before = round(before.timestamp() * 1_000_000)
+    if not isinstance(before, int) or isinstance(before, bool) or not 0 < before < 1 << 63:
+        raise InvalidRequest(
+            "before must be a datetime with a time zone or whole microseconds since 1970, not"
+            f" {before!r}"
+        )
+    return before
