@@ -205,6 +205,48 @@ def test_delayed_messages_are_listed_until_they_are_released(
     assert datetime.fromtimestamp(hour_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S") in text
 
 
+def test_delayed_messages_are_counted_by_the_time_that_is_left(
+    semel: Console, topic: str, client: Client
+) -> None:
+    empty = semel.json("delay", "stats", topic)
+    assert (empty["messages"], empty["earliest"], empty["latest"]) == (0, None, None)
+    assert semel("delay", "stats", topic).stdout == b"no delayed messages\n"
+    day_us = 86_400_000_000
+    base_us = now_us() // 1_000_000 * 1_000_000
+    first_us, last_us = base_us + 1_800_000_000, base_us + 40 * day_us
+    with client.producer() as producer:
+        producer.send_many(topic, [b"x" * 100] * 300, queue=0, deliver_at=first_us)
+        producer.send_many(topic, [b"x" * 100] * 30, queue=1, deliver_at=base_us + 3 * day_us)
+        producer.send(topic, b"far", queue=1, deliver_at=last_us)
+        producer.send(topic, b"soon", queue=1, deliver_after=2)
+        producer.flush()
+    with client.producer() as producer, producer.transaction("counted") as transaction:
+        transaction.send(topic, b"with others", queue=0, deliver_at=first_us)
+    until(
+        lambda: client.admin.describe_topic(topic).queues[1].log_end_offset == 1,
+        20,
+        "the first one to be released",
+    )
+    found = semel.json("delay", "stats", topic)
+    assert (found["topic"], found["messages"]) == (topic, 332)
+    assert (found["earliest"], found["latest"]) == (due_text(first_us), due_text(last_us))
+    counts = {each["due"]: each["messages"] for each in found["buckets"]}
+    assert list(counts) == ["overdue", "1 s", "1 min", "1 h", "1 d", "7 d", "30 d", "later"]
+    assert {due: each for due, each in counts.items() if each} == {
+        "1 h": 301,
+        "7 d": 30,
+        "later": 1,
+    }
+    assert found["bytes"] == sum(each["bytes"] for each in found["buckets"]) > 33_000
+    assert found["batches"] >= 4
+    lines = semel("delay", "stats", topic).stdout.decode().splitlines()
+    bars = {line.split("  ")[0]: line.count("█") for line in lines}
+    assert (bars["within 1 h"], bars["within 7 d"], bars["within 1 d"]) == (30, 2, 0)
+    assert "later" in bars
+    assert "332 messages delayed" in lines[0]
+    assert lines[0].endswith("UTC")
+
+
 def test_many_delayed_messages_are_listed_in_pages(topic: str, client: Client) -> None:
     """More batches than a page has, of two queues, in one order."""
     first_us = (now_us() // 1_000_000 + 3_600) * 1_000_000
@@ -224,6 +266,7 @@ def test_many_delayed_messages_are_listed_in_pages(topic: str, client: Client) -
     ("arguments", "status", "text"),
     [
         (("list", "nowhere"), 1, "no topic"),
+        (("stats", "nowhere", "--json"), 1, "no topic"),
         (("list", "t", "--limit", "0"), 2, "0 is not in the range"),
         (("list", "t", "--limit", "-1"), 2, "-1 is not in the range"),
         (("list", "t", "--limit", "10001"), 2, "10001 is not in the range"),

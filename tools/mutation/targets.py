@@ -121,6 +121,7 @@ TARGETS: Final = {
                 "apply/coordination",
                 "apply/transactions",
                 "apply/delays",
+                "apply/delay_figures",
                 "admission/transaction_admission",
                 "admission/delay_admission",
                 "apply/locks",

@@ -4,7 +4,7 @@ See `docs/client.md`. Errors live in `semel.protos.errors` and are re-exported h
 """
 
 from semel.client import _fork as _fork  # first: before gRPC is imported
-from semel.client.admin.delays import DelayedMessage
+from semel.client.admin.delays import DelayBucket, DelayedMessage, DelayStats
 from semel.client.admin.inspection import Inspection
 from semel.client.admin.nodes import DrainResult, MemberProgress, MembershipResult
 from semel.client.admin.resets import OffsetReset, Shift
@@ -62,6 +62,8 @@ __all__ = [
     "Consumer",
     "ConsumerConfig",
     "DeadLetter",
+    "DelayBucket",
+    "DelayStats",
     "DelayedMessage",
     "DrainResult",
     "Inspection",

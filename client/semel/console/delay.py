@@ -1,4 +1,4 @@
-"""`semel delay list`: messages that are stored and not due yet."""
+"""`semel delay list|stats`: messages that are stored and not due yet."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from semel.console.options import client_options, examples, open_client
 from semel.console.units import Place
 
 if TYPE_CHECKING:
-    from semel.client import DelayedMessage
+    from rich.console import RenderableType
+
+    from semel.client import DelayedMessage, DelayStats
 
 LIMIT: Final = 100
 LIMIT_MAX: Final = 10_000
+ENDS: Final = ("overdue", "later")
+"""The buckets that have no bound of their own."""
 
 
 @click.group()
 def delay() -> None:
-    """Messages that are stored and not due yet: which there are."""
+    """Messages that are stored and not due yet: which there are, and how many when."""
 
 
 @delay.command(
@@ -71,6 +75,54 @@ def list_delayed(
     )
     value = {"topic": topic, "messages": [_as_dict(each) for each in found]}
     render.Output(as_json=as_json).show(value, drawn if found else "no delayed messages")
+
+
+@delay.command(
+    epilog=examples(
+        "semel delay stats reminders",
+        "semel delay stats reminders --json",
+        more="What is overdue is delivered as soon as its queue has a master: more than a few"
+        " messages for more than a second are worth a look at `semel doctor`.",
+    )
+)
+@click.argument("topic", shell_complete=completion.topics)
+@client_options
+def stats(topic: str, bootstrap: str, as_json: bool) -> None:
+    """Shows how many delayed messages of TOPIC are due when.
+
+    Nothing is read from a disk for it, however many there are.
+    """
+    with open_client(bootstrap) as client:
+        found = client.admin.delay_stats(topic)
+    value = found.as_dict()
+    value["earliest"] = _time(value.pop("first_due_us"))
+    value["latest"] = _time(value.pop("last_due_us"))
+    value["buckets"] = value.pop("buckets")  # the long part at the end
+    drawn = _histogram(found) if found.messages else "no delayed messages"
+    render.Output(as_json=as_json).show(value, drawn)
+
+
+def _histogram(found: DelayStats) -> RenderableType:
+    most = max(bucket.messages for bucket in found.buckets)
+    return render.table(
+        ["due", "messages", "", "size"],
+        [
+            [
+                bucket.due if bucket.due in ENDS else f"within {bucket.due}",
+                bucket.messages,
+                render.bar(bucket.messages, most),
+                render.size(bucket.bytes),
+            ]
+            for bucket in found.buckets
+        ],
+        title=f"{found.topic} · {render.plural(found.messages, 'message')} delayed,"
+        f" {render.size(found.bytes)} · the first due {render.when(found.first_due_us)},"
+        f" the last {render.when(found.last_due_us)} UTC",
+    )
+
+
+def _time(time_us: int) -> str | None:
+    return render.iso(time_us, "microseconds") if time_us else None
 
 
 def _as_dict(message: DelayedMessage) -> dict[str, Any]:

@@ -33,7 +33,7 @@ _COMMANDS: Final = {
     "produce": ("semel.console.produce:produce", "Send lines or JSON objects to a topic."),
     "consume": ("semel.console.consume:consume", "Read messages from a topic."),
     "message": ("semel.console.message:message", "Show one stored message in full."),
-    "delay": ("semel.console.delay:delay", "Messages that are delayed: list them."),
+    "delay": ("semel.console.delay:delay", "Delayed messages: list them, count what is due when."),
     "group": ("semel.console.group:group", "Consumer groups, their members and their lag."),
     "dlq": ("semel.console.dlq:dlq", "Dead letters: look at them, and bring them back."),
     "cluster": ("semel.console.cluster:cluster", "The cluster's state; growing broker groups."),

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 PIPE_WIDTH: Final = 240
 """Width in columns of a table that goes into a pipe, so that nothing is cut short."""
+BAR_WIDTH: Final = 30
+"""Width in columns of a full bar."""
 WHOLE: Final = ("address", "role")
 """Columns that are never folded, because people copy from them."""
 NOTHING: Final = "–"
@@ -121,6 +123,7 @@ def table(
     Texts too wide for the terminal are folded, so nothing is cut off.
     """
     from rich import box
+    from rich.bar import Bar
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -143,9 +146,20 @@ def table(
             no_wrap=right or name in WHOLE,
         )
     for row in body:
-        drawn.add_row(*(Text(_cell(cell)) if not isinstance(cell, Text) else cell for cell in row))
+        drawn.add_row(
+            *(cell if isinstance(cell, Text | Bar) else Text(_cell(cell)) for cell in row)
+        )
     # Rich folds a table's own title to the width of the table.
     return Group(Text(title, style="bold"), drawn) if title else drawn
+
+
+def bar(value: int, most: int) -> RenderableType:
+    """A bar for a cell of a table: as long as `value` is large, where `most` fills the cell.
+    Whatever is not zero shows."""
+    from rich.bar import Bar
+
+    least = most / (8 * BAR_WIDTH)  # the eighth of a character
+    return Bar(max(most, 1), 0, max(value, least) if value else 0, width=BAR_WIDTH)
 
 
 def _cell(value: object) -> str:

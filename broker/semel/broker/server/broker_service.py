@@ -40,4 +40,5 @@ class BrokerService:
         self.ApplyQueues = queues.ApplyQueues
         self.VerifyQueues = queues.VerifyQueues
         self.ListDelayed = delays.ListDelayed
+        self.CountDelayed = delays.CountDelayed
         self.GetNodeStatus = status.GetNodeStatus

@@ -26,6 +26,7 @@ from semel.broker.state.admission.decisions import (
 from semel.broker.state.admission.id_admission import CheckedIds
 from semel.broker.state.admission.record_limits import NAME_CHARACTERS_MAX, record_refusal
 from semel.broker.state.apply.coordination import Begun, Coordination
+from semel.broker.state.apply.delay_figures import DueHistogram
 from semel.broker.state.apply.delays import (
     RELEASE_BATCHES_MAX,
     DelayedExtent,
@@ -104,6 +105,7 @@ __all__ = [
     "DelayedReleased",
     "Delays",
     "Done",
+    "DueHistogram",
     "Duplicate",
     "DuplicateInFlight",
     "Extent",

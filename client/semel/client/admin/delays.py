@@ -1,8 +1,9 @@
-"""Delayed messages before they are due: which there are.
+"""Delayed messages before they are due: which there are, and how much is due when.
 
 How it works. The masters give stored batches of one queue in pages, by due time; here they are
-taken apart, and the queues of a topic are merged. What a list shows was there when its queue was
-asked: a message may have been released since.
+taken apart, and the queues of a topic are merged. Masters count what is due when, each from its own
+log time on, and the counts are added up. What is shown was there when its queue was asked: a
+message may have been released since.
 
 Not here: the order of several queues (`core/due_merge.py`), which times a sender may choose
 (`core/dues.py`).
@@ -10,7 +11,8 @@ Not here: the order of several queues (`core/due_merge.py`), which times a sende
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, TypeVar
@@ -22,12 +24,23 @@ from semel.client.message import Message, Rows
 from semel.client.reading.offsets import MOVES_MAX, list_offsets
 from semel.client.transport.cluster import Cluster
 from semel.protos.batch import BROKER_HEADER_BYTES, decode_header
-from semel.protos.errors import InvalidRequest, QueueMoved
+from semel.protos.errors import InvalidRequest, QueueMoved, from_detail
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2
 
 LIMIT_DEFAULT: Final = 100
 LIMIT_MAX: Final = 10_000
+BUCKETS: Final = (
+    ("overdue", 0),
+    ("1 s", 1),
+    ("1 min", 60),
+    ("1 h", 3_600),
+    ("1 d", 86_400),
+    ("7 d", 7 * 86_400),
+    ("30 d", 30 * 86_400),
+)
+"""Name and bound of each bucket, in seconds from now; what is due later is in one more."""
+LATER: Final = "later"
 _T = TypeVar("_T")
 
 
@@ -47,6 +60,36 @@ class DelayedMessage(Described):
     producer_id: int
     sequence: int
     """The number that the producer gave it in this queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelayBucket(Described):
+    """The delayed messages that are due within a time, and not within that of the bucket before."""
+
+    due: str
+    """overdue, 1 s, 1 min, 1 h, 1 d, 7 d, 30 d or later."""
+    within_us: int | None
+    """Its bound, microseconds from now: 0 for overdue, None for later."""
+    batches: int
+    messages: int
+    bytes: int
+    """Bytes of the stored batches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelayStats(Described):
+    """How much of a topic is delayed."""
+
+    topic: str
+    batches: int
+    messages: int
+    bytes: int
+    """Bytes of the stored batches."""
+    first_due_us: int
+    """When the first message is due, microseconds since the epoch; 0 when none is delayed."""
+    last_due_us: int
+    """When the last one is."""
+    buckets: list[DelayBucket]
 
 
 async def list_delayed(
@@ -109,18 +152,23 @@ class _DelayedQueue:
             return reply
 
         reply = await _following(self._cluster, ask)
-        found: list[DelayedMessage] = []
-        for batch in reply.batches:
-            self._after = batch.place
-            for message in self._messages(batch.stored, messages_max - len(found)):
-                found.append(self._described(message, batch.place.due_us))
+        if reply.batches:
+            self._after = reply.batches[-1].place
+        # The I/O thread has more urgent things to do than to take batches apart.
+        found = await asyncio.to_thread(self._messages, reply.batches, messages_max)
         return found, reply.more
 
-    def _messages(self, stored: bytes, count_max: int) -> list[Message]:
-        """Returns the first messages of a stored batch. Raises CorruptBatch."""
-        count = decode_header(stored, BROKER_HEADER_BYTES).count
-        rows = Rows(self._topic, self._queue.key, memoryview(stored), 0, 0, count)
-        return rows.messages(0, min(count, count_max))
+    def _messages(
+        self, batches: Iterable[broker_pb2.DelayedBatch], count_max: int
+    ) -> list[DelayedMessage]:
+        """Returns the first messages of stored batches. Raises CorruptBatch."""
+        found: list[DelayedMessage] = []
+        for batch in batches:
+            count = decode_header(batch.stored, BROKER_HEADER_BYTES).count
+            rows = Rows(self._topic, self._queue.key, memoryview(batch.stored), 0, 0, count)
+            messages = rows.messages(0, min(count, count_max - len(found)))
+            found += [self._described(each, batch.place.due_us) for each in messages]
+        return found
 
     def _described(self, message: Message, due_us: int) -> DelayedMessage:
         headers = sum(len(name.encode()) + len(data) for name, data in message.headers)
@@ -134,6 +182,54 @@ class _DelayedQueue:
             producer_id=message.producer_id,
             sequence=message.sequence,
         )
+
+
+async def delay_stats(cluster: Cluster, topic: str) -> DelayStats:
+    """Counts what is delayed of a topic. Raises UnknownTopic, and UnsupportedVersion for a broker
+    that is too old to tell."""
+    route = await cluster.topic(topic, refresh=True)
+    bounds_us = [seconds * 1_000_000 for _, seconds in BUCKETS]
+
+    async def ask() -> list[broker_pb2.QueueDelays]:
+        replies = await asyncio.gather(
+            *(
+                cluster.call_master(
+                    home,
+                    "CountDelayed",
+                    broker_pb2.CountDelayedRequest(
+                        queues=[queue_ref(key) for key in keys], within_us=bounds_us
+                    ),
+                )
+                for home, keys in cluster.routes.by_home(route.every).items()
+            )
+        )
+        found = [queue for reply in replies for queue in reply.queues]
+        for queue in found:
+            if queue.HasField("error"):
+                raise from_detail(queue.error)
+        return found
+
+    queues = await _following(cluster, ask)
+    names = [*BUCKETS, (LATER, None)]
+    buckets = [
+        DelayBucket(
+            due=name,
+            within_us=None if seconds is None else seconds * 1_000_000,
+            batches=sum(queue.counts[at].batches for queue in queues),
+            messages=sum(queue.counts[at].messages for queue in queues),
+            bytes=sum(queue.counts[at].bytes for queue in queues),
+        )
+        for at, (name, seconds) in enumerate(names)
+    ]
+    return DelayStats(
+        topic=topic,
+        batches=sum(bucket.batches for bucket in buckets),
+        messages=sum(bucket.messages for bucket in buckets),
+        bytes=sum(bucket.bytes for bucket in buckets),
+        first_due_us=min((each.first_due_us for each in queues if each.first_due_us), default=0),
+        last_due_us=max((each.last_due_us for each in queues), default=0),
+        buckets=buckets,
+    )
 
 
 async def _following(cluster: Cluster, ask: Callable[[], Awaitable[_T]]) -> _T:

@@ -9,6 +9,7 @@ Not here: the broker's part (`ListOffsets`), reading (`reading/reader.py`).
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import dataclass
 from typing import Final, NoReturn
@@ -22,7 +23,7 @@ from semel.client.reading.pulling import await_ready
 from semel.client.reading.reader import ReaderCore
 from semel.client.transport.cluster import Cluster
 from semel.client.transport.runtime import Runtime
-from semel.protos.batch import decode_broker_header
+from semel.protos.batch import BROKER_HEADER_BYTES, decode_broker_header, decode_header
 from semel.protos.delays import is_delayed
 from semel.protos.errors import (
     InvalidRequest,
@@ -85,23 +86,29 @@ async def show_message(
     if not known.log_start_offset <= offset < known.log_end_offset:
         _refuse(topic, known, offset)
     delivery = await _fetch(cluster, runtime, topic, owner, offset)
+    producer_id = decode_header(delivery.stored, BROKER_HEADER_BYTES).producer_id
+    producer = await _name_of(cluster, producer_id)
+    # The I/O thread has more urgent things to do than to take a batch apart.
+    return await asyncio.to_thread(_described, delivery, known.append_time_us, producer)
+
+
+def _described(delivery: Delivery, append_time_us: int, producer: str | None) -> StoredMessage:
+    """Returns the message of the first row. Raises CorruptBatch."""
     (message,) = delivery.rows().messages(0, 1)
     header = message.rows.header
     return StoredMessage(
-        topic=topic,
-        queue=queue,
+        topic=message.topic,
+        queue=message.queue,
         offset=message.offset,
         key=message.key,
         value=message.value,
         headers=tuple(message.headers),
         message_id=message.message_id,
         timestamp_us=message.timestamp_us,
-        append_time_us=(
-            known.append_time_us or decode_broker_header(delivery.stored).append_time_us
-        ),
+        append_time_us=append_time_us or decode_broker_header(delivery.stored).append_time_us,
         deliver_at_us=header.deliver_at_us if is_delayed(header) else 0,
         producer_id=header.producer_id,
-        producer=await _name_of(cluster, header.producer_id),
+        producer=producer,
         epoch=header.epoch,
         session=header.session,
         sequence=message.sequence,

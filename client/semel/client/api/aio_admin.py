@@ -12,7 +12,13 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
-from semel.client.admin.delays import LIMIT_DEFAULT, DelayedMessage, list_delayed
+from semel.client.admin.delays import (
+    LIMIT_DEFAULT,
+    DelayedMessage,
+    DelayStats,
+    delay_stats,
+    list_delayed,
+)
 from semel.client.admin.descriptions import (
     ClusterStatus,
     GroupDescription,
@@ -281,6 +287,15 @@ class AsyncAdmin:
         """
         session = self._session
         return await session.await_run(list_delayed(session.cluster, topic, before, limit))
+
+    async def delay_stats(self, topic: str) -> DelayStats:
+        """Returns how many messages of a topic are delayed, by when they are due, from the clock of
+        the brokers' log on.
+
+        Raises UnknownTopic, and UnsupportedVersion for a broker that is too old to tell.
+        """
+        session = self._session
+        return await session.await_run(delay_stats(session.cluster, topic))
 
     # --- dead letters
 

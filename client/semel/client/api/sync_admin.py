@@ -11,7 +11,13 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
-from semel.client.admin.delays import LIMIT_DEFAULT, DelayedMessage, list_delayed
+from semel.client.admin.delays import (
+    LIMIT_DEFAULT,
+    DelayedMessage,
+    DelayStats,
+    delay_stats,
+    list_delayed,
+)
 from semel.client.admin.descriptions import (
     ClusterStatus,
     GroupDescription,
@@ -269,6 +275,15 @@ class Admin:
         """
         session = self._session
         return session.run(list_delayed(session.cluster, topic, before, limit))
+
+    def delay_stats(self, topic: str) -> DelayStats:
+        """Returns how many messages of a topic are delayed, by when they are due, from the clock of
+        the brokers' log on.
+
+        Raises UnknownTopic, and UnsupportedVersion for a broker that is too old to tell.
+        """
+        session = self._session
+        return session.run(delay_stats(session.cluster, topic))
 
     # --- dead letters
 

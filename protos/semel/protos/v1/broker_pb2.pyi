@@ -465,6 +465,44 @@ class ListDelayedReply(_message.Message):
     more: bool
     def __init__(self, batches: _Optional[_Iterable[_Union[DelayedBatch, _Mapping]]] = ..., more: _Optional[bool] = ...) -> None: ...
 
+class CountDelayedRequest(_message.Message):
+    __slots__ = ("queues", "within_us")
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    WITHIN_US_FIELD_NUMBER: _ClassVar[int]
+    queues: _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]
+    within_us: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., within_us: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class DelayedCount(_message.Message):
+    __slots__ = ("batches", "messages", "bytes")
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    batches: int
+    messages: int
+    bytes: int
+    def __init__(self, batches: _Optional[int] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class QueueDelays(_message.Message):
+    __slots__ = ("queue", "error", "counts", "first_due_us", "last_due_us")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_DUE_US_FIELD_NUMBER: _ClassVar[int]
+    LAST_DUE_US_FIELD_NUMBER: _ClassVar[int]
+    queue: _common_pb2.QueueRef
+    error: _errors_pb2.ErrorDetail
+    counts: _containers.RepeatedCompositeFieldContainer[DelayedCount]
+    first_due_us: int
+    last_due_us: int
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., counts: _Optional[_Iterable[_Union[DelayedCount, _Mapping]]] = ..., first_due_us: _Optional[int] = ..., last_due_us: _Optional[int] = ...) -> None: ...
+
+class CountDelayedReply(_message.Message):
+    __slots__ = ("queues",)
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    queues: _containers.RepeatedCompositeFieldContainer[QueueDelays]
+    def __init__(self, queues: _Optional[_Iterable[_Union[QueueDelays, _Mapping]]] = ...) -> None: ...
+
 class DescribeGroupOffsetsRequest(_message.Message):
     __slots__ = ("group",)
     GROUP_FIELD_NUMBER: _ClassVar[int]

@@ -246,6 +246,11 @@ class BrokerStub:
                 request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.ListDelayedRequest.SerializeToString,
                 response_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.ListDelayedReply.FromString,
                 _registered_method=True)
+        self.CountDelayed = channel.unary_unary(
+                '/semel.protos.v1.Broker/CountDelayed',
+                request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.CountDelayedRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.CountDelayedReply.FromString,
+                _registered_method=True)
         self.DescribeGroupOffsets = channel.unary_unary(
                 '/semel.protos.v1.Broker/DescribeGroupOffsets',
                 request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.DescribeGroupOffsetsRequest.SerializeToString,
@@ -345,6 +350,13 @@ class BrokerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CountDelayed(self, request, context):
+        """How much of queues is delayed, by when it is due; master only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DescribeGroupOffsets(self, request, context):
         """Committed offsets and locks of consumer groups on this broker group.
         """
@@ -434,6 +446,11 @@ def add_BrokerServicer_to_server(servicer, server):
                     servicer.ListDelayed,
                     request_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.ListDelayedRequest.FromString,
                     response_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.ListDelayedReply.SerializeToString,
+            ),
+            'CountDelayed': grpc.unary_unary_rpc_method_handler(
+                    servicer.CountDelayed,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.CountDelayedRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.CountDelayedReply.SerializeToString,
             ),
             'DescribeGroupOffsets': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeGroupOffsets,
@@ -710,6 +727,33 @@ class Broker:
             '/semel.protos.v1.Broker/ListDelayed',
             semel_dot_protos_dot_v1_dot_broker__pb2.ListDelayedRequest.SerializeToString,
             semel_dot_protos_dot_v1_dot_broker__pb2.ListDelayedReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CountDelayed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Broker/CountDelayed',
+            semel_dot_protos_dot_v1_dot_broker__pb2.CountDelayedRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_broker__pb2.CountDelayedReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -11,5 +11,9 @@ class Master:
     def __init__(self, state: State) -> None:
         self.state = state
 
+    def log_time_us(self) -> int:
+        """The time of the newest entry."""
+        return self.state.log_time_us
+
     async def confirm_read(self) -> None:
         """It is the master."""

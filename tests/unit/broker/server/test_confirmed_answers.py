@@ -34,6 +34,7 @@ from tests.kit.state_log import KEY
 
 QUEUE = queue_ref(KEY)
 CALLS: dict[str, Any] = {
+    "CountDelayed": broker_pb2.CountDelayedRequest(queues=[QUEUE]),
     "DescribeGroupOffsets": broker_pb2.DescribeGroupOffsetsRequest(group="g"),
     "DescribeProducers": broker_pb2.DescribeProducersRequest(confirmed=True),
     "GetNodeStatus": broker_pb2.NodeStatusRequest(confirmed=True),

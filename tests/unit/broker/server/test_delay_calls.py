@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from semel.broker.log import IndexUnavailable
 from semel.broker.server import delay_calls
 from semel.broker.server.delay_calls import DelayCalls
 from semel.protos.batch import BROKER_HEADER_BYTES, decode_header
-from semel.protos.errors import CorruptBatch, InvalidRequest, UnknownQueue
+from semel.protos.errors import CorruptBatch, InvalidRequest, UnknownQueue, from_detail
 from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2
@@ -31,6 +32,9 @@ class DelayMaster(Master):
         self.reads: list[tuple[int, int, int]] = []
         self.cleaned = False
         self._group = group
+
+    def log_time_us(self) -> int:
+        return self._group.now_us
 
     def _read(self, index: int, position: int, length: int) -> bytes:
         if self.cleaned:
@@ -136,3 +140,78 @@ async def test_a_batch_that_cannot_be_read_is_an_error(group: Group) -> None:
     replica.cleaned = True
     with pytest.raises(CorruptBatch, match="is not readable on this node"):
         await ask(replica)
+
+
+# --- counts
+
+
+async def count(
+    replica: Any, *within_us: int, queues: tuple[QueueKey, ...] = (KEY,)
+) -> broker_pb2.CountDelayedReply:
+    refs = [queue_ref(key) for key in queues]
+    request = broker_pb2.CountDelayedRequest(queues=refs, within_us=within_us)
+    return await DelayCalls(replica).CountDelayed(request, None)
+
+
+def figures(queue: broker_pb2.QueueDelays) -> list[tuple[int, int]]:
+    return [(each.batches, each.messages) for each in queue.counts]
+
+
+async def test_counts_are_by_the_time_that_is_left_by_log_time(group: Group) -> None:
+    replica = DelayMaster(group)
+    s = SECOND_US
+    reply = await count(replica, 0, s, 3 * s, 4 * s, queues=(KEY, OTHER))
+    key, other = reply.queues
+    assert figures(key) == [(0, 0), (1, 2), (2, 4), (0, 0), (2, 4)]
+    assert figures(other) == [(0, 0), (0, 0), (1, 1), (0, 0), (0, 0)]
+    assert (key.first_due_us, key.last_due_us) == (START_US + s, START_US + 9 * s)
+    assert sum(each.bytes for each in key.counts) == group.state.delays.queues[KEY].bytes
+    group.now_us += 3 * s
+    (key,) = (await count(replica, 0, s)).queues
+    assert figures(key) == [(3, 6), (0, 0), (2, 4)], "what is not released is overdue"
+    assert group.release() is not None
+    (key,) = (await count(replica, 0, s)).queues
+    assert figures(key) == [(0, 0), (0, 0), (2, 4)]
+    assert key.first_due_us == START_US + 9 * s
+    assert replica.reads == []
+
+
+async def test_a_queue_without_delayed_messages_counts_zero(group: Group) -> None:
+    group.now_us += 60 * SECOND_US
+    group.release()
+    (key,) = (await count(DelayMaster(group))).queues
+    assert (figures(key), key.first_due_us, key.last_due_us) == ([(0, 0)], 0, 0)
+
+
+async def test_a_queue_that_is_not_here_is_named_beside_the_others(group: Group) -> None:
+    key = QueueKey(TopicId(7), QueueId(99))
+    gone, here = (await count(DelayMaster(group), queues=(key, KEY))).queues
+    assert isinstance(from_detail(gone.error), UnknownQueue)
+    assert figures(here) == [(5, 10)]
+
+
+@pytest.mark.parametrize(
+    "within_us", [[-1], [0, 0], [5, 3], [0, (1 << 60) + 1], [(1 << 63) - 1], list(range(65))]
+)
+async def test_bounds_that_make_no_sense_are_refused(group: Group, within_us: list[int]) -> None:
+    with pytest.raises(InvalidRequest, match="up to 64 bounds from 0 that rise"):
+        await count(DelayMaster(group), *within_us)
+
+
+async def test_others_have_their_turn_while_many_are_counted(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue may change in every pause; what is added then is not counted."""
+    monkeypatch.setattr(delay_calls, "COUNTED_BLOCKS", 1)
+    delays, turns = group.state.delays, 0
+    for number in range(3_000):
+        delays.add(KEY, START_US + (30 + number) * SECOND_US, 1, 48, 100, 1)
+    counting = asyncio.ensure_future(count(DelayMaster(group)))
+    while await asyncio.sleep(0, not counting.done()):
+        turns += 1
+        delays.add(KEY, START_US + 10_000 * SECOND_US, 1, 48, 100, 1)
+        assert turns < 1_000, "it goes on for as long as batches come"
+    (key,) = counting.result().queues
+    assert figures(key) == [(3_005, 3_010)]
+    assert key.last_due_us == START_US + 3_029 * SECOND_US
+    assert turns > 5

@@ -19,6 +19,7 @@ from tests.unit.broker.state.moving import Home
 
 QUEUE = queue_ref(KEY)
 READS = {
+    "CountDelayed": broker_pb2.CountDelayedRequest(queues=[QUEUE]),
     "ListDelayed": broker_pb2.ListDelayedRequest(queue=QUEUE, messages_max=1),
     "ListOffsets": broker_pb2.ListOffsetsRequest(queues=[QUEUE]),
     "GetProduceOutcome": broker_pb2.ProduceOutcomeRequest(queue=QUEUE, producer_id=5, sequence=10),
@@ -36,6 +37,7 @@ async def test_a_sealed_queue_does_not_tell_its_end_nor_what_it_lacks(read: str)
     replica: Any = Master(group.state)
     nothing: Any = SimpleNamespace()
     servers: dict[str, Any] = {
+        "CountDelayed": DelayCalls(replica),
         "ListDelayed": DelayCalls(replica),
         "ListOffsets": QueueCalls(nothing, replica, nothing),
     }

@@ -11,12 +11,19 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from semel.client.admin.delays import DelayedMessage, list_delayed
+from semel.client.admin.delays import DelayedMessage, DelayStats, delay_stats, list_delayed
 from semel.client.core.routing import QueueRoute
 from semel.client.transport.connection import BROKER, Connections
 from semel.protos.batch import BrokerHeader
 from semel.protos.columns import Columns, encode_batch
-from semel.protos.errors import InvalidRequest, QueueMoved, SemelError, UnsupportedVersion
+from semel.protos.errors import (
+    InvalidRequest,
+    QueueMoved,
+    SemelError,
+    UnknownQueue,
+    UnsupportedVersion,
+    to_detail,
+)
 from semel.protos.ids import GroupId, Offset, QueueId, QueueKey, Term, TopicId
 from semel.protos.rpc import ServerInterceptor
 from semel.protos.v1 import broker_pb2
@@ -211,6 +218,94 @@ async def test_a_time_that_makes_no_sense_is_refused(topic: Topic, before: Any) 
     assert topic.asked == []
 
 
+# --- how much is due when
+
+
+def counted(*messages: int, first: int = 0, last: int = 0, **fields: Any) -> Any:
+    """A queue with so many messages by bucket, two in a batch of ten bytes."""
+    return broker_pb2.QueueDelays(
+        counts=[
+            broker_pb2.DelayedCount(batches=each // 2, messages=each, bytes=5 * each)
+            for each in messages
+        ],
+        first_due_us=first,
+        last_due_us=last,
+        **fields,
+    )
+
+
+class Counting(Topic):
+    """A cluster whose queues 0 and 1 are on broker group 1, and queue 2 on group 2."""
+
+    def __init__(self, *counts: Any) -> None:
+        super().__init__({0: [], 1: [], 2: []})
+        self.counts = dict(enumerate(counts))
+        self.requests: list[Any] = []
+
+    def by_home(self, queues: Any) -> Any:
+        keys = [queue.key for queue in queues]
+        return {GroupId(1): keys[:2], GroupId(2): keys[2:]}
+
+    async def call_master(self, group_id: GroupId, method: str, request: Any) -> Any:
+        assert method == "CountDelayed"
+        self.requests.append(request)
+        if self.failures and group_id == 2:
+            error = to_detail(self.failures.pop())
+            return broker_pb2.CountDelayedReply(queues=[broker_pb2.QueueDelays(error=error)])
+        found = [self.counts[ref.queue_id] for ref in request.queues]
+        return broker_pb2.CountDelayedReply(queues=found)
+
+
+@pytest.fixture
+def counting() -> Counting:
+    return Counting(
+        counted(2, 0, 0, 4, 0, 0, 0, 0, first=50, last=70),
+        counted(0, 0, 0, 0, 0, 0, 0, 0),
+        counted(0, 0, 0, 6, 0, 0, 0, 8, first=60, last=990),
+    )
+
+
+async def stats(cluster: Any) -> DelayStats:
+    return await delay_stats(cluster, "reminders")
+
+
+async def test_counts_of_queues_are_added_up(counting: Counting) -> None:
+    found = await stats(counting)
+    assert (found.batches, found.messages, found.bytes) == (10, 20, 100)
+    assert (found.first_due_us, found.last_due_us) == (50, 990)
+    assert [(each.due, each.messages, each.bytes) for each in found.buckets if each.messages] == [
+        ("overdue", 2, 10),
+        ("1 h", 10, 50),
+        ("later", 8, 40),
+    ]
+    assert found.as_dict()["buckets"][3] == {
+        "due": "1 h",
+        "within_us": 3_600_000_000,
+        "batches": 5,
+        "messages": 10,
+        "bytes": 50,
+    }
+    assert [each.within_us for each in found.buckets[:-1]] == list(counting.requests[0].within_us)
+    assert (found.buckets[0].within_us, found.buckets[-1].within_us) == (0, None)
+
+
+async def test_a_topic_without_delayed_messages_counts_zero() -> None:
+    found = await stats(Counting(*[counted(*[0] * 8)] * 3))
+    assert (found.messages, found.first_due_us, found.last_due_us) == (0, 0, 0)
+    assert len(found.buckets) == 8
+
+
+async def test_counts_follow_a_queue_that_has_moved(counting: Counting) -> None:
+    counting.failures = [QueueMoved("to group 1", topic_id=TOPIC, queue_id=2, group_id=1)]
+    assert (await stats(counting)).messages == 20
+
+
+async def test_a_queue_that_is_gone_is_an_error(counting: Counting) -> None:
+    counting.failures = [UnknownQueue("gone")]
+    with pytest.raises(UnknownQueue):
+        await stats(counting)
+
+
 # --- older brokers
 
 
@@ -240,8 +335,9 @@ async def test_a_broker_that_is_too_old_is_named(topic: Topic) -> None:
 
         topic.call_master = call  # type: ignore[method-assign]
         try:
-            with pytest.raises(UnsupportedVersion, match="does not know this call") as caught:
-                await listed(topic)
+            for ask in (listed, stats):
+                with pytest.raises(UnsupportedVersion, match="does not know this call") as caught:
+                    await ask(topic)
+                assert address in caught.value.message
         finally:
             await connections.close()
-    assert address in caught.value.message

@@ -33,6 +33,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import Final, NamedTuple
 
 from semel.broker.state.apply.codec import Reader
@@ -95,10 +96,15 @@ class DelayedQueue:
         return _due(self._blocks[0])
 
     @property
+    def last(self) -> DelayedPlace:
+        """The place of the last batch."""
+        block = self._blocks[-1]
+        return _place(block, len(block) // DELAYED_EXTENT.size - 1)
+
+    @property
     def last_due_us(self) -> int:
         """When the last batch is due."""
-        block = self._blocks[-1]
-        return int(_DUE.unpack_from(block, len(block) - DELAYED_EXTENT.size)[0])
+        return self.last.due_us
 
     def add(self, extent: DelayedExtent) -> None:
         """Adds an extent; its ordinal must be the highest so far."""
@@ -149,16 +155,26 @@ class DelayedQueue:
             messages += extent.messages
         return found, False
 
+    def packed(self, after: DelayedPlace | None, blocks_max: int) -> bytes:
+        """The packed extents behind `after`, of at most so many blocks; empty at the end."""
+        return b"".join(islice(self._blocks_behind(after), blocks_max))
+
     def _behind(self, after: DelayedPlace | None) -> Iterator[DelayedExtent]:
+        for block in self._blocks_behind(after):
+            yield from map(DelayedExtent._make, DELAYED_EXTENT.iter_unpack(block))
+
+    def _blocks_behind(self, after: DelayedPlace | None) -> Iterator[bytearray]:
+        """Blocks of extents behind `after`: the rest of the first one, if any, then whole ones."""
         if after is None:
-            yield from self
+            yield from self._blocks
             return
         at = max(0, bisect_right(self._blocks, after, key=_place) - 1)
         block = self._blocks[at]
         ordinals = range(len(block) // DELAYED_EXTENT.size)
         start = bisect_right(ordinals, after, key=lambda each: _place(block, each))
-        for rest in (block[start * DELAYED_EXTENT.size :], *self._blocks[at + 1 :]):
-            yield from map(DelayedExtent._make, DELAYED_EXTENT.iter_unpack(rest))
+        if start < len(ordinals):
+            yield block[start * DELAYED_EXTENT.size :]
+        yield from islice(self._blocks, at + 1, None)
 
     def remove(self, extents: list[DelayedExtent]) -> None:
         """Removes extents that `first` has returned."""
