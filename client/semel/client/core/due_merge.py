@@ -72,8 +72,6 @@ class DueMerge(Generic[_Row]):
         row = rows.popleft()
         if rows:
             heapreplace(self._heads, (rows[0].due_us, queue))
-        elif queue in self._more:
-            heapreplace(self._heads, (row.due_us, queue))
-        else:
+        elif queue not in self._more:
             heappop(self._heads)
         return row

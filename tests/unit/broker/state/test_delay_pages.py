@@ -35,6 +35,7 @@ def test_pages_give_everything_once_in_order(messages_max: int) -> None:
     while more:
         page, more = queue.page(after, None, messages_max, 1 << 40)
         assert sum(extent.messages for extent in page[:-1]) < messages_max
+        assert not more or sum(extent.messages for extent in page) >= messages_max
         found += page
         after = place_of(page[-1])
         assert len(found) <= len(expected)
@@ -54,6 +55,9 @@ def test_a_page_is_bounded_in_bytes_and_has_one_batch_at_least() -> None:
     assert found == expected
     (first,), more = queue.page(None, None, 1 << 40, 0)
     assert (first, more) == (expected[0], True)
+    both = expected[0].length + expected[1].length
+    assert queue.page(None, None, 1 << 40, both) == (expected[:2], True)
+    assert queue.page(None, None, 1 << 40, both - 1) == (expected[:1], True)
 
 
 @pytest.mark.parametrize("before_us", [1, 2, 30, 60])

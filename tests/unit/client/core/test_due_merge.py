@@ -39,10 +39,15 @@ def test_the_merge_is_what_sorting_everything_gives(
     merge: DueMerge[Row] = DueMerge({queue: each[0].due_us - vague for queue, each in rows.items()})
     left = {queue: list(each) for queue, each in rows.items()}
     found: list[Row] = []
+    ended: set[int] = set()
     while True:
         if (queue := merge.wanted) is not None:
+            assert queue not in ended
             some, left[queue] = left[queue][:page], left[queue][page:]
-            merge.on_page(some, more=bool(left[queue]) or (vague and bool(some)))
+            more = bool(left[queue]) or vague  # and an empty page says that there is more
+            merge.on_page(some, more=more)
+            if not (some and more):
+                ended.add(queue)
         elif (row := merge.take()) is not None:
             found.append(row)
         else:
