@@ -21,10 +21,11 @@ from semel.broker.state.apply.state_machine import STATE_MAGIC
 from semel.protos.errors import CorruptFrame, InvalidRequest, StorageError
 from semel.protos.frames import FRAME_HEADER_CRC_AT, FRAME_MAGIC, check_frame
 from semel.protos.ids import NodeId
+from semel.protos.levels import LEVEL_MAX
 from tests.kit.brokers import BrokerGroup, RawClient, make_batch
 from tests.kit.log_entries import frame
 
-NEWER = 7
+NEWER = LEVEL_MAX + 1
 
 
 def reseal(data: bytearray, at: int, size: int) -> None:
