@@ -32,6 +32,7 @@ DUPLICATES = 60
 """In each batch that is looked up: 0.6 %."""
 LOOK_UPS = 100
 TOPIC = 1
+SEED = bytes(16)
 
 
 def keys_of(arrivals: npt.NDArray[np.int64]) -> U64:
@@ -96,7 +97,7 @@ def measure(directory: Path, ids: int) -> None:
     """Our index."""
     clock = Clock()
     store = RocksIdStore(directory)
-    index = IdIndex(store, TOPIC)
+    index = IdIndex(store, TOPIC, SEED)
     shown = time.monotonic()
     for start in range(0, ids, BATCH):
         keys = keys_of(np.arange(start, start + BATCH))
@@ -124,7 +125,7 @@ def measure(directory: Path, ids: int) -> None:
 
     def reopen() -> None:
         store = RocksIdStore(directory)
-        if IdIndex(store, TOPIC).end_arrival != ids:
+        if IdIndex(store, TOPIC, SEED).end_arrival != ids:
             raise RuntimeError("the index lost ids")
         store.close()
 

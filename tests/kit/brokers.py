@@ -13,6 +13,7 @@ import asyncio
 import dataclasses
 import shutil
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -22,6 +23,7 @@ import grpc.aio
 import pyarrow as pa
 
 from semel.broker.config import BrokerConfig
+from semel.broker.dedup.rocks_store import RocksIdStore
 from semel.broker.log import FileLayer, LogConfig
 from semel.broker.node import BrokerNode
 from semel.broker.raft import RaftConfig
@@ -75,6 +77,8 @@ class BrokerGroup:
         """Founders that were started before; no controllers are there to know it."""
         self.levels: dict[int, int] = {}
         """Highest feature levels of nodes that run an older program."""
+        self.compares_ids = False
+        """Whether the nodes keep an index of message ids."""
 
     def config(self, node: int) -> BrokerConfig:
         """The configuration of one node."""
@@ -111,7 +115,8 @@ class BrokerGroup:
         if node in self.founding and node not in self._begun:
             self._begun.add(node)
             config = dataclasses.replace(config, found="test")
-        started = BrokerNode(config, files=self.files.get(node))
+        store = partial(RocksIdStore, config.data / "ids") if self.compares_ids else None
+        started = BrokerNode(config, files=self.files.get(node), open_id_store=store)
         await started.__aenter__()
         self.running[NodeId(node)] = started
         return started
@@ -306,10 +311,12 @@ def make_batch(
     producer: int = 5,
     key: QueueKey = QUEUE,
     deliver_at_us: int = 0,
+    ids: Sequence[bytes | None] | None = None,
 ) -> bytes:
     """A contiguous batch that follows `previous`."""
+    message_ids = None if ids is None else pa.array(ids, pa.binary())
     return encode_batch(
-        Columns(values=pa.array(values, pa.binary())),
+        Columns(values=pa.array(values, pa.binary()), message_ids=message_ids),
         topic_id=key.topic_id,
         queue_id=key.queue_id,
         producer_id=ProducerId(producer),

@@ -149,6 +149,7 @@ TARGETS: Final = {
                 "membership/founding",
                 "identity",
                 "replica/member_book",
+                "replica/message_ids",
                 "membership/changes",
                 "snapshots/checkpoints",
                 "snapshots/install",

@@ -19,7 +19,7 @@ import contextlib
 import gc
 import logging
 import sys
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +35,7 @@ from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.group_calls import GroupCalls
 from semel.broker.control_plane.reports import Registration
 from semel.broker.control_plane.route_cache import RoutesCopy
+from semel.broker.dedup.id_store import IdStore
 from semel.broker.identity import NodeIdentity
 from semel.broker.log import FileLayer, HardStateFile, Log, OsFiles
 from semel.broker.membership.asking import ask_members
@@ -94,13 +95,21 @@ class BrokerNode:
     then nothing of it keeps running.
     """
 
-    def __init__(self, config: BrokerConfig, *, files: FileLayer | None = None) -> None:
-        """All of the node's data goes through `files`, by default the operating system's."""
+    def __init__(
+        self,
+        config: BrokerConfig,
+        *,
+        files: FileLayer | None = None,
+        open_id_store: Callable[[], IdStore] | None = None,
+    ) -> None:
+        """All of the node's data goes through `files`, by default the operating system's, but for
+        the index of message ids, which the node keeps only if it can open a store for it."""
         self.config = config
         self.address = config.listen
         self.metrics_address = ""
         """HOST:PORT of `GET /metrics` once it serves; empty if it was not asked for."""
         self._files = files or OsFiles()
+        self._open_id_store = open_id_store
         self._stack = contextlib.AsyncExitStack()
         self._tasks: set[asyncio.Task[None]] = set()
         self._links: dict[NodeId, tuple[str, asyncio.Task[None]]] = {}
@@ -171,8 +180,13 @@ class BrokerNode:
             logged_members=logged,
             readers=self.readers,
             on_fatal=self._on_fatal,
+            open_id_store=self._open_id_store,
         )
         replica = self.replica
+        if replica.ids is not None:
+            self._stack.push_async_callback(loop.run_in_executor, None, replica.ids.close)
+            await loop.run_in_executor(self.readers, replica.ids.follow)
+            self._start(replica.ids.run())
         status = self._status = MembershipStatus(
             config, replica, self._files, self.identity, hard_state
         )

@@ -65,7 +65,7 @@ MERGE_IDS: Final = 1_000_000
 _BLOCKS_PER_STEP: Final = 8
 _BLOCK_IDS_MAX: Final = 1 << 16
 """Blocks in memory that have fewer ids are merged with their neighbours."""
-_MANIFEST: Final = struct.Struct("<4sII")
+_MANIFEST: Final = struct.Struct("<4sII16s")
 _MAGIC: Final = b"SMIX"
 _CRC: Final = struct.Struct("<I")
 _RUNS_AFTER: Final = b"s"
@@ -145,10 +145,15 @@ class _View:
 class IdIndex:
     """The index of one topic."""
 
-    def __init__(self, store: IdStore, topic_id: int, *, memory_ids: int = MEMORY_IDS) -> None:
-        """Opens what the store has of the topic, which may be nothing. Raises CorruptIndex."""
+    def __init__(
+        self, store: IdStore, topic_id: int, seed: bytes, *, memory_ids: int = MEMORY_IDS
+    ) -> None:
+        """Opens what the store has of the topic, which may be nothing. What it has of an earlier
+        window, which had another seed, is dropped. Raises CorruptIndex."""
         self._store = store
         self._topic_id = topic_id
+        self._seed = seed
+        self._destroyed = False
         self._memory_ids = memory_ids
         self._writing = threading.Lock()
         """Held during a step of background work."""
@@ -199,6 +204,13 @@ class IdIndex:
             fresh = replace(fresh, blocks=blocks, places=together, end_arrival=end)
             self._view = replace(self._view, fresh=fresh)
 
+    def destroy(self) -> None:
+        """Drops all that the store has of the topic; the index must not be used any more."""
+        with self._writing:
+            self._destroyed = True
+            everything = topic_prefix(self._topic_id), topic_prefix(self._topic_id + 1)
+            self._store.write(Writes(dropped=[everything]))
+
     def cut_back(self, arrival: int) -> None:
         """Forgets the ids that arrived at `arrival` or later: their entries were lost."""
         with self._swapping:
@@ -234,7 +246,7 @@ class IdIndex:
         It may take seconds. Raises CorruptIndex and OSError.
         """
         with self._writing:
-            return (
+            return not self._destroyed and (
                 self._write_frozen(first_arrival)
                 or self._drop(first_arrival)
                 or self._merge(first_arrival)
@@ -303,7 +315,7 @@ class IdIndex:
         for run in gone:
             prefix = run_prefix(self._topic_id, run.info.number)
             dropped.append((prefix, run_prefix(self._topic_id, run.info.number + 1)))
-        manifest = _encode([run.info for run in runs], self._next_run)
+        manifest = _encode([run.info for run in runs], self._next_run, self._seed)
         self._store.write(Writes(puts=[(_manifest_key(self._topic_id), manifest)]))
         self._store.sync()
         with self._swapping:
@@ -319,7 +331,14 @@ class IdIndex:
         """The runs that the manifest names, and the number of the next one; what a crash has left
         over beside them is dropped."""
         (manifest,) = self._store.get([_manifest_key(self._topic_id)])
-        infos, next_run = ([], 0) if manifest is None else _decode(manifest, self._topic_id)
+        infos: list[RunInfo] = []
+        next_run = 0
+        if manifest is not None:
+            infos, next_run, seed = _decode(manifest, self._topic_id)
+            if seed != self._seed:
+                everything = topic_prefix(self._topic_id), topic_prefix(self._topic_id + 1)
+                self._store.write(Writes(dropped=[everything]))
+                infos, next_run = [], 0
         dropped, begin = [], topic_prefix(self._topic_id) + b"r"
         for number in sorted(info.number for info in infos):
             dropped.append((begin, run_prefix(self._topic_id, number)))
@@ -414,21 +433,21 @@ def _manifest_key(topic_id: int) -> bytes:
     return topic_prefix(topic_id) + b"m"
 
 
-def _encode(infos: list[RunInfo], next_run: int) -> bytes:
-    body = _MANIFEST.pack(_MAGIC, next_run, len(infos))
+def _encode(infos: list[RunInfo], next_run: int, seed: bytes) -> bytes:
+    body = _MANIFEST.pack(_MAGIC, next_run, len(infos), seed)
     body += b"".join(RUN_MARK.pack(*info) for info in infos)
     return body + _CRC.pack(google_crc32c.value(body))
 
 
-def _decode(data: bytes, topic_id: int) -> tuple[list[RunInfo], int]:
+def _decode(data: bytes, topic_id: int) -> tuple[list[RunInfo], int, bytes]:
     body, crc = data[: -_CRC.size], data[-_CRC.size :]
     if len(body) < _MANIFEST.size or crc != _CRC.pack(google_crc32c.value(body)):
         raise CorruptIndex(f"the list of runs of topic {topic_id} is damaged")
-    magic, next_run, count = _MANIFEST.unpack_from(body)
+    magic, next_run, count, seed = _MANIFEST.unpack_from(body)
     if magic != _MAGIC or len(body) != _MANIFEST.size + count * RUN_MARK.size:
         raise CorruptIndex(f"the list of runs of topic {topic_id} is of another format")
     marks = RUN_MARK.iter_unpack(body[_MANIFEST.size :])
-    return [RunInfo(*mark) for mark in marks], next_run
+    return [RunInfo(*mark) for mark in marks], next_run, seed
 
 
 def _stacked(blocks: tuple[SortedIds, ...]) -> tuple[SortedIds, ...]:

@@ -28,6 +28,7 @@ from semel.broker.replica.clock import monotonic_ms
 from semel.broker.replica.fatal import halting
 from semel.broker.replica.fetch_waiters import QueueWatchers
 from semel.broker.replica.mastership import Mastership
+from semel.broker.replica.message_ids import MessageIds
 from semel.broker.replica.peers import Peers
 from semel.broker.state import State
 from semel.protos import compat
@@ -58,7 +59,9 @@ class Applier:
         peers: Peers,
         mastership: Mastership,
         readers: Executor,
+        ids: MessageIds | None = None,
     ) -> None:
+        self._ids = ids
         self.config = replica.config
         self._replica = replica
         self._log = log
@@ -122,6 +125,8 @@ class Applier:
         state, mastership = self._replica.state, self._mastership
         for frame in frames:
             results = state.apply_frame(frame)
+            if self._ids is not None:
+                self._ids.on_applied(frame, results)
             if mastership.proposer is not None:
                 mastership.proposer.on_applied(state.applied_index, results)
                 if mastership.lock_clock is not None:

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from semel.broker.config import BrokerConfig
 from semel.broker.raft import RaftCore, Role
 from semel.broker.replica.clock import monotonic_ms
+from semel.broker.replica.message_ids import MessageIds
 from semel.broker.replica.proposer import Proposer
 from semel.broker.state import Admission, DelayedReleased, LockClock, State
 from semel.protos import compat
@@ -35,9 +36,14 @@ class Mastership:
     """Proposer and lock clock of the present mastership, if there is one."""
 
     def __init__(
-        self, config: BrokerConfig, core: RaftCore, not_master: Callable[[], NotMaster]
+        self,
+        config: BrokerConfig,
+        core: RaftCore,
+        not_master: Callable[[], NotMaster],
+        ids: MessageIds | None = None,
     ) -> None:
         self._config = config
+        self._ids = ids
         self._core = core
         self._not_master = not_master
         self.proposer: Proposer | None = None
@@ -91,8 +97,10 @@ class Mastership:
                 stagers_max=config.stagers_max,
                 transactions_max=config.transactions_max,
                 producers_max=config.producers_per_queue_max,
+                has_id_index=self._ids is not None,
             ),
             on_released=self._on_released,
+            look_up=None if self._ids is None else self._ids.submit,
         )
         on_proposer(self.proposer)
         self.lock_clock = LockClock()
@@ -109,6 +117,8 @@ class Mastership:
         proposer, self.proposer, self.lock_clock = self.proposer, None, None
         assert proposer is not None
         proposer.on_lost(self._not_master)
+        if self._ids is not None:
+            self._ids.on_lost()
         self.room.set()
         self.on_lost(self._not_master())
 

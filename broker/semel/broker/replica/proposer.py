@@ -129,11 +129,18 @@ class _Release:
 
 
 @dataclass(frozen=True, slots=True)
+class _Eviction:
+    """A topic's window of message ids may be too large. Nobody waits for it."""
+
+    topic_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Preceding:
     """A record that must stand before another one. Nobody waits for it."""
 
 
-_Item = _Batch | _Control | _Copy | _Expiry | _Release
+_Item = _Batch | _Control | _Copy | _Eviction | _Expiry | _Release
 
 
 @value
@@ -249,6 +256,14 @@ class Proposer:
             self._releasing.add(queue_key)
             self._queue.append(_Release(queue_key))
 
+    def submit_eviction(self, topic_id: int) -> None:
+        """Shortens a topic's window of message ids if it is too large."""
+        self._queue.append(_Eviction(topic_id))
+
+    def is_stored(self, header: BatchHeader) -> bool:
+        """Whether the batch is stored and applied already."""
+        return self._admission.find_stored(header) is not None
+
     def refuse_pending(self, error: SemelError) -> None:
         """Refuses all requests that wait for the admission, but for batches that were stored
         before: nothing has to be appended for those, and they get the answer that is due."""
@@ -295,6 +310,8 @@ class Proposer:
                 accepted = RecordKind.COPY, (item.stored,)
             elif isinstance(item, _Release):
                 accepted = self._propose_release(item, time_us)
+            elif isinstance(item, _Eviction):
+                accepted = self._propose_eviction(item, time_us)
             else:
                 accepted = self._propose_expiry(item)
             if accepted is None:
@@ -456,6 +473,10 @@ class Proposer:
         self._released += record.batches
         return _control_parts(ControlRecord(release_delayed=record))
 
+    def _propose_eviction(self, item: _Eviction, time_us: int) -> RecordParts | None:
+        record = self._admission.ids.propose_eviction(item.topic_id, time_us)
+        return None if record is None else _control_parts(ControlRecord(evict_ids=record))
+
     def on_applied(self, index: int, results: Sequence[ApplyResult]) -> None:
         """Answers the requests behind the records of this entry."""
         self._admission.on_applied(results)
@@ -465,7 +486,7 @@ class Proposer:
         self.unapplied_bytes -= self._sizes.pop(index)
         assert len(owners) == len(results), f"entry {index} has {len(results)} results"
         for item, result in zip(owners, results, strict=True):
-            if isinstance(item, _Expiry | _Preceding):
+            if isinstance(item, _Eviction | _Expiry | _Preceding):
                 continue
             if isinstance(item, _Release):
                 assert isinstance(result, DelayedReleased)
@@ -539,6 +560,6 @@ def _size(item: _Item) -> int:
         return len(item.stored)
     if isinstance(item, _Control):
         return item.record.ByteSize()
-    if isinstance(item, _Release):
+    if isinstance(item, _Release | _Eviction):
         return _RELEASE_BYTES
     return _EXPIRY_BYTES

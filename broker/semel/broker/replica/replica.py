@@ -22,6 +22,7 @@ from random import Random
 from typing import TypeVar
 
 from semel.broker.config import BrokerConfig
+from semel.broker.dedup.id_store import IdStore
 from semel.broker.log import HardStateFile, Log
 from semel.broker.raft import RaftCore, Role
 from semel.broker.replica.applier import Applier
@@ -33,8 +34,9 @@ from semel.broker.replica.log_time import LogTime
 from semel.broker.replica.log_view import CoreLog
 from semel.broker.replica.mastership import Mastership
 from semel.broker.replica.member_book import Members
+from semel.broker.replica.message_ids import MessageIds
 from semel.broker.replica.peers import Peers
-from semel.broker.replica.proposer import AckSink
+from semel.broker.replica.proposer import AckSink, Proposer
 from semel.broker.replica.term_and_vote import TermAndVote
 from semel.broker.state import ApplyResult, LockClock, State
 from semel.protos.batch import BatchHeader
@@ -62,9 +64,11 @@ class Replica:
         logged_members: dict[int, Members],
         readers: Executor,
         on_fatal: Callable[[str], None],
+        open_id_store: Callable[[], IdStore] | None = None,
     ) -> None:
         """`founding` are the members before any were logged, `logged_members` those that the log
-        names behind `state`, by index."""
+        names behind `state`, by index. Without `open_id_store` the node keeps no index of message
+        ids."""
         self.config = config
         self.log = log
         self.state = state
@@ -93,7 +97,14 @@ class Replica:
             now_ms=monotonic_ms(),
         )
         self.log_time = LogTime(config.node_id, log, lambda reason: self.on_fatal(reason))
-        self.mastership = Mastership(config, core, self.not_master)
+        self.ids: MessageIds | None = None
+        if open_id_store is not None:
+            self.ids = MessageIds(
+                self,
+                open_id_store,
+                on_behind=lambda behind: self.set_fit("message ids", not behind),
+            )
+        self.mastership = Mastership(config, core, self.not_master, self.ids)
         self.feature_levels = FeatureLevels(self)
         self.applier = Applier(
             self,
@@ -102,6 +113,7 @@ class Replica:
             peers=self.peers,
             mastership=self.mastership,
             readers=readers,
+            ids=self.ids,
         )
         self.watchers: QueueWatchers = self.applier.watchers
         self.driver = Driver(
@@ -122,6 +134,15 @@ class Replica:
     @property
     def term(self) -> int:
         return self.core.term
+
+    @property
+    def proposer(self) -> Proposer | None:
+        """The proposer of this mastership; None unless it serves."""
+        return self.mastership.proposer
+
+    def schedule_turn(self) -> None:
+        """Makes an entry of what waits soon."""
+        self.driver.schedule_turn()
 
     @property
     def is_master(self) -> bool:
@@ -251,6 +272,9 @@ class Replica:
         if self.mastership.proposer is None:
             sink.refuse(header, self.not_master())
             return
+        if self.ids is not None and self.ids.compares(header.topic_id):
+            self.ids.submit(header, data, sink)
+            return
         self.mastership.proposer.submit_batch(header, data, sink)
         self.driver.schedule_turn()
 
@@ -342,6 +366,8 @@ class Replica:
         self.state = state
         self._core_log.truncated(0)
         self.peers.install(state)
+        if self.ids is not None:
+            self.ids.follow()
 
     def set_lost(self, entries: frozenset[int]) -> None:
         """These entries are damaged on every node.

@@ -23,9 +23,9 @@ from semel.broker.server.verification import verify_queues
 from semel.broker.state import MoveApplied, QueueState
 from semel.protos.errors import InvalidRequest, to_detail
 from semel.protos.ids import QueueKey
-from semel.protos.levels import MOVE_LEVEL, SPLIT_LEVEL
+from semel.protos.levels import ID_LEVEL, MOVE_LEVEL, SPLIT_LEVEL
 from semel.protos.queue_refs import queue_key_of
-from semel.protos.v1 import broker_pb2
+from semel.protos.v1 import broker_pb2, control_pb2
 
 _APPLY_TIMEOUT_S: Final = 30.0
 
@@ -86,6 +86,8 @@ class QueueCalls:
             await self._replica.require_level(SPLIT_LEVEL)
         if any(record.HasField("move_queue") for record in request.records):
             await self._replica.require_level(MOVE_LEVEL)
+        if any(map(_compares_ids, request.records)):
+            await self._replica.require_level(ID_LEVEL)
         for result in await asyncio.gather(*map(self._replica.submit_control, request.records)):
             if isinstance(result, MoveApplied) and result.error is not None:
                 raise result.error
@@ -104,6 +106,13 @@ class QueueCalls:
             known(self._replica, key)
         async for reply in verify_queues(replica, keys, request.index):
             yield reply
+
+
+def _compares_ids(record: control_pb2.ControlRecord) -> bool:
+    """Whether the record begins a queue that compares message ids, or makes a topic do so."""
+    return record.create_queue.settings.HasField("dedup") or (
+        record.alter_topic.settings.HasField("dedup")
+    )
 
 
 def _append_time_us(queue: QueueState, offset: int) -> int:

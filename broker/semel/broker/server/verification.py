@@ -55,6 +55,7 @@ class _Wanted:
     delayed: tuple[DelayedExtent, ...]
     """Batches without offsets."""
     inherited: dict[int, tuple[int, int]]
+    gaps: bool
     """For a child: epoch and last sequence of each row that its parent ended with."""
     live_table_digest: bytes
 
@@ -113,6 +114,7 @@ def _capture(state: State, key: QueueKey) -> _Wanted:
         extents=tuple(queue.extents_from(queue.log_start_offset, 1 << 62)),
         delayed=tuple(state.delays.queues.get(key, ())),
         inherited=_inherited(state, queue),
+        gaps=state.id_windows.may_have_dropped(key.topic_id),
         live_table_digest=state.producers.queue_digest(key),
     )
 
@@ -239,6 +241,7 @@ def _read_queue(
         one.log_end_offset,
         expired=one.expired,
         inherited=one.inherited,
+        gaps=one.gaps,
     )
     for extent in one.extents:
         try:

@@ -21,6 +21,7 @@ from semel.broker.dedup.rocks_store import RocksIdStore
 from semel.broker.dedup.sorted_ids import Hits, SortedIds
 
 TOPIC = 7
+SEED = bytes(16)
 
 
 def keys_of(numbers: list[int]) -> U64:
@@ -50,7 +51,7 @@ class Model:
     def __init__(self, store: IdStore, memory_ids: int = 50) -> None:
         self.store = store
         self.memory_ids = memory_ids
-        self.index = IdIndex(store, TOPIC, memory_ids=memory_ids)
+        self.index = IdIndex(store, TOPIC, SEED, memory_ids=memory_ids)
         self.arrived: list[int] = []
         self.first = 0
         self.unapplied = 0
@@ -111,7 +112,7 @@ class Model:
 
     def reopen(self) -> None:
         """Opens the store as a node does after a crash, and replays what was not durable."""
-        self.index = IdIndex(self.store, TOPIC, memory_ids=self.memory_ids)
+        self.index = IdIndex(self.store, TOPIC, SEED, memory_ids=self.memory_ids)
         at = self.index.end_arrival
         assert at <= len(self.arrived)
         rest = self.arrived[at:]
@@ -212,7 +213,7 @@ def test_rocks_keeps_what_was_synced(tmp_path: Path) -> None:
     model.add(list(range(100, 120)))
     store.close()
     model.store = store = RocksIdStore(tmp_path / "ids")
-    model.index = IdIndex(store, TOPIC, memory_ids=50)
+    model.index = IdIndex(store, TOPIC, SEED, memory_ids=50)
     assert model.index.end_arrival == model.index.durable_arrival == 60
     model.reopen()
     model.check(list(range(130)))
@@ -220,18 +221,18 @@ def test_rocks_keeps_what_was_synced(tmp_path: Path) -> None:
 
 
 def test_topics_do_not_meet(store: IdStore) -> None:
-    left, right = (IdIndex(store, topic, memory_ids=10) for topic in (1, 2))
+    left, right = (IdIndex(store, topic, SEED, memory_ids=10) for topic in (1, 2))
     left.add(*ids_of([1], 0))
     left.freeze(1)
     assert left.maintain(0)
     assert not len(right.search_memory(keys_of([1]), 0).maybe)
-    assert IdIndex(store, 2, memory_ids=10).end_arrival == 0
-    assert IdIndex(store, 1, memory_ids=10).end_arrival == 1
+    assert IdIndex(store, 2, SEED, memory_ids=10).end_arrival == 0
+    assert IdIndex(store, 1, SEED, memory_ids=10).end_arrival == 1
     store.close()
 
 
 def test_ids_that_arrive_again_in_a_replay_are_not_added_twice() -> None:
-    index = IdIndex(MemoryIdStore(), TOPIC)
+    index = IdIndex(MemoryIdStore(), TOPIC, SEED)
     index.add(*ids_of([1, 2, 3], 0))
     index.add(*ids_of([2, 3], 1))
     index.add(*ids_of([4], 3))
@@ -241,7 +242,7 @@ def test_ids_that_arrive_again_in_a_replay_are_not_added_twice() -> None:
 
 
 def test_a_gap_is_never_filled_with_other_ids() -> None:
-    index = IdIndex(MemoryIdStore(), TOPIC)
+    index = IdIndex(MemoryIdStore(), TOPIC, SEED)
     with pytest.raises(CorruptIndex, match="id 5 came after 0"):
         index.add(*ids_of([1], 5))
 
@@ -346,7 +347,7 @@ def test_a_look_up_whose_runs_are_merged_meanwhile_starts_again(
 
 def test_ids_are_added_while_runs_are_written(tmp_path: Path) -> None:
     store = RocksIdStore(tmp_path / "ids")
-    index = IdIndex(store, TOPIC, memory_ids=2_000)
+    index = IdIndex(store, TOPIC, SEED, memory_ids=2_000)
     ended = threading.Event()
     failures: list[BaseException] = []
 
@@ -454,3 +455,25 @@ def test_a_block_is_cut_by_key() -> None:
     assert (above.columns[0] >= middle).all()
     assert len(below) + len(above) == 30
     assert len(block.cut(1 << 64)[0]) == 30
+
+
+def test_ids_of_an_earlier_window_are_dropped() -> None:
+    model = Model(MemoryIdStore())
+    model.add([1, 2])
+    model.flush()
+    other = IdIndex(model.store, TOPIC, b"x" * 16)
+    assert other.end_arrival == 0
+    assert isinstance(model.store, MemoryIdStore)
+    assert model.store._values == {}
+
+
+def test_a_destroyed_index_leaves_nothing_behind() -> None:
+    model = Model(MemoryIdStore())
+    model.add([1, 2])
+    model.flush()
+    model.add([3])
+    model.index.freeze(3)
+    model.index.destroy()
+    assert not model.index.maintain(0)
+    assert isinstance(model.store, MemoryIdStore)
+    assert model.store._values == {}

@@ -153,7 +153,11 @@ def test_settings_change_and_the_seed_does_not() -> None:
         windows.configure(7, IdSettings(window_bytes=80, seed=b"x" * 16))
     windows.configure(7, None)
     windows.configure(7, None)
-    assert windows.topics == {}
+    assert (windows.topics, windows.ended) == ({}, {7})
+    windows.configure(7, IdSettings(window_bytes=80, seed=b"x" * 16))
+    assert windows.ended == set()
+    windows.forget(7)
+    assert not windows.may_have_dropped(7)
 
 
 # --- canonical bytes ----------------------------------------------------------------------------
@@ -164,7 +168,10 @@ TAKES = st.lists(
 )
 
 
-@given(st.dictionaries(st.integers(0, (1 << 63) - 1), TAKES, max_size=3), st.integers(-1, 2_000))
+@given(
+    st.dictionaries(st.integers(0, (1 << 63) - 1), TAKES, max_size=3),
+    st.sampled_from([-1, 0, 7, 2_000]),
+)
 def test_bytes_come_back(topics: dict[int, list[tuple[int, int, int, bool]]], keep: int) -> None:
     windows = IdWindows()
     for topic_id, takes in topics.items():
@@ -175,12 +182,15 @@ def test_bytes_come_back(topics: dict[int, list[tuple[int, int, int, bool]]], ke
             window.take(window.next_arrival, ids, dropped, dropped // 2, now_us)
             if evict:
                 evicted(window, now_us)
+        if keep == 7:
+            windows.configure(topic_id, None)
     data = b"".join(windows.parts())
     reader = Reader(data)
     again = IdWindows.read_parts(reader)
+    assert again.ended == windows.ended
     reader.finish()
     assert b"".join(again.parts()) == data
-    assert sorted(again.topics) == sorted(topics)
+    assert sorted([*again.topics, *again.ended]) == sorted(topics)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +203,7 @@ def test_bytes_that_contradict_each_other_are_refused(
     window = window_of(5)
     window.first_arrival, window.next_arrival = first, following
     window.marks = [Mark(*mark) for mark in marks]
-    data = (1).to_bytes(4, "little") + b"".join(window.parts(1))
+    data = (1).to_bytes(4, "little") + b"".join(window.parts(1)) + bytes(4)
     with pytest.raises(CorruptSegment, match="window of ids of topic 1"):
         IdWindows.read_parts(Reader(data))
 

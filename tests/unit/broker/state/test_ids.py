@@ -17,137 +17,28 @@ from semel.broker.dedup.looked_up import LookedUp, prints_of
 from semel.broker.state import (
     Accepted,
     Admission,
-    BatchDecision,
+    BatchVerifier,
     Duplicate,
     DuplicateInFlight,
     LookUpIds,
     Refused,
     State,
     StateDiverged,
+    TableVerifier,
     batch_record_parts,
 )
 from semel.broker.state.apply.id_windows import ID_BYTES
 from semel.broker.state.apply.results import IdsChecked
 from semel.protos.batch import BROKER_HEADER_BYTES, check_batch
-from semel.protos.columns import Columns, decode_columns, encode_batch
+from semel.protos.columns import decode_columns
 from semel.protos.dropped import DROPPED, Verdict, read_answer
 from semel.protos.errors import InvalidRequest, SequenceConflict, Throttled, UnsupportedVersion
-from semel.protos.frames import RecordKind, iter_records
+from semel.protos.frames import RecordKind, build_frame, decode_frame_header, iter_records
 from semel.protos.ids import Offset, QueueId, QueueKey, Term, TopicId
 from semel.protos.levels import ID_LEVEL
 from semel.protos.v1 import common_pb2, control_pb2
+from tests.kit.id_group import OTHER, SEED, WINDOW_BYTES, IdGroup, dedup
 from tests.kit.state_log import KEY, Group, control, ref
-
-SEED = b"0123456789abcdef"
-OTHER = QueueKey(TopicId(7), QueueId(1))
-WINDOW_BYTES = 1 << 20
-Message = tuple[bytes | None, bytes]
-
-
-def dedup(**other: Any) -> common_pb2.IdDedup:
-    return common_pb2.IdDedup(**{"window_bytes": WINDOW_BYTES, "seed": SEED, **other})
-
-
-class IdGroup(Group):
-    """A master with an index, and a second node that follows the log with an index of its own."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(queues=())
-        self.raise_level(ID_LEVEL)
-        self.admission = self._admission()
-        self.fingerprints = Fingerprints(SEED)
-        self.index = IdIndex(MemoryIdStore(), KEY.topic_id, memory_ids=100)
-        self.last: dict[tuple[QueueKey, int], int] = {}
-        self.pending: list[tuple[Any, Any]] = []
-        for key in (KEY, OTHER):
-            self.create(key, dedup=dedup(**settings))
-            for producer in (1, 2):
-                self.fence(producer=producer, keys=(key,))
-
-    def _admission(self) -> Admission:
-        return Admission(self.state, term=Term(self.term), has_id_index=True)
-
-    def new_master(self) -> None:
-        super().new_master()
-        self.admission = self._admission()
-        self.index.cut_back(self.window.next_arrival)
-
-    @property
-    def window(self) -> Any:
-        return self.state.id_windows.topics[KEY.topic_id]
-
-    def batch(
-        self,
-        messages: list[Message],
-        *,
-        producer: int = 1,
-        key: QueueKey = KEY,
-        previous: int | None = None,
-        due_us: int = 0,
-    ) -> bytes:
-        if previous is None:
-            previous = self.last.get((key, producer), -1)
-        ids, values = [each for each, _ in messages], [value for _, value in messages]
-        return encode_batch(
-            Columns.from_arrow(values, message_ids=ids),
-            topic_id=key.topic_id,
-            queue_id=key.queue_id,
-            producer_id=producer,
-            epoch=1,
-            session=0,
-            previous_sequence=previous,
-            base_sequence=previous + 1,
-            last_sequence=previous + len(messages),
-            timestamp_us=1,
-            deliver_at_us=due_us,
-        )
-
-    def look_up(self, data: bytes) -> LookedUp:
-        header = check_batch(data)
-        first = self.window.first_arrival
-        found = LookedUp.begin(self.index, self.fingerprints, header, data, first)
-        return found.finish()
-
-    def send(self, data: bytes, ids: LookedUp | None = None, *, commit: bool = True) -> Any:
-        """Returns the decision, and notes the records of an accepted batch."""
-        header = check_batch(data)
-        ids = ids or self.look_up(data)
-        decision: BatchDecision = self.admission.admit_batch(
-            header, 0, time_us=self.now_us, ids=ids
-        )
-        if isinstance(decision, Accepted):
-            assert decision.checked is not None
-            self.entry.append(control(check_ids=decision.checked.record))
-            parts = batch_record_parts(
-                decision.checked.decision.batch,
-                base_offset=decision.base_offset,
-                append_time_us=self.now_us,
-                term=Term(self.term),
-            )
-            self.entry.append((RecordKind.BATCH, parts))
-            self.last[header.queue_key, header.producer_id] = header.last_sequence
-            if commit:
-                self.commit()
-        return decision
-
-    def produce_ids(self, messages: list[Message], **options: Any) -> Any:
-        return self.send(self.batch(messages, **options))
-
-    def evict(self) -> None:
-        record = self.admission.ids.propose_eviction(KEY.topic_id, self.now_us)
-        if record is not None:
-            self.entry.append(control(evict_ids=record))
-
-    def stored(self, key: QueueKey = KEY) -> list[Message]:
-        """The messages of a queue, read from the log."""
-        found: list[Message] = []
-        for extent in self.state.queues[key].extents_from(0, 1 << 40):
-            data = self.payload(extent.index, extent.position)[BROKER_HEADER_BYTES:]
-            columns = decode_columns(data, check_batch(data))
-            ids = columns.message_ids
-            assert ids is not None
-            found += zip(ids.to_pylist(), columns.values.to_pylist(), strict=True)
-        return found
 
 
 def dropped_of(decision: Any) -> list[tuple[int, int, int, Verdict]]:
@@ -357,6 +248,7 @@ def test_batches_wait_while_comparing_begins_or_ends() -> None:
     assert isinstance(contrary.error, Throttled)
     group.commit()
     assert group.state.id_windows.topics == {}
+    assert group.state.id_windows.may_have_dropped(KEY.topic_id)
     plain = group.admission.admit_batch(check_batch(data), 0, time_us=group.now_us)
     assert plain == Accepted(Offset(1))
 
@@ -377,6 +269,7 @@ def test_the_window_ends_with_the_last_queue_of_the_topic() -> None:
         group.entry.append(control(delete_queue=record))
         group.commit()
         assert (KEY.topic_id in group.state.id_windows.topics) is left
+        assert group.state.id_windows.may_have_dropped(KEY.topic_id) is left
 
 
 def test_transactions_do_not_go_to_topics_that_compare_ids() -> None:
@@ -523,11 +416,37 @@ def test_the_log_holds_each_id_once_and_a_slave_has_the_same_index(events: list[
     state = group.replayed()
     assert state.digest() == group.state.digest()
     check_slave(group)
+    verify(group)
+
+
+def verify(group: IdGroup, start: int = 0) -> None:
+    """Recomputes tables and queues from the log, the tables from entry `start` on."""
+    state = State()
+    for frame in group.frames[:start]:
+        state.apply_frame(frame)
+    table = TableVerifier(state if start else None)
+    for frame in group.frames[start:]:
+        table.feed(frame)
+    assert table.problems == []
+    for key in (KEY, OTHER):
+        queue = group.state.queues[key]
+        assert table.log_end_offset(key) == queue.log_end_offset
+        assert table.queue_digest(key) == group.state.producers.queue_digest(key)
+        batches = BatchVerifier(key, 0, queue.log_end_offset, gaps=True)
+        for extent in queue.extents_from(0, 1 << 40):
+            stored = group.payload(extent.index, extent.position)
+            batches.feed(
+                extent.base_offset, extent.count, stored, extent.first_row, extent.append_time_us
+            )
+        batches.hold_against(table.windows(key))
+        report = batches.finish()
+        assert report.problems == ()
+        assert (report.duplicates, report.missing) == (0, 0)
 
 
 def check_slave(group: IdGroup) -> None:
     """A node that only applies the log finds the same ids at the same places."""
-    state, index = State(), IdIndex(MemoryIdStore(), KEY.topic_id, memory_ids=100)
+    state, index = State(), IdIndex(MemoryIdStore(), KEY.topic_id, SEED, memory_ids=100)
     for frame in group.frames:
         follow(group.fingerprints, state, index, frame)
     everything = group.look_up(group.batch([(b"%d" % n, b"") for n in range(16)]))._prints.keys
@@ -563,3 +482,50 @@ def test_the_log_says_what_was_dropped() -> None:
     assert (record.count, record.ids, record.first_arrival) == (3, 1, 2)
     logged = np.frombuffer(record.dropped, DROPPED)
     assert logged.tolist() == [(2, 1), (4, -1)]
+
+
+def test_the_verifiers_follow_a_log_with_dropped_messages_from_any_entry_on() -> None:
+    group = IdGroup()
+    group.produce_ids([(b"a", b"1"), (b"b", b"2")])
+    group.produce_ids([(b"b", b"2"), (b"c", b"3")], producer=2)
+    group.produce_ids([(b"a", b"1")])
+    for start in range(len(group.frames) + 1):
+        verify(group, start)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("producer_id", 9),
+        ("base_sequence", 7),
+        ("count", 5),
+        ("first_arrival", 1),
+        ("duplicates", 1),
+    ],
+)
+def test_a_decision_that_does_not_fit_its_batch_is_a_problem(name: str, value: int) -> None:
+    group = IdGroup()
+    group.produce_ids([(b"a", b"1"), (b"b", b"2")])
+    table = TableVerifier()
+    for frame in group.frames[:-1]:
+        table.feed(frame)
+    head = decode_frame_header(group.frames[-1])
+    (_, _, check), (_, _, batch) = iter_records(group.frames[-1])
+    record = control_pb2.ControlRecord.FromString(bytes(check))
+    setattr(record.check_ids, name, value)
+    records: list[Any] = [
+        (RecordKind.CONTROL, [record.SerializeToString()]),
+        (RecordKind.BATCH, [bytes(batch)]),
+    ]
+    table.feed(build_frame(head.index, head.term, head.time_us, records)[0])
+    assert any("decision about the ids" in problem for problem in table.problems)
+
+
+def test_a_batch_without_a_decision_is_a_problem() -> None:
+    group = IdGroup()
+    table = TableVerifier()
+    for frame in group.frames:
+        table.feed(frame)
+    frame, _ = build_frame(len(group.frames) + 1, 1, group.now_us, [record_of(group)])
+    table.feed(frame)
+    assert any("nothing was decided" in problem for problem in table.problems)

@@ -44,6 +44,7 @@ MARKS_PER_WINDOW: Final = 512
 _MARKS_MAX: Final = 4 * MARKS_PER_WINDOW
 _EVICTIONS_PER_WINDOW: Final = 1_024
 _COUNT: Final = struct.Struct("<I")
+_TOPIC: Final = struct.Struct("<Q")
 WINDOW: Final = struct.Struct("<QqqI16sQQQQI")
 MARK: Final = struct.Struct("<Qq")
 
@@ -210,10 +211,13 @@ class IdWindow:
 class IdWindows:
     """The windows of all topics that compare ids."""
 
-    __slots__ = ("checked", "topics")
+    __slots__ = ("checked", "ended", "topics")
 
     def __init__(self) -> None:
         self.topics: dict[int, IdWindow] = {}
+        self.ended: set[int] = set()
+        """Topics that compared ids before and do not now: whole batches of theirs may have been
+        dropped, so their producers' sequences have gaps."""
         self.checked: control_pb2.CheckIds | None = None
         """The decision about the ids of the batch in the next record of the entry; never set
         between entries, so it is no part of the state."""
@@ -223,13 +227,24 @@ class IdWindows:
         that were stored before are not compared."""
         window = self.topics.get(topic_id)
         if settings is None:
-            self.topics.pop(topic_id, None)
+            if self.topics.pop(topic_id, None) is not None:
+                self.ended.add(topic_id)
         elif window is None:
             self.topics[topic_id] = IdWindow(settings)
+            self.ended.discard(topic_id)
         elif settings.seed != window.settings.seed:
             raise StateDiverged(f"the seed of topic {topic_id} has changed")
         else:
             window.settings = settings
+
+    def forget(self, topic_id: int) -> None:
+        """The topic has no queue here any more."""
+        self.topics.pop(topic_id, None)
+        self.ended.discard(topic_id)
+
+    def may_have_dropped(self, topic_id: int) -> bool:
+        """Whether messages of the topic may have been dropped because of their ids."""
+        return topic_id in self.topics or topic_id in self.ended
 
     def check(self, record: control_pb2.CheckIds) -> IdsChecked:
         """Keeps the decision for the batch that follows. Raises StateDiverged."""
@@ -276,10 +291,12 @@ class IdWindows:
         return IdsEvicted(record.topic_id, record.first_arrival)
 
     def parts(self) -> list[bytes]:
-        """Canonical bytes: windows by rising topic."""
+        """Canonical bytes: windows by rising topic, then the topics whose windows have ended."""
         parts = [_COUNT.pack(len(self.topics))]
         for topic_id in sorted(self.topics):
             parts += self.topics[topic_id].parts(topic_id)
+        parts.append(_COUNT.pack(len(self.ended)))
+        parts += [_TOPIC.pack(topic_id) for topic_id in sorted(self.ended)]
         return parts
 
     @classmethod
@@ -296,6 +313,8 @@ class IdWindows:
             window.first_arrival, window.next_arrival = first, following
             window.marks = [Mark(*reader.unpack(MARK)) for _ in range(count)]
             _check(topic_id, window)
+        for _ in range(reader.unpack(_COUNT)[0]):
+            windows.ended.add(reader.unpack(_TOPIC)[0])
         return windows
 
 

@@ -318,7 +318,7 @@ class State:
             self.transactions.staging.remove_queue(key)
             self.delays.remove_queue(key)
             if not any(each.topic_id == key.topic_id for each in self.queues):
-                self.id_windows.configure(key.topic_id, None)
+                self.id_windows.forget(key.topic_id)
         self.moves.forget(key)
         return Done(what="delete_queue", queue_key=key)
 

@@ -103,9 +103,16 @@ class Chains:
     """The chains of all producers of one queue."""
 
     def __init__(
-        self, log_start_offset: int, floor: int, inherited: Mapping[int, tuple[int, int]]
+        self,
+        log_start_offset: int,
+        floor: int,
+        inherited: Mapping[int, tuple[int, int]],
+        *,
+        gaps: bool,
     ) -> None:
-        """`inherited` is as in `BatchVerifier`; `floor` is the highest epoch of an expired row."""
+        """`inherited` and `gaps` are as in `BatchVerifier`; `floor` is the highest epoch of an
+        expired row."""
+        self._gaps = gaps
         self._from_start = not log_start_offset
         self._floor = floor
         self._chains: dict[int, _Chain] = {}
@@ -124,7 +131,7 @@ class Chains:
         producer, epoch = batch.producer_id, batch.epoch
         chain = self._chains.setdefault(producer, _Chain())
         incarnation = epoch, batch.session
-        chain.contiguous = not batch.flags & BatchFlags.SOURCE_POSITIONS
+        chain.contiguous = not (self._gaps or batch.flags & BatchFlags.SOURCE_POSITIONS)
         if delayed:
             yield from self._follow_delayed(chain, where, batch)
         else:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from semel.broker.state.apply.moves import MoveState
 from semel.broker.state.apply.results import ProducerState
@@ -31,6 +32,9 @@ from semel.protos.v1 import control_pb2
 
 Entry = tuple[int, int, int, int, int]
 """Base and last sequence, base offset, count, CRC of the content."""
+DROPPED: Final = 1 << 31
+"""Added to the count of a batch of which messages were dropped because their ids were known. Count
+and CRC are those of the batch as it was sent."""
 
 
 @dataclass(slots=True)
@@ -154,6 +158,15 @@ def _readable(data: bytes) -> bool:
     return True
 
 
+def _as_stored(entry: Entry, known: Mapping[int, Entry]) -> Entry:
+    """The entry of a batch of which messages were dropped, with the figures of what is stored. If
+    nothing of it is, it is like a position mark."""
+    if entry[3] < DROPPED:
+        return entry
+    found = known.get(entry[2])
+    return found if found is not None and found[:2] == entry[:2] else (*entry[:3], 0, 0)
+
+
 def window_problems(
     windows: Mapping[int, Iterable[Entry]],
     stored: Mapping[int, Iterable[Entry]],
@@ -166,8 +179,9 @@ def window_problems(
     up to its offset in `ended`: their row has expired, and a new one does not know them.
     """
     for producer, window in sorted(windows.items()):
-        entries = [entry for entry in window if entry[3] and entry[2] >= log_start_offset]
         known = {entry[2]: entry for entry in stored.get(producer, ())}
+        as_stored = (_as_stored(entry, known) for entry in window)
+        entries = [entry for entry in as_stored if entry[3] and entry[2] >= log_start_offset]
         for entry in entries:
             if known.get(entry[2]) != entry:
                 yield (

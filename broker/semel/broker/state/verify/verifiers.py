@@ -37,9 +37,16 @@ from semel.broker.state.apply.expired import Expired
 from semel.broker.state.apply.results import ProducerState
 from semel.broker.state.apply.state_machine import State
 from semel.broker.state.verify.chains import Chains
-from semel.broker.state.verify.moved_tables import Entry, Left, MovedTables, window_problems
+from semel.broker.state.verify.moved_tables import (
+    DROPPED,
+    Entry,
+    Left,
+    MovedTables,
+    window_problems,
+)
 from semel.protos.batch import (
     BROKER_HEADER_BYTES,
+    BatchHeader,
     check_batch,
     decode_broker_header,
     decode_header,
@@ -48,10 +55,10 @@ from semel.protos.delays import is_delayed
 from semel.protos.errors import CorruptBatch, CorruptSegment
 from semel.protos.frames import RecordKind, decode_frame_header, iter_records
 from semel.protos.ids import QueueId, QueueKey
-from semel.protos.levels import DELAY_LEVEL
+from semel.protos.levels import DELAY_LEVEL, ID_LEVEL
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.staging import STAGER_ID_MIN
-from semel.protos.v1 import control_pb2, transaction_records_pb2
+from semel.protos.v1 import common_pb2, control_pb2, transaction_records_pb2
 
 PROBLEMS_MAX: Final = 20
 _OFFSET: Final = struct.Struct("<q")
@@ -94,18 +101,22 @@ class BatchVerifier:
         *,
         expired: Expired | None = None,
         inherited: Mapping[int, tuple[int, int]] | None = None,
+        gaps: bool = False,
     ) -> None:
         """`expired` is that of the queue, or a copy.
 
         For a child of a split, `inherited` says with which epoch and last sequence the row of each
-        producer ended in the parent.
+        producer ended in the parent. `gaps` says that whole batches may have been dropped because
+        of their message ids: a producer's sequences may then have gaps.
         """
         self._key = key
         self._start = log_start_offset
         self._end = log_end_offset
         self._next = log_start_offset
         self._expired = expired or Expired()
-        self._chains = Chains(log_start_offset, self._expired.highest_epoch(), inherited or {})
+        self._chains = Chains(
+            log_start_offset, self._expired.highest_epoch(), inherited or {}, gaps=gaps
+        )
         self._messages = 0
         self._delayed = 0
         self._duplicates = 0
@@ -270,12 +281,18 @@ class TableVerifier:
         self._tables: dict[QueueKey, dict[int, _TableRow]] = {}
         self._ends: dict[QueueKey, int] = {}
         self._sealed: set[QueueKey] = set()
-        self._delays = start is not None and start.feature_level >= DELAY_LEVEL
-        """Whether the log is at a level at which delivery times count."""
+        self._level = start.feature_level if start else 0
+        """The feature level of the log, from which delivery times and message ids count."""
         self._moved = MovedTables(start)
+        self._checked: control_pb2.CheckIds | None = None
+        """The master's decision about the message ids of the batch in the next record."""
+        self._arrivals: dict[int, int] = {}
+        """By topic that compares ids: the arrival of the next one."""
         if start is not None:
             self._sealed = {key for key, queue in start.queues.items() if queue.sealed}
             self._ends = {key: queue.log_end_offset for key, queue in start.queues.items()}
+            windows = start.id_windows.topics.items()
+            self._arrivals = {topic_id: window.next_arrival for topic_id, window in windows}
             for row in start.producers.rows():
                 self._tables.setdefault(row.queue_key, {})[row.producer_id] = _row_of(row)
 
@@ -297,6 +314,7 @@ class TableVerifier:
             batch = decode_header(payload, BROKER_HEADER_BYTES)
         except CorruptBatch as error:
             raise CorruptSegment(f"entry {self.index + 1}: {error}") from error
+        checked, self._checked = self._checked, None
         key = batch.queue_key
         row = self._tables.get(key, {}).get(batch.producer_id)
         where = f"entry {self.index + 1}, queue {key.queue_id}, producer {batch.producer_id}"
@@ -311,15 +329,40 @@ class TableVerifier:
             self._problem(
                 f"{where}: {batch.base_sequence} does not follow {row.last}, the chain is broken"
             )
-        delayed = self._delays and is_delayed(batch)
+        delayed = self._level >= DELAY_LEVEL and is_delayed(batch)
         if offset != (-1 if delayed else self._ends.get(key)):
             self._problem(f"{where}: stored at {offset}, the end was {self._ends.get(key)}")
         if not delayed:
             self._ends[key] = offset + batch.count
         row.last = batch.last_sequence
         row.time_us = time_us
-        entry = (batch.base_sequence, row.last, offset, batch.count, batch.content_crc)
+        count, content_crc = self._as_sent(batch, checked, where)
+        entry = (batch.base_sequence, row.last, offset, count, content_crc)
         row.window = [*row.window, entry][-_WINDOW:]
+
+    def _as_sent(
+        self, batch: BatchHeader, record: control_pb2.CheckIds | None, where: str
+    ) -> tuple[int, int]:
+        """Count and CRC of a batch as its row remembers them."""
+        if record is None:
+            if batch.count and batch.topic_id in self._arrivals:
+                self._problem(f"{where}: nothing was decided about the ids of a batch")
+            return batch.count, batch.content_crc
+        dropped = record.duplicates + record.conflicts
+        following = self._arrivals.get(batch.topic_id, 0)
+        if (
+            record.producer_id != batch.producer_id
+            or record.base_sequence != batch.base_sequence
+            or record.count != batch.count + dropped
+            or record.first_arrival != following
+        ):
+            self._problem(
+                f"{where}: the decision about the ids of {record.count} messages, {dropped} of"
+                f" which were dropped, from arrival {record.first_arrival} on does not fit a batch"
+                f" of {batch.count} when {following} is the next arrival"
+            )
+        self._arrivals[batch.topic_id] = record.first_arrival + record.ids
+        return record.count + (DROPPED if dropped else 0), record.content_crc
 
     def _control(self, record: control_pb2.ControlRecord, time_us: int) -> None:
         if record.HasField("fence"):
@@ -334,8 +377,15 @@ class TableVerifier:
             rows = self._tables.get(queue_key_of(record.expire_producers.queue), {})
             for producer_id in record.expire_producers.producer_ids:
                 rows.pop(producer_id, None)
+        elif record.HasField("check_ids"):
+            self._checked = record.check_ids
+        elif record.HasField("alter_topic"):
+            self._compare(record.alter_topic.topic_id, record.alter_topic.settings)
         elif record.HasField("create_queue"):
-            self._ends.setdefault(queue_key_of(record.create_queue.queue), 0)
+            created = record.create_queue
+            if queue_key_of(created.queue) not in self._ends:
+                self._ends[queue_key_of(created.queue)] = 0
+                self._compare(created.queue.topic_id, created.settings)
         elif record.HasField("split_queue"):
             self._split(record.split_queue)
         elif record.transaction.HasField("publish"):
@@ -343,14 +393,23 @@ class TableVerifier:
         elif record.HasField("release_delayed"):
             self._release(record.release_delayed, time_us)
         elif record.HasField("feature_level"):
-            self._delays |= record.feature_level.level >= DELAY_LEVEL
+            self._level = max(self._level, record.feature_level.level)
         elif record.HasField("move_queue"):
             self._move(record.move_queue)
         elif record.HasField("delete_queue"):
             self._moved.forget(queue_key_of(record.delete_queue.queue))
             self._sealed.discard(queue_key_of(record.delete_queue.queue))
             self._ends.pop(queue_key_of(record.delete_queue.queue), None)
+            if not any(key.topic_id == record.delete_queue.queue.topic_id for key in self._ends):
+                self._arrivals.pop(record.delete_queue.queue.topic_id, None)
             self._tables.pop(queue_key_of(record.delete_queue.queue), None)
+
+    def _compare(self, topic_id: int, settings: common_pb2.TopicSettings) -> None:
+        """A topic begins to compare message ids, goes on, or ceases."""
+        if not settings.HasField("dedup"):
+            self._arrivals.pop(topic_id, None)
+        elif self._level >= ID_LEVEL:
+            self._arrivals.setdefault(topic_id, 0)
 
     def _publish(self, record: transaction_records_pb2.PublishTransaction) -> None:
         """Staged batches get offsets; `BatchVerifier` reads the batches themselves."""
