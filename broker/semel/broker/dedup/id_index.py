@@ -23,8 +23,8 @@ Invariants
 4. Adding ids whose arrivals were added before changes nothing, so a replay of the log may begin
    before the last arrival.
 
-Rejected: one key in RocksDB for each id. A put costs 1.4 µs, a look-up 2.8 µs and their compaction
-as much again, on each of three nodes; a block of 10,000 ids costs less than 0.1 µs an id here.
+Rejected: one key in RocksDB for each id. A put costs 1.7 µs and a look-up 1.3 µs, on each of three
+nodes; an id in a block of 10,000 costs less than 0.1 µs here (`benchmarks/id_index.py`).
 
 Not here: where the window begins (the replicated state), what a hit means (admission).
 """
@@ -208,8 +208,11 @@ class IdIndex:
         """Drops all that the store has of the topic; the index must not be used any more."""
         with self._writing:
             self._destroyed = True
-            everything = topic_prefix(self._topic_id), topic_prefix(self._topic_id + 1)
-            self._store.write(Writes(dropped=[everything]))
+            self._drop_all()
+
+    def _drop_all(self) -> None:
+        everything = topic_prefix(self._topic_id), topic_prefix(self._topic_id + 1)
+        self._store.write(Writes(dropped=[everything]))
 
     def cut_back(self, arrival: int) -> None:
         """Forgets the ids that arrived at `arrival` or later: their entries were lost."""
@@ -297,8 +300,7 @@ class IdIndex:
             writer.add(SortedIds.merged(parts, first_arrival))
         for run in old:
             for part in run.parts_since(first_arrival):
-                for places in run.places([part]):
-                    writer.add_places(places)
+                writer.add_places(run.places([part]))
         first, last = old[0].info, old[-1].info
         level = max(levels[chosen]) + 1
         run = writer.finish(level, first.first_arrival, last.end_arrival)
@@ -336,8 +338,7 @@ class IdIndex:
         if manifest is not None:
             infos, next_run, seed = _decode(manifest, self._topic_id)
             if seed != self._seed:
-                everything = topic_prefix(self._topic_id), topic_prefix(self._topic_id + 1)
-                self._store.write(Writes(dropped=[everything]))
+                self._drop_all()
                 infos, next_run = [], 0
         dropped, begin = [], topic_prefix(self._topic_id) + b"r"
         for number in sorted(info.number for info in infos):

@@ -125,17 +125,17 @@ class IdRun:
     def places_of(self, arrivals: U64) -> Found:
         """Where messages of this run are. Raises CorruptIndex and OSError."""
         parts = np.searchsorted(self._first_arrivals, arrivals, side="right") - 1
-        return Places.joined(self.places(np.unique(parts[parts >= 0]).tolist())).find(arrivals)
+        return self.places(np.unique(parts[parts >= 0]).tolist()).find(arrivals)
 
     def parts_since(self, arrival: int) -> range:
         """The parts of the places that are needed for arrivals from `arrival` on."""
         at = int(np.searchsorted(self._first_arrivals, np.uint64(arrival), side="right"))
         return range(max(0, at - 1), self.info.place_parts)
 
-    def places(self, parts: Iterable[int]) -> list[Places]:
-        """Parts of the places. Raises CorruptIndex and OSError."""
+    def places(self, parts: Iterable[int]) -> Places:
+        """Parts of the places, as one. Raises CorruptIndex and OSError."""
         values = _all(self._store, _numbered(self._prefix, b"p", parts))
-        return [Places.none(), *(_place_block(value) for value in values)]
+        return Places.joined([Places.none(), *(_place_block(value) for value in values)])
 
     def _read(self, chunks: list[int]) -> list[SortedIds]:
         return [_block(value) for value in _all(self._store, _numbered(self._prefix, b"c", chunks))]

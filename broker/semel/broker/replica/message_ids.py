@@ -215,12 +215,13 @@ class MessageIds:
         self._looking_up -= 1
         if reading.cancelled():
             return
+        error = reading.exception()
         proposer = self._node.proposer
         if proposer is not asked:
             sink.refuse(header, self._node.not_master())
             return
         proposer.pending_bytes -= len(data)
-        if (error := reading.exception()) is not None:
+        if error is not None:
             logger.error("message ids not looked up error=%s", error)
             sink.refuse(header, _unreadable(error))
             return

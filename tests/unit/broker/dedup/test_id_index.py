@@ -199,7 +199,7 @@ def test_runs_of_each_level_merge_and_are_dropped(
     assert [run.info.first_arrival for run in model.index._view.runs] == [36_000]
     model.check([0, 35_999, 36_499, 36_500, 39_999])
     (run,) = model.index._view.runs
-    assert run.places([0])[1].columns[0][0] == 36_000
+    assert run.places([0]).columns[0][0] == 36_000
     model.add([5, 6])
     model.check([5, 6, 7, 36_500])
     store.close()
