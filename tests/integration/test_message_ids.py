@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from semel.protos.dropped import Verdict, read_answer
-from semel.protos.errors import InvalidRequest
 from semel.protos.v1 import common_pb2
 from tests.kit.brokers import QUEUE, BrokerGroup, RawClient, make_batch
 
@@ -55,7 +54,6 @@ def ids(start: int, end: int) -> list[bytes]:
 
 async def test_an_id_is_stored_once_whoever_sends_it_and_whoever_is_master(tmp_path: Path) -> None:
     group = BrokerGroup(tmp_path)
-    group.compares_ids = True
     async with group:
         one, two = await begin(group)
         assert (await one.send(ids(0, 50)))[1] == []
@@ -78,21 +76,18 @@ async def test_an_id_is_stored_once_whoever_sends_it_and_whoever_is_master(tmp_p
             async with RawClient(node.address) as client:
                 values = await client.values(any_replica=True)
             assert values == [b"v"] * 53 + [b"other"] + [b"v"] * 3
-            assert node.replica.ids is not None
             assert not node.replica.ids.behind
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
 async def test_a_node_that_starts_again_knows_all_ids(tmp_path: Path, checkpoint: bool) -> None:
     group = BrokerGroup(tmp_path, nodes=1)
-    group.compares_ids = True
     async with group:
         one, two = await begin(group)
         await one.send(ids(0, 40))
         if checkpoint:
             node = await group.master()
             await node.checkpoints.write()
-            assert node.replica.ids is not None
             assert node.replica.ids._topics[QUEUE.topic_id].ids.durable_arrival == 40
         await one.send(ids(40, 60))
         await group.stop(1)
@@ -104,7 +99,6 @@ async def test_a_node_that_starts_again_knows_all_ids(tmp_path: Path, checkpoint
 
 async def test_a_node_whose_index_is_gone_does_not_become_master(tmp_path: Path) -> None:
     group = BrokerGroup(tmp_path)
-    group.compares_ids = True
     async with group:
         one, _ = await begin(group)
         await one.send(ids(0, 40))
@@ -118,14 +112,6 @@ async def test_a_node_whose_index_is_gone_does_not_become_master(tmp_path: Path)
         for path in index.iterdir():
             path.unlink()
         slave = await group.start(number)
-        assert slave.replica.ids is not None
         assert slave.replica.ids.behind
         assert not slave.replica.electable
         assert (await one.send(ids(39, 45)))[1] == [(40, 39, Verdict.DUPLICATE)]
-
-
-async def test_a_node_without_an_index_refuses_the_topic(tmp_path: Path) -> None:
-    group = BrokerGroup(tmp_path, nodes=1)
-    async with group, RawClient((await group.master()).address) as client:
-        with pytest.raises(InvalidRequest, match="keeps no index of message ids"):
-            await client.create_queue(settings=SETTINGS)

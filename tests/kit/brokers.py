@@ -13,7 +13,6 @@ import asyncio
 import dataclasses
 import shutil
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -23,7 +22,6 @@ import grpc.aio
 import pyarrow as pa
 
 from semel.broker.config import BrokerConfig
-from semel.broker.dedup.rocks_store import RocksIdStore
 from semel.broker.log import FileLayer, LogConfig
 from semel.broker.node import BrokerNode
 from semel.broker.raft import RaftConfig
@@ -77,8 +75,6 @@ class BrokerGroup:
         """Founders that were started before; no controllers are there to know it."""
         self.levels: dict[int, int] = {}
         """Highest feature levels of nodes that run an older program."""
-        self.compares_ids = False
-        """Whether the nodes keep an index of message ids."""
 
     def config(self, node: int) -> BrokerConfig:
         """The configuration of one node."""
@@ -115,8 +111,7 @@ class BrokerGroup:
         if node in self.founding and node not in self._begun:
             self._begun.add(node)
             config = dataclasses.replace(config, found="test")
-        store = partial(RocksIdStore, config.data / "ids") if self.compares_ids else None
-        started = BrokerNode(config, files=self.files.get(node), open_id_store=store)
+        started = BrokerNode(config, files=self.files.get(node))
         await started.__aenter__()
         self.running[NodeId(node)] = started
         return started

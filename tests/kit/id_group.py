@@ -44,7 +44,7 @@ class IdGroup(Group):
                 self.fence(producer=producer, keys=(key,))
 
     def _admission(self) -> Admission:
-        return Admission(self.state, term=Term(self.term), has_id_index=True)
+        return Admission(self.state, term=Term(self.term))
 
     def new_master(self) -> None:
         super().new_master()

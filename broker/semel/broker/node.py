@@ -21,6 +21,7 @@ import logging
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -36,6 +37,7 @@ from semel.broker.control_plane.group_calls import GroupCalls
 from semel.broker.control_plane.reports import Registration
 from semel.broker.control_plane.route_cache import RoutesCopy
 from semel.broker.dedup.id_store import IdStore
+from semel.broker.dedup.rocks_store import RocksIdStore
 from semel.broker.identity import NodeIdentity
 from semel.broker.log import FileLayer, HardStateFile, Log, OsFiles
 from semel.broker.membership.asking import ask_members
@@ -103,13 +105,13 @@ class BrokerNode:
         open_id_store: Callable[[], IdStore] | None = None,
     ) -> None:
         """All of the node's data goes through `files`, by default the operating system's, but for
-        the index of message ids, which the node keeps only if it can open a store for it."""
+        the index of message ids, which by default is in RocksDB."""
         self.config = config
         self.address = config.listen
         self.metrics_address = ""
         """HOST:PORT of `GET /metrics` once it serves; empty if it was not asked for."""
         self._files = files or OsFiles()
-        self._open_id_store = open_id_store
+        self._open_id_store = open_id_store or partial(RocksIdStore, config.data / "ids")
         self._stack = contextlib.AsyncExitStack()
         self._tasks: set[asyncio.Task[None]] = set()
         self._links: dict[NodeId, tuple[str, asyncio.Task[None]]] = {}
@@ -183,10 +185,9 @@ class BrokerNode:
             open_id_store=self._open_id_store,
         )
         replica = self.replica
-        if replica.ids is not None:
-            self._stack.push_async_callback(loop.run_in_executor, None, replica.ids.close)
-            await loop.run_in_executor(self.readers, replica.ids.follow)
-            self._start(replica.ids.run())
+        self._stack.push_async_callback(loop.run_in_executor, None, replica.ids.close)
+        await loop.run_in_executor(self.readers, replica.ids.follow)
+        self._start(replica.ids.run())
         status = self._status = MembershipStatus(
             config, replica, self._files, self.identity, hard_state
         )

@@ -59,7 +59,7 @@ class Applier:
         peers: Peers,
         mastership: Mastership,
         readers: Executor,
-        ids: MessageIds | None = None,
+        ids: MessageIds,
     ) -> None:
         self._ids = ids
         self.config = replica.config
@@ -125,8 +125,7 @@ class Applier:
         state, mastership = self._replica.state, self._mastership
         for frame in frames:
             results = state.apply_frame(frame)
-            if self._ids is not None:
-                self._ids.on_applied(frame, results)
+            self._ids.on_applied(frame, results)
             if mastership.proposer is not None:
                 mastership.proposer.on_applied(state.applied_index, results)
                 if mastership.lock_clock is not None:

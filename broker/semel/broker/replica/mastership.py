@@ -40,7 +40,7 @@ class Mastership:
         config: BrokerConfig,
         core: RaftCore,
         not_master: Callable[[], NotMaster],
-        ids: MessageIds | None = None,
+        ids: MessageIds,
     ) -> None:
         self._config = config
         self._ids = ids
@@ -97,10 +97,9 @@ class Mastership:
                 stagers_max=config.stagers_max,
                 transactions_max=config.transactions_max,
                 producers_max=config.producers_per_queue_max,
-                has_id_index=self._ids is not None,
             ),
             on_released=self._on_released,
-            look_up=None if self._ids is None else self._ids.submit,
+            look_up=self._ids.submit,
         )
         on_proposer(self.proposer)
         self.lock_clock = LockClock()
@@ -117,8 +116,7 @@ class Mastership:
         proposer, self.proposer, self.lock_clock = self.proposer, None, None
         assert proposer is not None
         proposer.on_lost(self._not_master)
-        if self._ids is not None:
-            self._ids.on_lost()
+        self._ids.on_lost()
         self.room.set()
         self.on_lost(self._not_master())
 

@@ -64,11 +64,10 @@ class Replica:
         logged_members: dict[int, Members],
         readers: Executor,
         on_fatal: Callable[[str], None],
-        open_id_store: Callable[[], IdStore] | None = None,
+        open_id_store: Callable[[], IdStore],
     ) -> None:
         """`founding` are the members before any were logged, `logged_members` those that the log
-        names behind `state`, by index. Without `open_id_store` the node keeps no index of message
-        ids."""
+        names behind `state`, by index."""
         self.config = config
         self.log = log
         self.state = state
@@ -97,13 +96,11 @@ class Replica:
             now_ms=monotonic_ms(),
         )
         self.log_time = LogTime(config.node_id, log, lambda reason: self.on_fatal(reason))
-        self.ids: MessageIds | None = None
-        if open_id_store is not None:
-            self.ids = MessageIds(
-                self,
-                open_id_store,
-                on_behind=lambda behind: self.set_fit("message ids", not behind),
-            )
+        self.ids = MessageIds(
+            self,
+            open_id_store,
+            on_behind=lambda behind: self.set_fit("message ids", not behind),
+        )
         self.mastership = Mastership(config, core, self.not_master, self.ids)
         self.feature_levels = FeatureLevels(self)
         self.applier = Applier(
@@ -272,7 +269,7 @@ class Replica:
         if self.mastership.proposer is None:
             sink.refuse(header, self.not_master())
             return
-        if self.ids is not None and self.ids.compares(header.topic_id):
+        if self.ids.compares(header.topic_id):
             self.ids.submit(header, data, sink)
             return
         self.mastership.proposer.submit_batch(header, data, sink)
@@ -366,8 +363,7 @@ class Replica:
         self.state = state
         self._core_log.truncated(0)
         self.peers.install(state)
-        if self.ids is not None:
-            self.ids.follow()
+        self.ids.follow()
 
     def set_lost(self, entries: frozenset[int]) -> None:
         """These entries are damaged on every node.

@@ -55,9 +55,8 @@ class Checkpoints:
             began = time.monotonic()  # The loop's own clock stands still within a turn.
             parts = state.to_parts()
             self.pause_seconds.observe(time.monotonic() - began)
-            if replica.ids is not None:
-                windows = state.id_windows.topics.items()
-                await replica.ids.settle({key: each.next_arrival for key, each in windows})
+            windows = state.id_windows.topics.items()
+            await replica.ids.settle({key: each.next_arrival for key, each in windows})
             written = await asyncio.get_running_loop().run_in_executor(
                 replica.readers, log.save_checkpoint, index, term, parts
             )

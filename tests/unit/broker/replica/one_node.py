@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from semel.broker.config import BrokerConfig
+from semel.broker.dedup.id_store import MemoryIdStore
 from semel.broker.log import HardStateFile, Log, LogConfig
 from semel.broker.raft import Message, MessageKind, RaftConfig
 from semel.broker.replica.member_book import Members
@@ -120,6 +121,7 @@ async def node(**settings: Any) -> AsyncIterator[Node]:
             logged_members={},
             readers=readers,
             on_fatal=lambda _: None,
+            open_id_store=MemoryIdStore,
         )
         one = Node(replica, files)
         try:

@@ -62,6 +62,7 @@ def _applier(node: Node) -> Applier:
         peers=stand_in,
         mastership=stand_in,
         readers=ThreadPoolExecutor(1),
+        ids=stand_in,
     )
 
 

@@ -68,7 +68,7 @@ class Node:
 
     def serve(self) -> None:
         self.apply([(RecordKind.NOOP, [])])
-        admission = Admission(self.state, term=Term(1), has_id_index=True)
+        admission = Admission(self.state, term=Term(1))
         self.proposer = Proposer(admission, look_up=self.ids.submit)
 
     def begin(self, **dedup: Any) -> None:
@@ -239,7 +239,7 @@ async def test_lost_entries_take_their_ids_along(node: Node) -> None:
     node.ids.on_lost()
     assert node.index.end_arrival == node.window.next_arrival == 4
     node.last = 3
-    admission = Admission(node.state, term=Term(1), has_id_index=True)
+    admission = Admission(node.state, term=Term(1))
     node.proposer = Proposer(admission, look_up=node.ids.submit)
     await node.send(numbered(3, 6))
     assert node.sink.acks[4] == ("committed", 4, [(4, 3, Verdict.DUPLICATE)])

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from semel.broker.config import BrokerConfig
+from semel.broker.dedup.id_store import MemoryIdStore
 from semel.broker.log import HardStateFile, Log, LogConfig
 from semel.broker.raft import RaftConfig, Role
 from semel.broker.replica.feature_levels import FeatureLevels
@@ -165,6 +166,7 @@ async def _elected(directory: Path) -> AsyncIterator[Replica]:
             logged_members={},
             readers=readers,
             on_fatal=failures.append,
+            open_id_store=MemoryIdStore,
         )
         async with compat.timeout(60):
             while replica.core.role is not Role.MASTER and not failures:

@@ -210,17 +210,16 @@ def test_settings_that_cannot_be_are_refused(given: dict[str, Any], text: str) -
     assert text in str(decision.error)
 
 
-def test_a_lower_level_or_a_node_without_an_index_refuses_windows() -> None:
+def test_windows_need_the_feature_level() -> None:
     record = create_of(KEY, dedup())
     low = Group(queues=())
-    low.admission = Admission(low.state, term=Term(1), has_id_index=True)
+    low.admission = Admission(low.state, term=Term(1))
     decision = low.admission.queues.admit_create_queue(record)
     assert isinstance(decision, Refused)
     assert isinstance(decision.error, UnsupportedVersion)
     low.raise_level(ID_LEVEL)
-    bare = Admission(low.state, term=Term(1)).queues.admit_create_queue(record)
-    assert isinstance(bare, Refused)
-    assert "keeps no index" in str(bare.error)
+    allowed = Admission(low.state, term=Term(1)).queues.admit_create_queue(record)
+    assert isinstance(allowed, Accepted)
 
 
 def alter(group: IdGroup, given: common_pb2.IdDedup | None, *, commit: bool = True) -> Any:

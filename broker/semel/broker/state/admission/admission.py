@@ -125,12 +125,11 @@ class Admission:
         stagers_max: int = 100_000,
         transactions_max: int = 100_000,
         producers_max: int = 100_000,
-        has_id_index: bool = False,
     ) -> None:
         assert state.applied_term == term, f"term {term} begins, {state.applied_term} is applied"
         self._state = state
         self._pending = PendingState(state)
-        self.ids = IdAdmission(state, self._pending, has_index=has_id_index)
+        self.ids = IdAdmission(state, self._pending)
         self.queues = QueueAdmission(state, self._pending, self.ids)
         self._parking = Parking(park_ms=park_ms, bytes_max=park_bytes_max)
         self._staged_bytes_max = staged_bytes_max

@@ -73,10 +73,8 @@ class _PendingWindow:
 class IdAdmission:
     """Decides about ids in one term."""
 
-    def __init__(self, state: State, pending: PendingState, *, has_index: bool) -> None:
-        """`has_index` says whether this node can look ids up at all."""
+    def __init__(self, state: State, pending: PendingState) -> None:
         self._state = state
-        self._has_index = has_index
         self._records = pending
         self._windows: dict[int, _PendingWindow] = {}
 
@@ -160,9 +158,7 @@ class IdAdmission:
         if self._state.feature_level < ID_LEVEL:
             return Refused(lacking(ID_LEVEL, self._state.feature_level, "the broker group"))
         reason = None
-        if not self._has_index:
-            reason = "this node keeps no index of message ids"
-        elif not WINDOW_BYTES_MIN <= wanted.window_bytes < 1 << 62:
+        if not WINDOW_BYTES_MIN <= wanted.window_bytes < 1 << 62:
             reason = f"a window of {wanted.window_bytes} bytes; it has at least {WINDOW_BYTES_MIN}"
         elif wanted.keep_ms < -1:
             reason = f"ids are kept for {wanted.keep_ms} ms"
