@@ -3,53 +3,13 @@ of the master. Real nodes, real RocksDB."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from semel.protos.dropped import Verdict, read_answer
-from semel.protos.v1 import common_pb2
-from tests.kit.brokers import QUEUE, BrokerGroup, RawClient, make_batch
-
-SETTINGS = common_pb2.TopicSettings(
-    dedup=common_pb2.IdDedup(window_bytes=1 << 20, seed=b"0123456789abcdef")
-)
-
-
-class Sender:
-    """One producer."""
-
-    def __init__(self, group: BrokerGroup, producer: int) -> None:
-        self.group = group
-        self.producer = producer
-        self.last = -1
-
-    async def open(self) -> Sender:
-        async with RawClient((await self.group.master()).address) as client:
-            await client.fence(1, producer=self.producer)
-        return self
-
-    async def send(self, ids: Sequence[bytes], value: bytes = b"v") -> tuple[Any, list[Any]]:
-        """Returns the acknowledgement, and (sequence, offset, verdict) of dropped messages."""
-        batch = make_batch(self.last, [value] * len(ids), producer=self.producer, ids=ids)
-        async with RawClient((await self.group.master()).address) as client:
-            (ack,) = await client.produce(batch)
-        assert not ack.HasField("error"), ack.error
-        self.last += len(ids)
-        found = read_answer(ack.dropped)
-        return ack, [(each.sequence, each.offset, each.verdict) for each in found]
-
-
-async def begin(group: BrokerGroup) -> tuple[Sender, Sender]:
-    async with RawClient((await group.master()).address) as client:
-        await client.create_queue(settings=SETTINGS)
-    return await Sender(group, 5).open(), await Sender(group, 6).open()
-
-
-def ids(start: int, end: int) -> list[bytes]:
-    return [b"id %d" % number for number in range(start, end)]
+from semel.protos.dropped import Verdict
+from tests.kit.brokers import QUEUE, BrokerGroup, RawClient
+from tests.kit.id_senders import begin, ids
 
 
 async def test_an_id_is_stored_once_whoever_sends_it_and_whoever_is_master(tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ TARGETS: Final = {
                 "id_rows",
                 "id_runs",
                 "looked_up",
+                "run_copies",
                 "sorted_ids",
             )
         ),
@@ -156,6 +157,8 @@ TARGETS: Final = {
                 "snapshots/records",
                 "snapshots/snapshot_service",
                 "snapshots/pull",
+                "snapshots/pace",
+                "snapshots/id_pull",
                 "repair/repair",
                 "repair/decision",
                 "background/retention",

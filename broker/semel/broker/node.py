@@ -69,6 +69,7 @@ from semel.broker.server.queue_calls import QueueCalls
 from semel.broker.server.routes import routes_handler
 from semel.broker.server.transactions_service import TransactionsService
 from semel.broker.snapshots.checkpoints import Checkpoints
+from semel.broker.snapshots.id_pull import IdPull
 from semel.broker.snapshots.install import CatchUp
 from semel.broker.snapshots.snapshot_service import SnapshotService
 from semel.broker.state import State
@@ -219,6 +220,8 @@ class BrokerNode:
         self._start(maintain(self.replica, self.checkpoints, self.changes))
         self._start(self._transactions.run())
         self._start(DelayedRelease(self.replica).run())
+        rate = config.catch_up_bytes_per_second
+        self._start(IdPull(self.replica, self.identity.caller, bytes_per_second=rate).run())
         self._start(Repair(self.replica, self.catch_up.rebuild, self.identity).run())
         self._start(self.scrub.run())
         self._start(self._tick())

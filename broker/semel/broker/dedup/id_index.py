@@ -16,8 +16,8 @@ as a whole.
 
 Invariants
 1. The view holds every id in the window that was added, in exactly one block or run.
-2. Runs are in the order of their arrivals, then come the frozen blocks, then the new ones, without
-   a gap.
+2. Runs are in the order of their arrivals, then come the frozen blocks, then the new ones. There
+   is no gap between them, except after a loss: see `missing`.
 3. Whatever is below `durable_arrival` survives a crash. The log must keep what is above, or a
    checkpoint's state must not be newer.
 4. Adding ids whose arrivals were added before changes nothing, so a replay of the log may begin
@@ -26,13 +26,16 @@ Invariants
 Rejected: one key in RocksDB for each id. A put costs 1.7 µs and a look-up 1.3 µs, on each of three
 nodes; an id in a block of 10,000 costs less than 0.1 µs here (`benchmarks/id_index.py`).
 
-Not here: where the window begins (the replicated state), what a hit means (admission).
+Not here: where the window begins (the replicated state), what a hit means (admission), filling a
+gap with a peer's ids (`run_copies.py`).
 """
 
 from __future__ import annotations
 
 import struct
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -153,21 +156,28 @@ class IdIndex:
         self._store = store
         self._topic_id = topic_id
         self._seed = seed
-        self._destroyed = False
+        self._abandoned = False
         self._memory_ids = memory_ids
         self._writing = threading.Lock()
         """Held during a step of background work."""
+        self._pins = 0
+        """How many peers read runs; none is merged or dropped meanwhile."""
         self._swapping = threading.Lock()
         """Held while the view is replaced by one that was made from it."""
         runs, self._next_run = self._load()
         end = runs[-1].info.end_arrival if runs else 0
-        self.durable_arrival = end
         self._view = _View(runs, None, _Memory.empty(end, memory_ids))
 
     @property
     def end_arrival(self) -> int:
         """The arrival of the next id."""
         return self._view.fresh.end_arrival
+
+    @property
+    def durable_arrival(self) -> int:
+        """What arrived below it survives a crash, if it is not missing."""
+        view = self._view
+        return (view.fresh if view.frozen is None else view.frozen).first_arrival
 
     @property
     def run_count(self) -> int:
@@ -181,7 +191,34 @@ class IdIndex:
         frozen = 0 if view.frozen is None else sum(map(len, view.frozen.blocks))
         return frozen + sum(map(len, view.fresh.blocks))
 
+    def missing(self, first_arrival: int) -> list[range]:
+        """The arrivals at or above `first_arrival` whose ids the index has lost, in their order."""
+        view = self._view
+        parts = [(run.info.first_arrival, run.info.end_arrival) for run in view.runs]
+        memory = [view.fresh] if view.frozen is None else [view.frozen, view.fresh]
+        parts += [(each.first_arrival, each.end_arrival) for each in memory]
+        gaps, at = [], first_arrival
+        for first, end in sorted(parts):
+            if first > at:
+                gaps.append(range(at, first))
+            at = max(at, end)
+        return gaps
+
     # --- changes ----------------------------------------------------------------------------
+
+    def skip_to(self, arrival: int) -> None:
+        """Goes on at `arrival`: the ids between the last one and that are `missing`. So may be the
+        last ones that were in memory only.
+
+        Call it where `add` is called.
+        """
+        with self._swapping:
+            view = self._view
+            assert arrival > view.fresh.end_arrival, "an index never goes back"
+            frozen = view.frozen
+            if frozen is None and view.fresh.blocks:
+                frozen = view.fresh
+            self._view = _View(view.runs, frozen, _Memory.empty(arrival, self._memory_ids))
 
     def add(self, keys: U64, digests: U64, places: Places, first_arrival: int) -> None:
         """Adds the ids of a batch, which arrive one after the other from `first_arrival` on.
@@ -204,10 +241,18 @@ class IdIndex:
             fresh = replace(fresh, blocks=blocks, places=together, end_arrival=end)
             self._view = replace(self._view, fresh=fresh)
 
-    def destroy(self) -> None:
-        """Drops all that the store has of the topic; the index must not be used any more."""
+    def abandon(self) -> None:
+        """Writes nothing more to the store; a step of background work that is under way may end
+        after this call."""
+        self._abandoned = True
+
+    def drop(self) -> None:
+        """Drops all that the store has of the topic of an abandoned index.
+
+        Raises CorruptIndex and OSError.
+        """
         with self._writing:
-            self._destroyed = True
+            assert self._abandoned
             self._drop_all()
 
     def _drop_all(self) -> None:
@@ -249,24 +294,27 @@ class IdIndex:
         It may take seconds. Raises CorruptIndex and OSError.
         """
         with self._writing:
-            return not self._destroyed and (
+            return not self._abandoned and (
                 self._write_frozen(first_arrival)
-                or self._drop(first_arrival)
-                or self._merge(first_arrival)
+                or (not self._pins and self._drop(first_arrival))
+                or (self._may_merge(first_arrival) and self._merge(first_arrival))
             )
+
+    def _may_merge(self, first_arrival: int) -> bool:
+        """A run's arrivals have no gap, and nobody else reads it."""
+        return not self._pins and not self.missing(first_arrival)
 
     def _write_frozen(self, first_arrival: int) -> bool:
         frozen = self._view.frozen
         if frozen is None:
             return False
         ids = sum(map(len, frozen.blocks))
-        writer = self._writer(ids)
+        writer = self._begin_run(ids)
         writer.add(SortedIds.merged(list(frozen.blocks), first_arrival))
         for block in frozen.places:
             writer.add_places(block)
         run = writer.finish(level_of(ids), frozen.first_arrival, frozen.end_arrival)
-        self._save((*self._view.runs, run), [])
-        self.durable_arrival = frozen.end_arrival
+        self._save((*self._view.runs, run), [], wrote_frozen=True)
         return True
 
     def _drop(self, first_arrival: int) -> bool:
@@ -287,10 +335,12 @@ class IdIndex:
             return False
         old = list(runs[chosen])
         ids = sum(run.info.ids for run in old)
-        writer = self._writer(ids)
+        writer = self._begin_run(ids)
         taken = [0] * len(old)
         rest = [run.ids_below(0, 0)[0] for run in old]
         for key_end in partitions(ids, MERGE_IDS):
+            if self._abandoned:
+                return False
             parts = []
             for number, run in enumerate(old):
                 block, taken[number] = run.ids_below(taken[number], key_end)
@@ -307,12 +357,55 @@ class IdIndex:
         self._save((*runs[: chosen.start], run, *runs[chosen.stop :]), old)
         return True
 
-    def _writer(self, ids_max: int) -> RunWriter:
-        return RunWriter(self._store, self._topic_id, self._next_run, ids_max)
+    def _begin_run(self, ids_max: int) -> RunWriter:
+        number, self._next_run = self._next_run, self._next_run + 1
+        return RunWriter(self._store, self._topic_id, number, ids_max)
 
-    def _save(self, runs: tuple[IdRun, ...], gone: list[IdRun]) -> None:
+    # --- runs of other nodes ----------------------------------------------------------------
+
+    @contextmanager
+    def pinned(self) -> Iterator[None]:
+        """Begins no merge meanwhile, for a peer that reads runs; one may be under way.
+
+        Call it where `add` is called.
+        """
+        self._pins += 1
+        try:
+            yield
+        finally:
+            self._pins -= 1
+
+    def run_with(self, arrival: int) -> IdRun | None:
+        """The run that holds this arrival."""
+        for run in self._view.runs:
+            if run.info.first_arrival <= arrival < run.info.end_arrival:
+                return run
+        return None
+
+    def begin_copy(self, ids_max: int) -> RunWriter:
+        """Begins a run for ids that a peer gives; give it to `adopt`."""
+        with self._writing:
+            return self._begin_run(ids_max)
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether nothing may be written any more."""
+        return self._abandoned
+
+    def adopt(self, run: IdRun) -> None:
+        """Takes a run in that fills a gap, or part of it. Raises CorruptIndex and OSError."""
+        with self._writing:
+            self._save((*self._view.runs, run), [])
+
+    # --- the list of runs -------------------------------------------------------------------
+
+    def _save(
+        self, runs: tuple[IdRun, ...], gone: list[IdRun], *, wrote_frozen: bool = False
+    ) -> None:
         """Makes `runs` durable, and then the view of all look-ups that begin from now on."""
-        self._next_run += 1
+        if self._abandoned:
+            return
+        runs = tuple(sorted(runs, key=lambda run: run.info.first_arrival))
         dropped = []
         for run in gone:
             prefix = run_prefix(self._topic_id, run.info.number)
@@ -322,10 +415,7 @@ class IdIndex:
         self._store.sync()
         with self._swapping:
             view = self._view
-            frozen = view.frozen
-            if frozen is not None and runs[-1].info.end_arrival >= frozen.end_arrival:
-                frozen = None
-            self._view = replace(view, runs=runs, frozen=frozen)
+            self._view = replace(view, runs=runs, frozen=None if wrote_frozen else view.frozen)
         # A look-up that began before and misses them starts again: see `search_disk`.
         self._store.write(Writes(dropped=dropped))
 
@@ -415,15 +505,15 @@ def _places_in(view: _View, arrivals: U64) -> Found:
     """The places of all arrivals, each from the part of the view that holds it."""
     memory = view.fresh if view.frozen is None else view.frozen
     parts: list[tuple[npt.NDArray[np.int64], Found]] = []
-    for run in view.runs:
-        first, end = np.uint64(run.info.first_arrival), np.uint64(run.info.end_arrival)
-        at = np.flatnonzero((arrivals >= first) & (arrivals < end))
-        if len(at):
-            parts.append((at, run.places_of(arrivals[at])))
     at = np.flatnonzero(arrivals >= np.uint64(memory.first_arrival))
     if len(at):
         blocks = [Places.none(), *(view.frozen.places if view.frozen else ()), *view.fresh.places]
         parts.append((at, Places.joined(blocks).find(arrivals[at])))
+    for run in view.runs:  # of which some may have come in between, see `adopt`
+        first, end = np.uint64(run.info.first_arrival), np.uint64(run.info.end_arrival)
+        at = np.flatnonzero((arrivals >= first) & (arrivals < end))
+        if len(at):
+            parts.append((at, run.places_of(arrivals[at])))
     columns = np.full((3, len(arrivals)), -1, np.int64)
     for at, found in parts:
         columns[:, at] = found

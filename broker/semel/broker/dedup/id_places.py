@@ -102,6 +102,16 @@ class Places:
         at = int(np.searchsorted(self.columns[0], np.uint64(arrival), side="right"))
         return Places(self.columns[:, max(0, at - 1) :])
 
+    def cut(self, arrivals: range) -> Places:
+        """The stretches of these arrivals alone."""
+        columns = self.below(arrivals.stop).since(arrivals.start).columns.copy()
+        start = np.uint64(arrivals.start)
+        if columns.shape[1] and columns[0, 0] < start:
+            if columns[1, 0] < DELAYED:
+                columns[2, 0] += start - columns[0, 0]
+            columns[0, 0] = start
+        return Places(columns)
+
     def find(self, arrivals: U64) -> Found:
         """Where the messages with these arrivals are. Raises CorruptIndex for one before all."""
         at = np.searchsorted(self.columns[0], arrivals, side="right") - 1

@@ -137,6 +137,11 @@ class IdRun:
         values = _all(self._store, _numbered(self._prefix, b"p", parts))
         return Places.joined([Places.none(), *(_place_block(value) for value in values)])
 
+    def block(self, chunks: range) -> SortedIds:
+        """The ids of some chunks that follow one another. Raises CorruptIndex and OSError."""
+        found = [each.columns for each in self._read(list(chunks))]
+        return SortedIds(np.concatenate(found, axis=1))
+
     def _read(self, chunks: list[int]) -> list[SortedIds]:
         return [_block(value) for value in _all(self._store, _numbered(self._prefix, b"c", chunks))]
 

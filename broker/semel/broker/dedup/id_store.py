@@ -47,6 +47,10 @@ class IdStore(Protocol):
         """Returns once everything that was written is durable."""
         ...
 
+    def wipe(self) -> None:
+        """Loses everything, and goes on empty. It is the way out of damage."""
+        ...
+
     def close(self) -> None:
         """Ends the use of the store; what was not synced may be lost."""
         ...
@@ -77,6 +81,11 @@ class MemoryIdStore:
     def crash(self) -> None:
         """Loses what was not synced."""
         self._values = dict(self._durable)
+
+    def wipe(self) -> None:
+        """Loses everything."""
+        self._values = {}
+        self._durable = {}
 
     def close(self) -> None:
         """Does nothing."""

@@ -102,6 +102,8 @@ class Mastership:
             look_up=self._ids.submit,
         )
         on_proposer(self.proposer)
+        for topic_id, arrival in self._ids.forgotten.items():
+            self.proposer.submit_eviction(topic_id, arrival)
         self.lock_clock = LockClock()
         self.lock_clock.restore(state.groups.held(), state.queues, monotonic_ms())
         self.decided.set()

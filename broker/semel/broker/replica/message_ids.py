@@ -10,10 +10,14 @@ A second thread writes, merges and drops runs. A checkpoint waits until the inde
 its state counts as arrived (`settle`), so a node that starts finds in its index all ids that the
 replay of the log does not bring.
 
+Ids that an index has lost, by damage, a deleted directory or a snapshot, are `gaps`. The index goes
+on behind them, and a peer's runs fill them (`snapshots/id_pull.py`). If no member of the group has
+them any more they are *forgotten*: the next master has the window begin behind them.
+
 Invariants
 1. While a node serves as master, each index holds exactly the ids of accepted and applied batches.
-2. `behind` is set while an index lacks ids that the state counts as arrived; such a node must not
-   become master (`on_behind`).
+2. `behind` is set while an index lacks ids that the state counts as arrived. Such a node must not
+   become master, and a master steps down (`on_behind`).
 
 Not here: what a known id means (`dedup/`), which ids arrive (`state/admission/id_admission.py`).
 """
@@ -25,30 +29,46 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from semel.broker.dedup.fingerprints import Fingerprints
 from semel.broker.dedup.id_index import MEMORY_IDS, IdIndex
 from semel.broker.dedup.id_places import Places
+from semel.broker.dedup.id_runs import IdRun
 from semel.broker.dedup.id_store import CorruptIndex, IdStore
 from semel.broker.dedup.looked_up import LookedUp, prints_of
 from semel.broker.replica.proposer import AckSink, Proposer
-from semel.broker.state import ApplyResult, BatchApplied, IdsChecked, State
+from semel.broker.state import ApplyResult, BatchApplied, IdsChecked, IdWindow, State
 from semel.protos.batch import BROKER_HEADER_BYTES, BatchHeader, check_batch
 from semel.protos.columns import decode_columns
-from semel.protos.errors import SemelError, Throttled
+from semel.protos.errors import SemelError, Throttled, Unavailable
 from semel.protos.frames import iter_records
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 LOOK_S: Final = 0.1
 """Time between two looks at whether runs are to be written or merged."""
 _RETRY_AFTER_MS: Final = 100
+_MEMORIES_MAX: Final = 4
+"""A master admits no more ids once this many times the ids that are to be in memory are there,
+because the disk does not take them."""
 
 
 class _Topic(NamedTuple):
     ids: IdIndex
     fingerprints: Fingerprints
+    seed: bytes
+
+
+class Loan(NamedTuple):
+    """Part of an index that a peer may read."""
+
+    ids: IdIndex
+    run: IdRun
+    held: range
+    """The arrivals of the run that are in the window."""
 
 
 class IdNode(Protocol):
@@ -90,11 +110,19 @@ class MessageIds:
         self._on_behind = on_behind
         self._store: IdStore | None = None
         self._topics: dict[int, _Topic] = {}
+        self._followed: set[int] = set()
+        """Topics that had windows when `follow` was called last."""
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="ids")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="ids-writer")
         self._maintaining = asyncio.Lock()
         self._looking_up = 0
         """Batches that wait for the thread."""
+        self._damaged = False
+        """The store is to be wiped."""
+        self._unwritten: set[int] = set()
+        """Topics whose ids the disk does not take."""
+        self.forgotten: dict[int, int] = {}
+        """By topic: ids that arrived before are lost on all members of the group."""
         self.behind = False
 
     def compares(self, topic_id: int) -> bool:
@@ -103,49 +131,98 @@ class MessageIds:
 
     # --- following the state ----------------------------------------------------------------
 
-    def follow(self) -> None:
-        """Opens and drops indexes so that there is one for each window of the state. BLOCKING for
-        as long as the store needs to open.
-
-        An index that lacks ids makes the node `behind`.
-        """
+    def follow(self, *, installed: bool = False) -> None:
+        """Opens and drops indexes so that there is one for each window of the state, which a
+        snapshot may have brought. BLOCKING for as long as the store needs to open."""
         windows = self._node.state.id_windows.topics
-        for topic_id in [each for each in self._topics if each not in windows]:
-            self._topics.pop(topic_id).ids.destroy()
+        for topic_id, topic in list(self._topics.items()):
+            if topic_id not in windows or topic.seed != windows[topic_id].settings.seed:
+                del self._topics[topic_id]
+                topic.ids.abandon()
+                self._writer.submit(topic.ids.drop)
+        self._followed = set(windows)
+        self.forgotten = {each: at for each, at in self.forgotten.items() if each in windows}
         for topic_id, window in windows.items():
-            if topic_id not in self._topics:
-                if self._store is None:
-                    self._store = self._open_store()
-                seed = window.settings.seed
-                ids = IdIndex(self._store, topic_id, seed, memory_ids=self._memory_ids)
-                self._topics[topic_id] = _Topic(ids, Fingerprints(seed))
-        self._check()
+            opened = self._topics.get(topic_id)
+            if opened is None and not self._damaged:
+                self._open(topic_id, window)
+            elif opened is not None and installed:
+                _skip_to(opened.ids, window)
+        self.check()
 
-    def _check(self) -> None:
+    def _open(self, topic_id: int, window: IdWindow) -> None:
+        """Opens an index, or has it tried again later."""
+        seed = window.settings.seed
+        try:
+            if self._store is None:
+                self._store = self._open_store()
+            ids = IdIndex(self._store, topic_id, seed, memory_ids=self._memory_ids)
+        except CorruptIndex as error:
+            self.on_damage(error)
+        except OSError as error:
+            logger.error("index of message ids not opened topic=%d error=%s", topic_id, error)
+        else:
+            _skip_to(ids, window)
+            self._topics[topic_id] = _Topic(ids, Fingerprints(seed), seed)
+
+    def on_damage(self, error: CorruptIndex) -> None:
+        """Gives up all indexes, because the store of all is damaged; `run` begins new ones."""
+        logger.error("index of message ids is damaged, and begins anew error=%s", error)
+        self._damaged = True
+        for topic in self._topics.values():
+            topic.ids.abandon()
+        self._topics.clear()
+        self.check()
+
+    def gaps(self) -> dict[int, range]:
+        """The oldest ids that are missing, by topic."""
+        found = {}
+        for topic_id, window in self._node.state.id_windows.topics.items():
+            topic = self._topics.get(topic_id)
+            if topic is not None:
+                first = max(window.first_arrival, self.forgotten.get(topic_id, 0))
+                missing = topic.ids.missing(first)
+                if missing:
+                    found[topic_id] = missing[0]
+        return found
+
+    def check(self) -> None:
+        """Notices whether ids are missing."""
         windows = self._node.state.id_windows.topics
-        lacking = [
-            topic_id
-            for topic_id, topic in self._topics.items()
-            if topic.ids.end_arrival < windows[topic_id].next_arrival
-        ]
-        if bool(lacking) != self.behind:
-            self.behind = bool(lacking)
-            if lacking:
-                logger.error("index of message ids lacks ids topics=%s", lacking)
-            self._on_behind(self.behind)
+        behind = self._damaged or windows.keys() != self._topics.keys() or bool(self.gaps())
+        if behind != self.behind:
+            self.behind = behind
+            logger.log(
+                logging.ERROR if behind else logging.INFO,
+                "index of message ids %s",
+                "lacks ids" if behind else "is whole",
+            )
+            self._on_behind(behind)
+
+    def forget(self, topic_id: int, arrival: int) -> None:
+        """Gives up ids that arrived before `arrival`, because no member of the group has them."""
+        logger.error(
+            "message ids are lost on all nodes, ids that arrived before are new messages topic=%d"
+            " arrival=%d",
+            topic_id,
+            arrival,
+        )
+        self.forgotten[topic_id] = arrival
+        self.check()
 
     def on_applied(self, frame: bytes, results: Sequence[ApplyResult]) -> None:
         """Adds the ids of an applied entry, unless they are there already."""
         windows = self._node.state.id_windows.topics
-        if len(windows) != len(self._topics) or windows.keys() != self._topics.keys():
+        if windows.keys() != self._followed:
             self.follow()
-        if not self._topics or self.behind:
-            return
-        checked = [at for at, result in enumerate(results) if isinstance(result, IdsChecked)]
-        if checked:
-            records = [payload for _, _, payload in iter_records(frame)]
-            for at in checked:
-                self._add(results[at], results[at + 1], records[at + 1])
+        if self._topics:
+            checked = [at for at, result in enumerate(results) if isinstance(result, IdsChecked)]
+            if checked:
+                records = [payload for _, _, payload in iter_records(frame)]
+                for at in checked:
+                    self._add(results[at], results[at + 1], records[at + 1])
+        if self.behind:
+            self.check()
 
     def _add(self, checked: ApplyResult, batch: ApplyResult, record: memoryview) -> None:
         assert isinstance(checked, IdsChecked)
@@ -183,6 +260,9 @@ class MessageIds:
             return
         topic = self._topics.get(header.topic_id)
         window = self._node.state.id_windows.topics.get(header.topic_id)
+        if self.behind or (topic is not None and self._is_full(topic)):
+            sink.refuse(header, _throttled("it cannot be written" if topic else "it is incomplete"))
+            return
         if not header.count or topic is None or window is None or proposer.is_stored(header):
             proposer.submit_batch(header, data, sink)
             self._node.schedule_turn()
@@ -201,12 +281,13 @@ class MessageIds:
         self._looking_up += 1
         proposer.pending_bytes += len(data)
         reading = asyncio.get_running_loop().run_in_executor(self._readers, looked_up.finish)
-        done = partial(self._on_looked_up, proposer, header, data, sink)
+        done = partial(self._on_looked_up, proposer, topic, header, data, sink)
         reading.add_done_callback(done)
 
     def _on_looked_up(
         self,
         asked: Proposer,
+        topic: _Topic,
         header: BatchHeader,
         data: bytes,
         sink: AckSink,
@@ -216,6 +297,8 @@ class MessageIds:
         if reading.cancelled():
             return
         error = reading.exception()
+        if isinstance(error, CorruptIndex) and topic is self._topics.get(header.topic_id):
+            self.on_damage(error)
         proposer = self._node.proposer
         if proposer is not asked:
             sink.refuse(header, self._node.not_master())
@@ -223,28 +306,45 @@ class MessageIds:
         proposer.pending_bytes -= len(data)
         if error is not None:
             logger.error("message ids not looked up error=%s", error)
-            sink.refuse(header, _unreadable(error))
+            sink.refuse(header, _throttled(f"it cannot be read: {error}"))
             return
         proposer.submit_batch(header, data, sink, reading.result())
         self._node.schedule_turn()
 
     # --- the disk ---------------------------------------------------------------------------
 
+    def _is_full(self, topic: _Topic) -> bool:
+        return topic.ids.memory_ids > _MEMORIES_MAX * self._memory_ids
+
     async def run(self) -> None:
-        """Writes, merges and drops runs, and has windows shortened; ends only by cancellation."""
+        """Writes, merges and drops runs, has windows shortened, and opens what could not be opened;
+        ends only by cancellation."""
+        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(LOOK_S)
+            try:
+                if self._damaged and self._store is not None:
+                    await loop.run_in_executor(self._writer, self._store.wipe)
+                    self._damaged = False
+                if self.behind:
+                    self.follow()
+            except OSError as error:
+                logger.error("damaged index of message ids not removed error=%s", error)
             for topic_id in list(self._topics):
                 try:
                     await self._maintain(topic_id)
-                except (OSError, CorruptIndex) as error:
-                    logger.error("index of message ids not written topic=%d %s", topic_id, error)
+                    self._unwritten.discard(topic_id)
+                except OSError as error:
+                    if topic_id not in self._unwritten:
+                        logger.error("message ids not written topic=%d error=%s", topic_id, error)
+                    self._unwritten.add(topic_id)
                 proposer = self._node.proposer
                 if proposer is not None:
                     proposer.submit_eviction(topic_id)
                     self._node.schedule_turn()
 
     async def _maintain(self, topic_id: int, *, freeze: bool = False) -> None:
+        """Raises OSError."""
         async with self._maintaining:
             topic = self._topics.get(topic_id)
             window = self._node.state.id_windows.topics.get(topic_id)
@@ -253,21 +353,52 @@ class MessageIds:
             if freeze or topic.ids.is_full:
                 topic.ids.freeze(window.next_arrival)
             work = partial(topic.ids.maintain, window.first_arrival)
-            loop = asyncio.get_running_loop()
-            while await loop.run_in_executor(self._writer, work):
-                pass
+            try:
+                while await self.write(work):
+                    pass
+            except CorruptIndex as error:
+                if topic is self._topics.get(topic_id):
+                    self.on_damage(error)
+
+    async def write(self, work: Callable[[], T]) -> T:
+        """Runs `work` in the thread that writes; others wait for it."""
+        return await asyncio.get_running_loop().run_in_executor(self._writer, work)
 
     async def settle(self, arrivals: dict[int, int]) -> None:
-        """Returns once all ids below these arrivals, by topic, are durable; at once if the node is
-        `behind`, because it will notice that again when it starts.
-
-        Raises CorruptIndex and OSError.
-        """
-        if self.behind:
-            return
+        """Returns once all ids below these arrivals, by topic, are durable, but for those that are
+        missing: the node notices that again when it starts. Raises OSError."""
         for topic_id, arrival in arrivals.items():
             while (topic := self._topics.get(topic_id)) and topic.ids.durable_arrival < arrival:
                 await self._maintain(topic_id, freeze=True)
+
+    # --- gaps -------------------------------------------------------------------------------
+
+    def index_of(self, topic_id: int) -> IdIndex | None:
+        """The index of a topic; None if there is none, or none yet."""
+        topic = self._topics.get(topic_id)
+        return None if topic is None else topic.ids
+
+    async def lend(self, topic_id: int, seed: bytes, arrival: int) -> Loan | None:
+        """The run that holds an arrival, for a peer that lacks it; None if it is lost here, too.
+
+        If the window has left it behind, the first run of the window. Raises Unavailable and
+        OSError.
+        """
+        window = self._node.state.id_windows.topics.get(topic_id)
+        topic = self._topics.get(topic_id)
+        if window is None or window.settings.seed != seed or topic is None:
+            raise Unavailable(f"there is no such index of message ids of topic {topic_id} here")
+        at = max(arrival, window.first_arrival)
+        if at >= window.next_arrival:
+            raise Unavailable(f"the ids of topic {topic_id} up to {arrival} are forgotten")
+        if any(at in gap for gap in topic.ids.missing(window.first_arrival)):
+            return None
+        await self.settle({topic_id: at + 1})
+        run = topic.ids.run_with(at)
+        if run is None:
+            raise Unavailable(f"the ids of topic {topic_id} around {arrival} are gone; ask again")
+        first = max(window.first_arrival, run.info.first_arrival)
+        return Loan(topic.ids, run, range(first, run.info.end_arrival))
 
     def close(self) -> None:
         """Ends the threads; what they do is brought to its end. BLOCKING."""
@@ -277,8 +408,14 @@ class MessageIds:
             self._store.close()
 
 
-def _unreadable(error: BaseException) -> SemelError:
+def _skip_to(ids: IdIndex, window: IdWindow) -> None:
+    """What arrives next is added, whatever is missing before."""
+    if ids.end_arrival < window.next_arrival:
+        ids.skip_to(window.next_arrival)
+
+
+def _throttled(why: str) -> Throttled:
     return Throttled(
-        f"the index of message ids cannot be read: {error}; send again",
+        f"the index of message ids of this node does not serve, {why}; send again",
         retry_after_ms=_RETRY_AFTER_MS,
     )

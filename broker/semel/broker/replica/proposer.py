@@ -133,6 +133,7 @@ class _Eviction:
     """A topic's window of message ids may be too large. Nobody waits for it."""
 
     topic_id: int
+    arrival: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,9 +257,10 @@ class Proposer:
             self._releasing.add(queue_key)
             self._queue.append(_Release(queue_key))
 
-    def submit_eviction(self, topic_id: int) -> None:
-        """Shortens a topic's window of message ids if it is too large."""
-        self._queue.append(_Eviction(topic_id))
+    def submit_eviction(self, topic_id: int, arrival: int = 0) -> None:
+        """Shortens a topic's window of message ids if it is too large, or begins below
+        `arrival`."""
+        self._queue.append(_Eviction(topic_id, arrival))
 
     def is_stored(self, header: BatchHeader) -> bool:
         """Whether the batch is stored and applied already."""
@@ -474,7 +476,7 @@ class Proposer:
         return _control_parts(ControlRecord(release_delayed=record))
 
     def _propose_eviction(self, item: _Eviction, time_us: int) -> RecordParts | None:
-        record = self._admission.ids.propose_eviction(item.topic_id, time_us)
+        record = self._admission.ids.propose_eviction(item.topic_id, time_us, item.arrival)
         return None if record is None else _control_parts(ControlRecord(evict_ids=record))
 
     def on_applied(self, index: int, results: Sequence[ApplyResult]) -> None:

@@ -99,7 +99,7 @@ class Replica:
         self.ids = MessageIds(
             self,
             open_id_store,
-            on_behind=lambda behind: self.set_fit("message ids", not behind),
+            on_behind=self._on_ids_behind,
         )
         self.mastership = Mastership(config, core, self.not_master, self.ids)
         self.feature_levels = FeatureLevels(self)
@@ -182,6 +182,16 @@ class Replica:
         else:
             self._unfit.add(reason)
         self.core.set_electable(not self._unfit)
+
+    def _on_ids_behind(self, behind: bool) -> None:
+        self.set_fit("message ids", not behind)
+        if behind and self.core.role is Role.MASTER:
+            asyncio.get_running_loop().call_soon(self._resign_unfit)
+
+    def _resign_unfit(self) -> None:
+        """Leaves the mastership to a node that is fit for it."""
+        if self._unfit and self.core.role is Role.MASTER:
+            self.resign()
 
     @property
     def electable(self) -> bool:
@@ -363,7 +373,7 @@ class Replica:
         self.state = state
         self._core_log.truncated(0)
         self.peers.install(state)
-        self.ids.follow()
+        self.ids.follow(installed=True)
 
     def set_lost(self, entries: frozenset[int]) -> None:
         """These entries are damaged on every node.

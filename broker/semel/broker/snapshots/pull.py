@@ -29,6 +29,7 @@ import grpc
 import grpc.aio
 
 from semel.broker.log import RecordRef
+from semel.broker.snapshots.pace import Pace
 from semel.protos import compat
 from semel.protos.errors import CorruptSegment, Unavailable
 from semel.protos.ids import NodeId
@@ -64,7 +65,7 @@ class SnapshotPull:
         self._asked = NodeId(0)
         """The member that this pull asks now."""
         self._rate = bytes_per_second
-        self._due = 0.0
+        self._arrivals = Pace(bytes_per_second)
         self._channel: grpc.aio.Channel | None = None
         self._closed = asyncio.Event()
         self._failures = 0
@@ -187,9 +188,9 @@ class SnapshotPull:
         """Keeps the pull at or below its rate."""
         self.bytes_received += received
         now = self._heard = time.monotonic()
-        self._due = max(self._due, now - 0.1) + received / self._rate
-        if self._due > now:
-            await self._pause(self._due - now)
+        wait_s = self._arrivals.wait_s(received, now)
+        if wait_s > 0:
+            await self._pause(wait_s)
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):

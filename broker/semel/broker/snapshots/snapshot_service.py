@@ -2,8 +2,8 @@
 
 How it works. A peer that is too far behind pulls a checkpoint and the records that it names
 (`PullCheckpoint`, `PullRecords`). A peer whose copy is damaged pulls entries and records, and asks
-what this node has of them (`PullFrames`, `PullRecords`, `DescribeEntries`). The reader pool reads
-all bytes.
+what this node has of them (`PullFrames`, `PullRecords`, `DescribeEntries`). A peer that has lost
+message ids pulls them run by run (`PullIds`). The reader pool reads all bytes.
 
 Invariants
 1. Each call checks who the caller is before it reads anything.
@@ -11,7 +11,7 @@ Invariants
    lost on every node. A live one that cannot be read here is called damaged, whatever the reason,
    and a node that has applied less than the caller refuses to answer.
 
-Not here: the pulling side (`snapshots/pull.py`, `repair/repair.py`).
+Not here: the pulling side (`snapshots/pull.py`, `snapshots/id_pull.py`, `repair/repair.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from collections.abc import AsyncIterator, Sequence
 
 import google_crc32c
 
+from semel.broker.dedup.id_store import CorruptIndex
+from semel.broker.dedup.run_copies import pieces
 from semel.broker.identity import NodeIdentity
 from semel.broker.log import IndexUnavailable, RecordRef
 from semel.broker.replica.replica import Replica
@@ -32,12 +34,14 @@ from semel.protos.v1 import raft_pb2, raft_pb2_grpc
 _PIECE_BYTES = 1 << 20
 _FRAMES_PER_PULL = 1_024
 _RECORDS_PER_PULL = 4_096
+_APPLY_TIMEOUT_S = 5.0
 
 _Asking = (
     raft_pb2.PullCheckpointRequest
     | raft_pb2.PullFramesRequest
     | raft_pb2.PullRecordsRequest
     | raft_pb2.DescribeEntriesRequest
+    | raft_pb2.PullIdsRequest
 )
 
 
@@ -130,6 +134,33 @@ class SnapshotService(raft_pb2_grpc.SnapshotsServicer):
         indexes = [ref.index for ref in refs]
         records = self._replica.state.live_records(min(indexes), max(indexes) + 1)
         return {record[:2] for record in records if record[:2] in wanted}
+
+    async def PullIds(  # noqa: N802
+        self, request: raft_pb2.PullIdsRequest, context: object
+    ) -> AsyncIterator[raft_pb2.IdsChunk]:
+        """The run of an index that holds an arrival. Raises Unavailable and OSError."""
+        self._check(request)
+        replica, ids = self._replica, self._replica.ids
+        await replica.wait_applied(request.applied_index, _APPLY_TIMEOUT_S)
+        loan = await ids.lend(request.topic_id, request.seed, request.arrival)
+        if loan is None:
+            yield raft_pb2.IdsChunk(lacking=True)
+            return
+        yield raft_pb2.IdsChunk(
+            first_arrival=loan.held.start, end_arrival=loan.held.stop, ids=loan.run.info.ids
+        )
+        with loan.ids.pinned():
+            found = pieces(loan.run, loan.held.start)
+            try:
+                while (piece := await replica.in_reader(lambda: next(found, None))) is not None:
+                    crc = google_crc32c.extend(google_crc32c.value(piece.ids), piece.places)
+                    yield raft_pb2.IdsChunk(
+                        id_columns=piece.ids, place_columns=piece.places, crc=crc
+                    )
+            except CorruptIndex as error:
+                if loan.run is loan.ids.run_with(loan.held.start):
+                    ids.on_damage(error)
+                raise Unavailable(f"the ids of topic {request.topic_id} were merged") from error
 
     async def DescribeEntries(  # noqa: N802
         self, request: raft_pb2.DescribeEntriesRequest, context: object

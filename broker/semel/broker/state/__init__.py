@@ -34,6 +34,7 @@ from semel.broker.state.apply.delays import (
     Delays,
 )
 from semel.broker.state.apply.extents import Extent
+from semel.broker.state.apply.id_windows import IdWindow
 from semel.broker.state.apply.locks import ConsumerGroups, GroupQueue
 from semel.broker.state.apply.moves import (
     Incoming,
@@ -113,6 +114,7 @@ __all__ = [
     "FenceApplied",
     "GroupDeleted",
     "GroupQueue",
+    "IdWindow",
     "IdsChecked",
     "Incoming",
     "LockClock",

@@ -166,3 +166,35 @@ class DescribeEntriesReply(_message.Message):
     node_id: int
     states: _containers.RepeatedScalarFieldContainer[EntryState]
     def __init__(self, node_id: _Optional[int] = ..., states: _Optional[_Iterable[_Union[EntryState, str]]] = ...) -> None: ...
+
+class PullIdsRequest(_message.Message):
+    __slots__ = ("topic_id", "seed", "arrival", "applied_index", "caller")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    ARRIVAL_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_INDEX_FIELD_NUMBER: _ClassVar[int]
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    topic_id: int
+    seed: bytes
+    arrival: int
+    applied_index: int
+    caller: PeerCaller
+    def __init__(self, topic_id: _Optional[int] = ..., seed: _Optional[bytes] = ..., arrival: _Optional[int] = ..., applied_index: _Optional[int] = ..., caller: _Optional[_Union[PeerCaller, _Mapping]] = ...) -> None: ...
+
+class IdsChunk(_message.Message):
+    __slots__ = ("lacking", "first_arrival", "end_arrival", "ids", "id_columns", "place_columns", "crc")
+    LACKING_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ARRIVAL_FIELD_NUMBER: _ClassVar[int]
+    END_ARRIVAL_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ID_COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    PLACE_COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    CRC_FIELD_NUMBER: _ClassVar[int]
+    lacking: bool
+    first_arrival: int
+    end_arrival: int
+    ids: int
+    id_columns: bytes
+    place_columns: bytes
+    crc: int
+    def __init__(self, lacking: _Optional[bool] = ..., first_arrival: _Optional[int] = ..., end_arrival: _Optional[int] = ..., ids: _Optional[int] = ..., id_columns: _Optional[bytes] = ..., place_columns: _Optional[bytes] = ..., crc: _Optional[int] = ...) -> None: ...

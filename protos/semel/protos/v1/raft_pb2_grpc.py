@@ -131,6 +131,11 @@ class SnapshotsStub:
                 request_serializer=semel_dot_protos_dot_v1_dot_raft__pb2.DescribeEntriesRequest.SerializeToString,
                 response_deserializer=semel_dot_protos_dot_v1_dot_raft__pb2.DescribeEntriesReply.FromString,
                 _registered_method=True)
+        self.PullIds = channel.unary_stream(
+                '/semel.protos.v1.Snapshots/PullIds',
+                request_serializer=semel_dot_protos_dot_v1_dot_raft__pb2.PullIdsRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_raft__pb2.IdsChunk.FromString,
+                _registered_method=True)
 
 
 class SnapshotsServicer:
@@ -165,6 +170,13 @@ class SnapshotsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PullIds(self, request, context):
+        """Part of the peer's index of message ids, for a node that has lost it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SnapshotsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -187,6 +199,11 @@ def add_SnapshotsServicer_to_server(servicer, server):
                     servicer.DescribeEntries,
                     request_deserializer=semel_dot_protos_dot_v1_dot_raft__pb2.DescribeEntriesRequest.FromString,
                     response_serializer=semel_dot_protos_dot_v1_dot_raft__pb2.DescribeEntriesReply.SerializeToString,
+            ),
+            'PullIds': grpc.unary_stream_rpc_method_handler(
+                    servicer.PullIds,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_raft__pb2.PullIdsRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_raft__pb2.IdsChunk.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -298,6 +315,33 @@ class Snapshots:
             '/semel.protos.v1.Snapshots/DescribeEntries',
             semel_dot_protos_dot_v1_dot_raft__pb2.DescribeEntriesRequest.SerializeToString,
             semel_dot_protos_dot_v1_dot_raft__pb2.DescribeEntriesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PullIds(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/semel.protos.v1.Snapshots/PullIds',
+            semel_dot_protos_dot_v1_dot_raft__pb2.PullIdsRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_raft__pb2.IdsChunk.FromString,
             options,
             channel_credentials,
             insecure,

@@ -467,13 +467,14 @@ def test_ids_of_an_earlier_window_are_dropped() -> None:
     assert model.store._values == {}
 
 
-def test_a_destroyed_index_leaves_nothing_behind() -> None:
+def test_a_dropped_index_leaves_nothing_behind() -> None:
     model = Model(MemoryIdStore())
     model.add([1, 2])
     model.flush()
     model.add([3])
     model.index.freeze(3)
-    model.index.destroy()
+    model.index.abandon()
     assert not model.index.maintain(0)
+    model.index.drop()
     assert isinstance(model.store, MemoryIdStore)
     assert model.store._values == {}

@@ -19,7 +19,14 @@ from semel.broker.state.apply.id_windows import ID_BYTES
 from semel.protos.batch import check_batch
 from semel.protos.columns import Columns, encode_batch
 from semel.protos.dropped import Verdict, read_answer
-from semel.protos.errors import DedupStateExpired, InvalidRequest, NotMaster, SemelError, Throttled
+from semel.protos.errors import (
+    DedupStateExpired,
+    InvalidRequest,
+    NotMaster,
+    SemelError,
+    Throttled,
+    Unavailable,
+)
 from semel.protos.frames import RecordKind, build_frame
 from semel.protos.ids import Offset, Term
 from semel.protos.levels import ID_LEVEL
@@ -280,7 +287,8 @@ async def test_a_node_that_starts_replays_the_rest_or_knows_that_it_is_behind(
     for frame in old.frames[at:]:
         new.follow(frame)
     assert new.ids.behind is not kept
-    assert new.index.end_arrival == (30 if kept else 0)
+    assert new.index.end_arrival == 30
+    assert new.ids.gaps() == ({} if kept else {KEY.topic_id: range(20)})
     new.ids.close()
 
 
@@ -288,6 +296,7 @@ async def test_windows_are_shortened_by_entries(node: Node) -> None:
     ids_max = (1 << 20) // ID_BYTES
     for start in range(0, ids_max + 600, 6_000):
         await node.send(numbered(start, min(start + 6_000, ids_max + 600)))
+        await node.ids.settle({KEY.topic_id: node.window.next_arrival})
     running = asyncio.create_task(node.ids.run())
     while node.proposer is None or not node.proposer.waiting:
         await asyncio.sleep(0.01)
@@ -308,6 +317,7 @@ async def test_the_index_of_a_topic_that_stops_comparing_is_dropped(node: Node) 
     assert node.proposer is not None
     node.proposer.submit_control(control_pb2.ControlRecord(alter_topic=alter))
     node.commit()
+    await node.ids.write(lambda: None)  # the thread has dropped it by now
     assert node.store._values == {}
     assert not node.ids.compares(KEY.topic_id)
     await node.send(numbered(0, 5))
@@ -349,3 +359,118 @@ async def test_a_batch_with_other_ids_than_its_record_says_is_damage(node: Node)
     with pytest.raises(CorruptIndex, match="has 2 ids, not 1"):
         slave.apply([control(check_ids=check), (RecordKind.BATCH, parts)])
     slave.ids.close()
+
+
+# --- losses -------------------------------------------------------------------------------------
+
+
+async def test_damage_is_answered_and_the_index_begins_anew(node: Node) -> None:
+    await node.send(numbered(0, 5))
+    await node.ids.settle({KEY.topic_id: 5})
+    assert isinstance(node.store, MemoryIdStore)
+    for key in [key for key in node.store._values if key[13:14] == b"c"]:
+        del node.store._values[key]
+    data = node.batch({"id 1": "v"})
+    node.ids.submit(check_batch(data), data, node.sink)
+    await settled(node)
+    assert isinstance(node.sink.refused.pop(5), Throttled)
+    assert node.behind == [True]
+    assert not node.ids.gaps()  # the damaged index is gone, and there is none yet
+    node.ids.submit(check_batch(data), data, node.sink)
+    assert "it is incomplete" in str(node.sink.refused.pop(5))
+    running = asyncio.create_task(node.ids.run())
+    while not node.ids.gaps():
+        await asyncio.sleep(0.01)
+    assert node.ids.gaps() == {KEY.topic_id: range(5)}
+    assert node.store._values == {}
+    node.ids.forget(KEY.topic_id, 5)
+    assert node.behind == [True, False]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_disk_that_takes_no_ids_refuses_batches_until_it_does(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(_: Any) -> None:
+        raise OSError("no space left on device")
+
+    for start in range(0, 250, 50):
+        await node.send(numbered(start, start + 50))
+    running = asyncio.create_task(node.ids.run())
+    with monkeypatch.context() as patch:
+        patch.setattr(node.store, "write", full)
+        while KEY.topic_id not in node.ids._unwritten:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
+        data = node.batch({"more": "v"})
+        node.ids.submit(check_batch(data), data, node.sink)
+        assert "it cannot be written" in str(node.sink.refused.pop(250))
+    while node.ids._unwritten:
+        await asyncio.sleep(0.01)
+    await node.ids.settle({KEY.topic_id: 250})
+    await node.send({"more": "v", "id 249": "v"})
+    assert node.sink.acks[250][2] == [(251, 249, Verdict.DUPLICATE)]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    said = [record for record in caplog.records if "not written" in record.getMessage()]
+    assert len(said) == 1
+
+
+async def test_a_store_that_cannot_be_opened_is_tried_again() -> None:
+    refused = [OSError("no such disk")]
+    store = MemoryIdStore()
+
+    def open_store() -> MemoryIdStore:
+        if refused:
+            raise refused.pop()
+        return store
+
+    node = Node()
+    node.ids = MessageIds(node, open_store, memory_ids=50, on_behind=node.behind.append)
+    node.begin()
+    assert node.behind == [True]
+    running = asyncio.create_task(node.ids.run())
+    while node.ids.behind:
+        await asyncio.sleep(0.01)
+    await node.send(numbered(0, 5))
+    assert node.sink.acks[0] == ("committed", 0, [])
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    node.ids.close()
+
+
+async def test_a_new_master_forgets_what_all_have_lost(node: Node) -> None:
+    await node.send(numbered(0, 5))
+    checkpoint = b"".join(node.state.to_parts())
+    new = Node(state=State.from_bytes(checkpoint))
+    new.ids.follow()
+    assert new.ids.gaps() == {KEY.topic_id: range(5)}
+    new.ids.forget(KEY.topic_id, 5)
+    assert new.behind == [True, False]
+    new.proposer = Proposer(Admission(new.state, term=Term(1)), look_up=new.ids.submit)
+    for topic_id, arrival in new.ids.forgotten.items():
+        new.proposer.submit_eviction(topic_id, arrival)
+    new.last = 4
+    await new.send({"id 4": "v", "id 5": "v"})
+    assert new.sink.acks[5] == ("committed", 5, [])
+    assert new.window.first_arrival == 5
+    new.ids.close()
+
+
+async def test_a_loan_is_of_the_window_and_durable(node: Node) -> None:
+    await node.send(numbered(0, 20))
+    loan = await node.ids.lend(KEY.topic_id, SEED, 3)
+    assert loan is not None
+    assert loan.held == range(20)
+    assert loan.run.info.ids == 20
+    for seed, arrival in ((b"x" * 16, 3), (SEED, 20)):
+        with pytest.raises(Unavailable):
+            await node.ids.lend(KEY.topic_id, seed, arrival)
+    with pytest.raises(Unavailable):
+        await node.ids.lend(KEY.topic_id + 1, SEED, 3)
+    checkpoint = b"".join(node.state.to_parts())
+    new = Node(state=State.from_bytes(checkpoint))
+    new.ids.follow()
+    assert await new.ids.lend(KEY.topic_id, SEED, 3) is None
+    new.ids.close()

@@ -117,8 +117,11 @@ class IdAdmission:
         self._use(topic_id, pending)
         return CheckedBatch(found, record)
 
-    def propose_eviction(self, topic_id: int, now_us: int) -> control_pb2.EvictIds | None:
-        """The record that moves the beginning of a window, already pending: append it.
+    def propose_eviction(
+        self, topic_id: int, now_us: int, arrival: int = 0
+    ) -> control_pb2.EvictIds | None:
+        """The record that moves the beginning of a window to `arrival` at least, already pending:
+        append it.
 
         None if the window is well as it is.
         """
@@ -128,6 +131,7 @@ class IdAdmission:
         pending = self._pending(topic_id, window)
         slots = self._state.live_slots(topic_id)
         first = window.eviction(pending.first_arrival, pending.next_arrival, slots, now_us)
+        first = max(first, min(arrival, pending.next_arrival))
         if first == pending.first_arrival:
             return None
         pending.first_arrival = first
