@@ -162,6 +162,8 @@ class IdIndex:
         """Held during a step of background work."""
         self._pins = 0
         """How many peers read runs; none is merged or dropped meanwhile."""
+        self._merging: Iterator[bool] | None = None
+        """The rest of the merge that is under way."""
         self._swapping = threading.Lock()
         """Held while the view is replaced by one that was made from it."""
         runs, self._next_run = self._load()
@@ -289,20 +291,27 @@ class IdIndex:
 
     def maintain(self, first_arrival: int) -> bool:
         """One step of background work for a window that begins at `first_arrival`: writes what is
-        frozen, or merges runs, or drops those that the window has left; False if nothing is to do.
+        frozen, or drops runs that the window has left, or goes on with a merge; False if nothing is
+        to do.
 
-        It may take seconds. Raises CorruptIndex and OSError.
+        A step takes a part of a second. A merge has many, so that memory is written meanwhile.
+        Raises CorruptIndex and OSError.
         """
         with self._writing:
-            return not self._abandoned and (
-                self._write_frozen(first_arrival)
-                or (not self._pins and self._drop(first_arrival))
-                or (self._may_merge(first_arrival) and self._merge(first_arrival))
-            )
-
-    def _may_merge(self, first_arrival: int) -> bool:
-        """A run's arrivals have no gap, and nobody else reads it."""
-        return not self._pins and not self.missing(first_arrival)
+            if self._abandoned:
+                return False
+            if self._write_frozen(first_arrival):
+                return True
+            if self._pins:
+                return False
+            merging, self._merging = self._merging, None  # one that fails begins anew
+            if merging is None and self._drop(first_arrival):
+                return True
+            rest = self._merge(first_arrival) if merging is None else merging
+            if next(rest, None) is None:
+                return merging is not None
+            self._merging = rest
+            return True
 
     def _write_frozen(self, first_arrival: int) -> bool:
         frozen = self._view.frozen
@@ -327,20 +336,19 @@ class IdIndex:
         self._save(runs[len(gone) :], gone)
         return True
 
-    def _merge(self, first_arrival: int) -> bool:
+    def _merge(self, first_arrival: int) -> Iterator[bool]:
+        """Yields after each step, the last one included."""
         runs = self._view.runs
         levels = [run.info.level for run in runs]
         chosen = _to_merge(levels)
-        if chosen is None:
-            return False
+        if chosen is None or self.missing(first_arrival):  # a run's arrivals have no gap
+            return
         old = list(runs[chosen])
         ids = sum(run.info.ids for run in old)
         writer = self._begin_run(ids)
         taken = [0] * len(old)
         rest = [run.ids_below(0, 0)[0] for run in old]
         for key_end in partitions(ids, MERGE_IDS):
-            if self._abandoned:
-                return False
             parts = []
             for number, run in enumerate(old):
                 block, taken[number] = run.ids_below(taken[number], key_end)
@@ -348,14 +356,15 @@ class IdIndex:
                 below, rest[number] = joined.cut(key_end)
                 parts.append(below)
             writer.add(SortedIds.merged(parts, first_arrival))
+            yield True
         for run in old:
             for part in run.parts_since(first_arrival):
                 writer.add_places(run.places([part]))
         first, last = old[0].info, old[-1].info
         level = max(levels[chosen]) + 1
         run = writer.finish(level, first.first_arrival, last.end_arrival)
-        self._save((*runs[: chosen.start], run, *runs[chosen.stop :]), old)
-        return True
+        self._save((*(each for each in self._view.runs if each not in old), run), old)
+        yield True
 
     def _begin_run(self, ids_max: int) -> RunWriter:
         number, self._next_run = self._next_run, self._next_run + 1
@@ -365,7 +374,7 @@ class IdIndex:
 
     @contextmanager
     def pinned(self) -> Iterator[None]:
-        """Begins no merge meanwhile, for a peer that reads runs; one may be under way.
+        """Merges and drops no runs meanwhile, for a peer that reads them. A step may be under way.
 
         Call it where `add` is called.
         """

@@ -205,6 +205,28 @@ def test_runs_of_each_level_merge_and_are_dropped(
     store.close()
 
 
+def test_memory_is_written_between_the_steps_of_a_merge(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(id_index, "MERGE_IDS", 100)
+    model = Model(MemoryIdStore())
+    for start in range(0, 800, 100):
+        model.add(list(range(start, start + 100)))
+        model.index.freeze(len(model.arrived))
+        assert model.index.maintain(0)
+    assert model.index.run_count == 8
+    for _ in range(3):
+        assert model.index.maintain(0)
+    assert model.index.run_count == 8
+    model.add([5_000, 5_001])
+    model.index.freeze(802)
+    assert model.index.maintain(0)
+    assert (model.index.run_count, model.index.durable_arrival) == (9, 802)
+    with model.index.pinned():
+        assert not model.index.maintain(0)
+    model.settle()
+    assert [(run.info.level, run.info.ids) for run in model.index._view.runs] == [(1, 800), (0, 2)]
+    model.check([0, 99, 400, 799, 800, 5_000, 5_001])
+
+
 def test_rocks_keeps_what_was_synced(tmp_path: Path) -> None:
     store = RocksIdStore(tmp_path / "ids")
     model = Model(store)
