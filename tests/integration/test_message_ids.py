@@ -3,13 +3,28 @@ of the master. Real nodes, real RocksDB."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from semel.protos.dropped import Verdict
-from tests.kit.brokers import QUEUE, BrokerGroup, RawClient
-from tests.kit.id_senders import begin, ids
+from semel.protos import compat
+from semel.protos.dropped import Verdict, read_answer
+from semel.protos.errors import InvalidRequest
+from semel.protos.ids import QueueId, QueueKey
+from semel.protos.queue_refs import queue_ref
+from semel.protos.v1 import broker_pb2, common_pb2, control_pb2, errors_pb2
+from tests.kit.brokers import (
+    CLUSTER,
+    QUEUE,
+    QUICK_CLEANING,
+    TOPIC,
+    BrokerGroup,
+    RawClient,
+    make_batch,
+)
+from tests.kit.id_senders import SEED, Sender, begin, ids
 
 
 async def test_an_id_is_stored_once_whoever_sends_it_and_whoever_is_master(tmp_path: Path) -> None:
@@ -75,3 +90,111 @@ async def test_a_node_whose_index_is_gone_does_not_become_master(tmp_path: Path)
         assert slave.replica.ids.behind
         assert not slave.replica.electable
         assert (await one.send(ids(39, 45)))[1] == [(40, 39, Verdict.DUPLICATE)]
+
+
+async def apply(group: BrokerGroup, **record: Any) -> None:
+    """Has the master apply one control record, as controllers do."""
+    async with RawClient((await group.master()).address) as client:
+        await client.call(
+            "ApplyQueues",
+            broker_pb2.ApplyQueuesRequest(
+                cluster_id=CLUSTER, records=[control_pb2.ControlRecord(**record)]
+            ),
+        )
+
+
+async def test_the_children_of_a_split_know_the_ids_of_their_parent(tmp_path: Path) -> None:
+    group = BrokerGroup(tmp_path, nodes=1)
+    async with group:
+        await begin(group)
+        one = await Sender(group, 5).open()
+        await one.send(ids(0, 20))
+        children = [
+            control_pb2.ChildQueue(queue_id=1, slot_start=0, slot_end=40_000),
+            control_pb2.ChildQueue(queue_id=2, slot_start=40_000, slot_end=65_536),
+        ]
+        split = control_pb2.SplitQueue(queue=queue_ref(QUEUE), children=children)
+        await apply(group, split_queue=split)
+        left = await Sender(group, 7).open(QueueKey(TOPIC, QueueId(1)))
+        right = await Sender(group, 8).open(QueueKey(TOPIC, QueueId(2)))
+        assert (await left.send(ids(10, 22)))[1] == [
+            (row, 10 + row, Verdict.DUPLICATE) for row in range(10)
+        ]
+        ack, dropped = await right.send(ids(19, 23))
+        assert ack.base_offset == 0
+        assert [each[1:] for each in dropped] == [
+            (19, Verdict.DUPLICATE),
+            (0, Verdict.DUPLICATE),
+            (1, Verdict.DUPLICATE),
+        ]
+        assert [each.queue_id for each in read_answer(ack.dropped)] == [0, 1, 1]
+
+
+async def test_retention_of_messages_does_not_shorten_the_window(tmp_path: Path) -> None:
+    group = BrokerGroup(tmp_path, nodes=1, **QUICK_CLEANING)
+    async with group:
+        one, two = await begin(group, retention_bytes=50_000)
+        await one.send(ids(0, 20), b"v" * 1_000)
+        node = await group.master()
+        last = 20
+        async with compat.timeout(30):
+            while node.replica.state.queues[QUEUE].log_start_offset < 20:
+                await one.send(ids(last, last + 20), b"v" * 1_000)
+                last += 20
+        _, dropped = await two.send(ids(0, 20), b"v" * 1_000)
+        assert [each[1:] for each in dropped] == [
+            (offset, Verdict.DUPLICATE) for offset in range(20)
+        ]
+
+
+async def test_a_window_may_shrink_while_messages_arrive(tmp_path: Path) -> None:
+    """From 4 MiB to 1 MiB, which is 26,214 ids: the oldest are forgotten, and no others."""
+    group = BrokerGroup(tmp_path)
+    async with group:
+        one, two = await begin(group, window_bytes=4 << 20)
+        window = 26_214
+
+        async def send_all() -> None:
+            for start in range(0, 40_000, 500):
+                await one.send(ids(start, start + 500))
+
+        sending = asyncio.create_task(send_all())
+        while (await group.master()).replica.state.id_windows.topics[QUEUE.topic_id].ids < 30_000:
+            await asyncio.sleep(0.01)
+        settings = common_pb2.TopicSettings(
+            dedup=common_pb2.IdDedup(window_bytes=1 << 20, seed=SEED)
+        )
+        await apply(group, alter_topic=control_pb2.AlterTopic(topic_id=TOPIC, settings=settings))
+        await sending
+        state = (await group.master()).replica.state
+        async with compat.timeout(30):
+            while state.id_windows.topics[QUEUE.topic_id].ids > window:
+                await asyncio.sleep(0.01)
+        first = state.id_windows.topics[QUEUE.topic_id].first_arrival
+        assert first == 40_000 - window
+        _, dropped = await two.send(ids(first - 5, first + 5))
+        assert [each[1] for each in dropped] == list(range(first, first + 5))
+        assert (await group.recomputed()).table_matches
+
+
+@pytest.mark.parametrize("given", [b"", b"x" * 129])
+async def test_a_malformed_id_is_refused_and_nothing_is_stored(
+    tmp_path: Path, given: bytes
+) -> None:
+    group = BrokerGroup(tmp_path, nodes=1)
+    async with group:
+        one, _ = await begin(group)
+        batch = make_batch(-1, [b"v", b"w"], ids=[b"good", given])
+        async with RawClient((await group.master()).address) as client:
+            (ack,) = await client.produce(batch)
+        assert ack.error.code == errors_pb2.ERROR_CODE_INVALID_REQUEST
+        assert "128" in ack.error.message
+        assert (await one.send([b"good"]))[0].base_offset == 0
+
+
+@pytest.mark.parametrize("window_bytes", [0, (1 << 20) - 1])
+async def test_a_window_below_the_least_is_refused(tmp_path: Path, window_bytes: int) -> None:
+    group = BrokerGroup(tmp_path, nodes=1)
+    async with group:
+        with pytest.raises(InvalidRequest, match="it has at least 1048576"):
+            await begin(group, window_bytes=window_bytes)
