@@ -1,23 +1,23 @@
 """The index of one topic's message ids on one node: which are in the window, and when they came.
 
-How it works. New ids go into sorted blocks in memory, with one filter for all of them. When there
-are `memory_ids` of them they are frozen, and become a run on disk. When there are `RUNS_PER_LEVEL`
+How it works. New ids stay in memory as they come (`recent_ids.py`). When there are `memory_ids` of
+them they are frozen, sorted, and become a run on disk. When there are `RUNS_PER_LEVEL`
 runs of one level, they become one of the next level. This is a log-structured merge
 tree by time: every run holds a range of arrivals, and runs that the window has left behind are
-dropped whole. Blocks are sorted, merged and written many at a time with numpy; RocksDB keeps the
+dropped whole. Ids are sorted, merged and written many at a time with numpy; RocksDB keeps the
 chunks, makes changes atomic and caches what is read.
 
-A look-up has two steps. `search_memory` asks the blocks in memory and all filters, and never
+A look-up has two steps. `search_memory` asks memory and the filters of all runs, and never
 blocks. It returns the ids that may be on disk; `search_disk` reads those in a thread.
 
 The owner of the log calls `add` for what is applied. One background thread calls `maintain`, which
-freezes, writes, merges and drops. All that they share is in one immutable view, which is replaced
-as a whole.
+writes, merges and drops. All that they share is in one view, which is replaced as a whole; of its
+parts only the new ids change, and `add` is the only one that changes them.
 
 Invariants
-1. The view holds every id in the window that was added, in exactly one block or run.
-2. Runs are in the order of their arrivals, then come the frozen blocks, then the new ones. There
-   is no gap between them, except after a loss: see `missing`.
+1. The view holds every id in the window that was added, either in memory or in exactly one run.
+2. Runs are in the order of their arrivals, then come the frozen ids, then the new ones. There is no
+   gap between them, except after a loss: see `missing`.
 3. Whatever is below `durable_arrival` survives a crash. The log must keep what is above, or a
    checkpoint's state must not be newer.
 4. Adding ids whose arrivals were added before changes nothing, so a replay of the log may begin
@@ -44,7 +44,7 @@ import numpy as np
 import numpy.typing as npt
 
 from semel.broker.dedup.fingerprints import U64
-from semel.broker.dedup.id_filter import IdFilter, Probes
+from semel.broker.dedup.id_filter import Probes
 from semel.broker.dedup.id_places import Found, Places
 from semel.broker.dedup.id_runs import (
     RUN_MARK,
@@ -56,6 +56,7 @@ from semel.broker.dedup.id_runs import (
     topic_prefix,
 )
 from semel.broker.dedup.id_store import CorruptIndex, IdStore, Writes
+from semel.broker.dedup.recent_ids import RecentIds, Seen
 from semel.broker.dedup.sorted_ids import Hits, SortedIds
 
 MEMORY_IDS: Final = 2_000_000
@@ -65,9 +66,6 @@ LEVEL_IDS: Final = 1 << 13
 that many times more, and so on."""
 MERGE_IDS: Final = 1_000_000
 """A merge holds about this many ids in memory at a time."""
-_BLOCKS_PER_STEP: Final = 8
-_BLOCK_IDS_MAX: Final = 1 << 16
-"""Blocks in memory that have fewer ids are merged with their neighbours."""
 _MANIFEST: Final = struct.Struct("<4sII16s")
 _MAGIC: Final = b"SMIX"
 _CRC: Final = struct.Struct("<I")
@@ -83,57 +81,8 @@ class Search(NamedTuple):
     view: _View
     maybe: tuple[tuple[IdRun, npt.NDArray[np.int64]], ...]
     """Runs that may have some of the rows, and those rows."""
-    end_arrival: int
-    """What arrives from here on was not looked at."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Memory:
-    """Blocks of ids in memory, the filter that covers them, their places and range of arrivals."""
-
-    blocks: tuple[SortedIds, ...]
-    ids: IdFilter
-    places: tuple[Places, ...]
-    first_arrival: int
-    end_arrival: int
-
-    @classmethod
-    def empty(cls, arrival: int, memory_ids: int) -> _Memory:
-        return cls((), IdFilter.for_keys(memory_ids), (), arrival, arrival)
-
-    def below(self, arrival: int) -> _Memory:
-        """The part that arrived before `arrival`; its filter covers more."""
-        if arrival >= self.end_arrival:
-            return self
-        blocks = tuple(block.split(arrival)[0] for block in self.blocks)
-        return _Memory(
-            tuple(block for block in blocks if len(block)),
-            self.ids,
-            (Places.joined(list(self.places)).below(arrival),) if self.places else (),
-            self.first_arrival,
-            max(arrival, self.first_arrival),
-        )
-
-    def since(self, arrival: int) -> _Memory:
-        """The part that arrived at `arrival` or later, with a filter of its own."""
-        blocks = [block.split(arrival)[1] for block in self.blocks]
-        empty = _Memory.empty(max(arrival, self.first_arrival), self.ids.keys)
-        rest = tuple(block for block in blocks if len(block))
-        if not rest:
-            return empty
-        for block in rest:
-            empty.ids.add(Probes.of(block.columns[0], block.columns[1]))
-        places = (Places.joined(list(self.places)).since(arrival),)
-        return replace(empty, blocks=rest, places=places, end_arrival=self.end_arrival)
-
-    def search(self, keys: U64, probes: Probes, first_arrival: int) -> Hits:
-        """Rows that arrived at `first_arrival` or later."""
-        rows = np.flatnonzero(self.ids.might_hold(probes))
-        if not len(rows):
-            return Hits.none()
-        sought = keys[rows]
-        found = Hits.joined([block.find(sought, first_arrival) for block in self.blocks])
-        return found._replace(rows=rows[found.rows])
+    seen: Seen
+    """For the look-up that completes this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +90,8 @@ class _View:
     """All ids, at one moment."""
 
     runs: tuple[IdRun, ...]
-    frozen: _Memory | None
-    fresh: _Memory
+    frozen: RecentIds | None
+    fresh: RecentIds
 
 
 class IdIndex:
@@ -168,7 +117,7 @@ class IdIndex:
         """Held while the view is replaced by one that was made from it."""
         runs, self._next_run = self._load()
         end = runs[-1].info.end_arrival if runs else 0
-        self._view = _View(runs, None, _Memory.empty(end, memory_ids))
+        self._view = _View(runs, None, RecentIds(end, memory_ids))
 
     @property
     def end_arrival(self) -> int:
@@ -190,8 +139,7 @@ class IdIndex:
     def memory_ids(self) -> int:
         """Ids that are in memory only."""
         view = self._view
-        frozen = 0 if view.frozen is None else sum(map(len, view.frozen.blocks))
-        return frozen + sum(map(len, view.fresh.blocks))
+        return len(view.fresh) + (0 if view.frozen is None else len(view.frozen))
 
     def missing(self, first_arrival: int) -> list[range]:
         """The arrivals at or above `first_arrival` whose ids the index has lost, in their order."""
@@ -218,9 +166,9 @@ class IdIndex:
             view = self._view
             assert arrival > view.fresh.end_arrival, "an index never goes back"
             frozen = view.frozen
-            if frozen is None and view.fresh.blocks:
+            if frozen is None and len(view.fresh):
                 frozen = view.fresh
-            self._view = _View(view.runs, frozen, _Memory.empty(arrival, self._memory_ids))
+            self._view = _View(view.runs, frozen, RecentIds(arrival, self._memory_ids))
 
     def add(self, keys: U64, digests: U64, places: Places, first_arrival: int) -> None:
         """Adds the ids of a batch, which arrive one after the other from `first_arrival` on.
@@ -235,13 +183,7 @@ class IdIndex:
             raise CorruptIndex(
                 f"topic {self._topic_id}: id {first_arrival} came after {fresh.end_arrival}"
             )
-        fresh.ids.add(Probes.of(keys[:, 0], keys[:, 1]))
-        blocks = _stacked((*fresh.blocks, SortedIds.of(keys, digests, first_arrival)))
-        end = first_arrival + len(keys)
-        with self._swapping:
-            together = _gathered((*fresh.places, places))
-            fresh = replace(fresh, blocks=blocks, places=together, end_arrival=end)
-            self._view = replace(self._view, fresh=fresh)
+        fresh.add(keys, digests, places)
 
     def abandon(self) -> None:
         """Writes nothing more to the store; a step of background work that is under way may end
@@ -267,7 +209,7 @@ class IdIndex:
             fresh = self._view.fresh
             assert arrival >= fresh.first_arrival, "what is frozen was applied"
             if arrival < fresh.end_arrival:
-                self._view = replace(self._view, fresh=fresh.below(arrival))
+                self._view = replace(self._view, fresh=fresh.cut(arrival))
 
     def freeze(self, applied_arrival: int) -> bool:
         """Takes the ids that arrived before `applied_arrival` out of the way, to be written by
@@ -277,17 +219,19 @@ class IdIndex:
         """
         with self._swapping:
             view = self._view
-            frozen = view.fresh.below(applied_arrival)
-            if view.frozen is not None or not frozen.blocks:
+            if view.frozen is not None or applied_arrival <= view.fresh.first_arrival:
                 return False
-            self._view = _View(view.runs, frozen, view.fresh.since(applied_arrival))
+            frozen, rest = view.fresh.split(applied_arrival)
+            if not len(frozen):
+                return False
+            self._view = _View(view.runs, frozen, rest)
         return True
 
     @property
     def is_full(self) -> bool:
         """Whether the new ids should be frozen."""
         fresh = self._view.fresh
-        return fresh.end_arrival - fresh.first_arrival >= self._memory_ids
+        return len(fresh) >= self._memory_ids
 
     def maintain(self, first_arrival: int) -> bool:
         """One step of background work for a window that begins at `first_arrival`: writes what is
@@ -317,11 +261,10 @@ class IdIndex:
         frozen = self._view.frozen
         if frozen is None:
             return False
-        ids = sum(map(len, frozen.blocks))
+        ids = len(frozen)
         writer = self._begin_run(ids)
-        writer.add(SortedIds.merged(list(frozen.blocks), first_arrival))
-        for block in frozen.places:
-            writer.add_places(block)
+        writer.add(frozen.sorted(first_arrival))
+        writer.add_places(frozen.places)
         run = writer.finish(level_of(ids), frozen.first_arrival, frozen.end_arrival)
         self._save((*self._view.runs, run), [], wrote_frozen=True)
         return True
@@ -453,22 +396,24 @@ class IdIndex:
     def search_memory(self, keys: U64, first_arrival: int) -> Search:
         """Looks in memory for ids that arrived at `first_arrival` or later. It reads no disk."""
         view = self._view
-        probes = Probes.of(keys[:, 0], keys[:, 1])
-        hits = view.fresh.search(keys, probes, first_arrival)
+        hits, seen = view.fresh.look(keys, first_arrival)
         if view.frozen is not None:
-            hits = Hits.joined([hits, view.frozen.search(keys, probes, first_arrival)])
-        unknown = np.ones(len(keys), np.bool_)
-        unknown[hits.rows] = False
+            hits = Hits.joined([hits, view.frozen.look(keys, first_arrival)[0]])
         maybe = []
-        for run in view.runs:
-            if run.info.end_arrival > first_arrival:
+        runs = [run for run in view.runs if run.info.end_arrival > first_arrival]
+        if runs:
+            unknown = np.ones(len(keys), np.bool_)
+            unknown[hits.rows] = False
+            probes = Probes.of(keys[:, 0], keys[:, 1])
+            for run in runs:
                 rows = np.flatnonzero(run.might_hold(probes) & unknown)
                 if len(rows):
                     maybe.append((run, rows))
-        return Search(hits, view, tuple(maybe), view.fresh.end_arrival)
+        return Search(hits, view, tuple(maybe), seen)
 
-    def search_since(self, keys: U64, arrival: int) -> Hits | None:
-        """Looks in memory only, for ids that arrived at `arrival` or later.
+    def search_since(self, keys: U64, arrival: int, seen: Seen | None = None) -> Hits | None:
+        """Looks in memory only, for ids that arrived at `arrival` or later; `seen` is of a search
+        that ended there or before.
 
         None if some of them have left memory since: look for all again.
         """
@@ -477,10 +422,13 @@ class IdIndex:
             return None
         if arrival >= view.fresh.end_arrival:
             return Hits.none()
-        probes = Probes.of(keys[:, 0], keys[:, 1])
-        hits = [view.fresh.search(keys, probes, arrival)]
+        if seen is not None and arrival >= view.fresh.first_arrival:
+            again = view.fresh.look_again(keys, seen, arrival)
+            if again is not None:
+                return again
+        hits = [view.fresh.look(keys, arrival)[0]]
         if view.frozen is not None:
-            hits.append(view.frozen.search(keys, probes, arrival))
+            hits.append(view.frozen.look(keys, arrival)[0])
         return Hits.joined(hits)
 
     def search_disk(self, search: Search, keys: U64, first_arrival: int) -> Search:
@@ -516,8 +464,10 @@ def _places_in(view: _View, arrivals: U64) -> Found:
     parts: list[tuple[npt.NDArray[np.int64], Found]] = []
     at = np.flatnonzero(arrivals >= np.uint64(memory.first_arrival))
     if len(at):
-        blocks = [Places.none(), *(view.frozen.places if view.frozen else ()), *view.fresh.places]
-        parts.append((at, Places.joined(blocks).find(arrivals[at])))
+        places = view.fresh.places
+        if view.frozen is not None:
+            places = Places.joined([view.frozen.places, places])
+        parts.append((at, places.find(arrivals[at])))
     for run in view.runs:  # of which some may have come in between, see `adopt`
         first, end = np.uint64(run.info.first_arrival), np.uint64(run.info.end_arrival)
         at = np.flatnonzero((arrivals >= first) & (arrivals < end))
@@ -548,31 +498,6 @@ def _decode(data: bytes, topic_id: int) -> tuple[list[RunInfo], int, bytes]:
         raise CorruptIndex(f"the list of runs of topic {topic_id} is of another format")
     marks = RUN_MARK.iter_unpack(body[_MANIFEST.size :])
     return [RunInfo(*mark) for mark in marks], next_run, seed
-
-
-def _stacked(blocks: tuple[SortedIds, ...]) -> tuple[SortedIds, ...]:
-    """Merges the newest blocks if there are many small ones of about one size, so that a look-up
-    searches few blocks and an id is merged only a few times."""
-    while _are_many([len(block) for block in blocks[-_BLOCKS_PER_STEP:]]):
-        newest = list(blocks[-_BLOCKS_PER_STEP:])
-        blocks = (*blocks[:-_BLOCKS_PER_STEP], SortedIds.merged(newest, 0))
-    return blocks
-
-
-def _gathered(blocks: tuple[Places, ...]) -> tuple[Places, ...]:
-    """The same for places."""
-    while _are_many([len(block) for block in blocks[-_BLOCKS_PER_STEP:]]):
-        newest = list(blocks[-_BLOCKS_PER_STEP:])
-        blocks = (*blocks[:-_BLOCKS_PER_STEP], Places.joined(newest))
-    return blocks
-
-
-def _are_many(sizes: list[int]) -> bool:
-    return (
-        len(sizes) == _BLOCKS_PER_STEP
-        and sum(sizes) <= _BLOCK_IDS_MAX
-        and max(sizes) < _BLOCKS_PER_STEP * max(1, min(sizes))
-    )
 
 
 def level_of(ids: int) -> int:

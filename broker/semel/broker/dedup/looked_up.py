@@ -163,12 +163,13 @@ class LookedUp:
 
     def _known(self, first_arrival: int) -> Known | None:
         """Returns what is known by now; None if memory no longer tells what has arrived since."""
-        hits, end, places = self._search.hits, self._search.end_arrival, self._places
+        hits, seen, places = self._search.hits, self._search.seen, self._places
         assert places is not None, "`finish` comes first"
         alive = hits.arrivals >= np.uint64(first_arrival)
         if not alive.all():
             hits, places = hits.take(alive), places.take(alive)
-        since = self._index.search_since(self._prints.keys, max(end, first_arrival))
+        begin = max(seen.end_arrival, first_arrival)
+        since = self._index.search_since(self._prints.keys, begin, seen)
         if since is None:
             return None
         if not len(since.rows):

@@ -76,13 +76,14 @@ class SortedIds:
         return int(self.columns.shape[1])
 
     @classmethod
-    def of(cls, keys: U64, digests: U64, first_arrival: int) -> SortedIds:
+    def of(cls, first: U64, second: U64, digests: U64, first_arrival: int) -> SortedIds:
         """The ids of rows that arrive one after the other from `first_arrival` on."""
-        order = np.argsort(keys[:, 0])
-        columns = np.empty((ID_COLUMNS, len(keys)), np.uint64)
-        columns[:2] = keys[order].T
-        columns[2] = digests[order]
-        columns[3] = order.astype(np.uint64) + np.uint64(first_arrival)
+        order = np.argsort(first)
+        columns = np.empty((ID_COLUMNS, len(first)), np.uint64)
+        for number, column in enumerate((first, second, digests)):
+            np.take(column, order, out=columns[number])
+        columns[3] = order
+        columns[3] += np.uint64(first_arrival)
         return cls(columns)
 
     @classmethod
@@ -94,13 +95,6 @@ class SortedIds:
             columns = np.compress(alive, columns, axis=1)
         # Unlike columns[:, order], take() copies row by row: seven times as fast.
         return cls(np.take(columns, np.argsort(columns[0]), axis=1))
-
-    def split(self, arrival: int) -> tuple[SortedIds, SortedIds]:
-        """The ids that arrived before `arrival`, and the others."""
-        before = self.columns[3] < np.uint64(arrival)
-        parts = (np.compress(chosen, self.columns, axis=1) for chosen in (before, ~before))
-        below, above = map(SortedIds, parts)
-        return below, above
 
     def cut(self, key_end: int) -> tuple[SortedIds, SortedIds]:
         """The ids whose first half is below `key_end`, and the others."""

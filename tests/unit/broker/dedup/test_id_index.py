@@ -470,7 +470,8 @@ def test_hits_of_several_blocks_are_joined_by_row() -> None:
 
 
 def test_a_block_is_cut_by_key() -> None:
-    block = SortedIds.of(keys_of(list(range(30))), digests_of(list(range(30))), 0)
+    first, second = keys_of(list(range(30))).T
+    block = SortedIds.of(first, second, digests_of(list(range(30))), 0)
     middle = int(block.columns[0][10])
     below, above = block.cut(middle)
     assert (below.columns[0] < middle).all()

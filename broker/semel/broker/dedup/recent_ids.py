@@ -1,0 +1,237 @@
+"""Ids in memory, in the order in which they arrived, with a hash table for look-ups.
+
+How it works. Ids are appended to columns, which is all that a slave ever does with them until they
+are sorted and written. The table is made when somebody looks ids up: a *slot* for each value of the
+upper bits of a key's first half, with the newest id of the slot, and for each id the one before it
+in its slot. numpy links and follows a whole batch at once, one step for all of them at a time. Most
+slots are empty, so most new ids end at the first step.
+
+A look-up can be completed later with what has arrived since: only slots that have another newest id
+have got any.
+
+Invariants
+1. Every linked id is in the chain of its slot, and the links of a chain lead to lower rows in the
+   end: there is no circle.
+2. A row that is linked is never written again. Whoever takes ids back gets a new table.
+
+One thread adds; several may look up.
+
+Rejected: sorted blocks with a filter, merged as they come, which cost five times as much for each
+new id, and a search in each block for each known one.
+
+Not here: ids on disk (`id_runs.py`).
+"""
+
+from __future__ import annotations
+
+import threading
+from copy import copy
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from semel.broker.dedup.fingerprints import U64
+from semel.broker.dedup.id_places import PLACE_COLUMNS, Places
+from semel.broker.dedup.sorted_ids import Hits, SortedIds
+
+_FIRST, _SECOND, _DIGEST = range(3)
+_SLOTS_PER_ID: Final = 2
+_SLOT_BITS_MIN: Final = 10
+_ROWS_MIN: Final = 1 << 10
+_KEY_BITS: Final = 64
+
+Slots = npt.NDArray[np.int64]
+Links = npt.NDArray[np.uint32]
+"""Rows plus one; 0 is the end of a chain."""
+
+
+class _Rows:
+    """A matrix that grows to the right."""
+
+    def __init__(self, height: int) -> None:
+        self._columns: U64 = np.empty((height, _ROWS_MIN), np.uint64)
+        self.count = 0
+
+    @property
+    def columns(self) -> U64:
+        """The rows so far, over memory that stays as it is when more are added."""
+        return self._columns[:, : self.count]
+
+    def make_room(self, count: int) -> U64:
+        """Makes room for `count` more, and returns it to be written; then `count` rises."""
+        end = self.count + count
+        if end > self._columns.shape[1]:
+            wider = np.empty((len(self._columns), 2 * end), np.uint64)
+            wider[:, : self.count] = self.columns
+            self._columns = wider
+        return self._columns[:, self.count : end]
+
+    def head(self, count: int) -> _Rows:
+        """The first `count`, over the same memory."""
+        found = copy(self)
+        found.count = count
+        return found
+
+
+class _Table:
+    """The newest id of each slot, and for each id the one before it in its slot."""
+
+    def __init__(self, ids: int) -> None:
+        """`ids` is how many are expected; more make it slower."""
+        bits = max(_SLOT_BITS_MIN, (_SLOTS_PER_ID * ids - 1).bit_length())
+        self._shift = np.uint64(_KEY_BITS - bits)
+        self.newest: Links = np.zeros(1 << bits, np.uint32)
+        self.before: Links = np.zeros(_ROWS_MIN, np.uint32)
+        self.reach = 0
+        """No id from here on is linked, nor is being linked."""
+        self._linked = 0
+        self._linking = threading.Lock()
+
+    def slots(self, first: U64) -> Slots:
+        return (first >> self._shift).view(np.int64)
+
+    def link(self, first: U64) -> None:
+        """Links the ids of `first` that are not linked yet."""
+        if len(first) <= self._linked:
+            return
+        with self._linking:
+            start, count = self._linked, len(first)
+            if count <= start:
+                return
+            if count > len(self.before):
+                longer = np.zeros(2 * count, np.uint32)
+                longer[:start] = self.before[:start]
+                self.before = longer
+            self.reach = count
+            slots = self.slots(first[start:])
+            links = np.arange(start + 1, count + 1, dtype=np.uint32)
+            while len(links):
+                self.before[links - 1] = self.newest[slots]
+                self.newest[slots] = links
+                # Of several ids in one slot one has won; the others go before it.
+                lost = np.flatnonzero(self.newest[slots] != links)
+                links, slots = links[lost], slots[lost]
+            self._linked = count
+
+
+class Seen(NamedTuple):
+    """How slots were when ids were looked up."""
+
+    end_arrival: int
+    """What arrives from here on was not looked at."""
+    table: _Table
+    slots: Slots
+    newest: Links
+
+
+class RecentIds:
+    """The ids of a range of arrivals, and their places."""
+
+    def __init__(self, first_arrival: int, ids_max: int) -> None:
+        """No ids yet; about `ids_max` are expected."""
+        self.first_arrival = first_arrival
+        self._ids_max = ids_max
+        self._ids = _Rows(3)
+        self._places = _Rows(PLACE_COLUMNS)
+        self._table = _Table(ids_max)
+
+    def __len__(self) -> int:
+        return self._ids.count
+
+    @property
+    def end_arrival(self) -> int:
+        """The arrival of the next id."""
+        return self.first_arrival + self._ids.count
+
+    @property
+    def places(self) -> Places:
+        """Where the messages are."""
+        return Places(self._places.columns)
+
+    def add(self, keys: U64, digests: U64, places: Places) -> None:
+        """Adds ids that arrive one after the other."""
+        stretches = len(places)
+        self._places.make_room(stretches)[:] = places.columns
+        self._places.count += stretches
+        room = self._ids.make_room(len(keys))
+        room[_FIRST] = keys[:, 0]
+        room[_SECOND] = keys[:, 1]
+        room[_DIGEST] = digests
+        self._ids.count += len(keys)
+
+    def cut(self, arrival: int) -> RecentIds:
+        """Those that arrived before `arrival`; more can be added."""
+        return self._part(self.first_arrival, arrival, self.places.below(arrival))
+
+    def split(self, arrival: int) -> tuple[RecentIds, RecentIds]:
+        """Those that arrived before `arrival`, and the others, to which more can be added. Neither
+        these nor the first part may get more."""
+        if arrival >= self.end_arrival:
+            return self, RecentIds(self.end_arrival, self._ids_max)
+        arrival = max(arrival, self.first_arrival)
+        below = copy(self)
+        below._ids = self._ids.head(arrival - self.first_arrival)
+        below._places = self._places.head(len(self.places.below(arrival)))
+        return below, self._part(arrival, self.end_arrival, self.places.since(arrival))
+
+    def _part(self, first_arrival: int, end_arrival: int, places: Places) -> RecentIds:
+        part = RecentIds(first_arrival, self._ids_max)
+        chosen = slice(first_arrival - self.first_arrival, end_arrival - self.first_arrival)
+        first, second, digests = self._ids.columns[:, chosen]
+        part.add(np.stack([first, second], axis=1), digests, places)
+        return part
+
+    def sorted(self, first_arrival: int) -> SortedIds:
+        """The ids that arrived at `first_arrival` or later, in the order of their keys."""
+        start = max(0, first_arrival - self.first_arrival)
+        first, second, digests = self._ids.columns[:, start:]
+        return SortedIds.of(first, second, digests, self.first_arrival + start)
+
+    def look(self, keys: U64, first_arrival: int) -> tuple[Hits, Seen]:
+        """Rows that arrived at `first_arrival` or later, and what `look_again` wants."""
+        columns, table = self._ids.columns, self._table
+        table.link(columns[_FIRST])
+        slots, count = table.slots(keys[:, 0]), columns.shape[1]
+        newest = table.newest[slots]
+        rows = np.flatnonzero(newest)
+        hits = self._follow(columns, keys, rows, newest[rows], first_arrival)
+        if table.reach > count:  # another thread has linked more, which was left out here
+            newest = np.zeros_like(newest)
+        return hits, Seen(self.first_arrival + count, table, slots, newest)
+
+    def look_again(self, keys: U64, seen: Seen, first_arrival: int) -> Hits | None:
+        """Rows that arrived at `first_arrival` or later, and after `seen`; None if that was of
+        other ids."""
+        columns, table = self._ids.columns, self._table
+        if seen.table is not table:
+            return None
+        table.link(columns[_FIRST])
+        newest = table.newest[seen.slots]
+        rows = np.flatnonzero(newest != seen.newest)
+        return self._follow(columns, keys, rows, newest[rows], first_arrival)
+
+    def _follow(
+        self, columns: U64, keys: U64, rows: Slots, links: Links, first_arrival: int
+    ) -> Hits:
+        """Follows the chains of `rows`, which begin at `links`."""
+        first, second, digests = columns
+        start, count, parts = max(0, first_arrival - self.first_arrival), len(first), []
+        before, sought = self._table.before, keys[:, 0]
+        while len(rows) and count:
+            at = links.astype(np.int64) - 1
+            if int(at.max()) >= count:  # the table of what was frozen has later ids, too
+                known = np.minimum(at, count - 1)
+                equal = np.flatnonzero((first[known] == sought[rows]) & (at < count))
+            else:
+                equal = np.flatnonzero(first[at] == sought[rows])
+            if len(equal):
+                found, places = rows[equal], at[equal]
+                same = (second[places] == keys[found, 1]) & (places >= start)
+                found, places = found[same], places[same]
+                arrivals = (places + self.first_arrival).astype(np.uint64)
+                parts.append(Hits(found, digests[places], arrivals))
+            links = before[at]
+            more = np.flatnonzero(links)
+            rows, links = rows[more], links[more]
+        return Hits.joined(parts)
