@@ -84,6 +84,7 @@ TARGETS: Final = {
                 "id_rows",
                 "id_runs",
                 "looked_up",
+                "moved_ids",
                 "recent_ids",
                 "run_copies",
                 "sorted_ids",

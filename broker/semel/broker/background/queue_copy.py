@@ -116,9 +116,11 @@ class QueuePull:
         while not self._ready():
             answer = await self._copy(reply)
             at_end = reply.copied_offset >= reply.log_end_offset
-            if at_end and finish:
-                await self._ingest()
             if at_end or time.monotonic() >= until:
+                ids_to = await self._copy_ids(until, finish=finish and at_end)
+                reply.ids_left = ids_to - self._ids_copied()
+                if at_end and finish:
+                    await self._ingest(ids_to)
                 break
             if not finish:
                 await self._pace(sum(len(batch.stored) for batch in answer.batches))
@@ -204,9 +206,50 @@ class QueuePull:
         if self._due > now:
             await asyncio.sleep(self._due - now)
 
+    # --- message ids ----------------------------------------------------------------------------
+
+    async def _copy_ids(self, until: float, *, finish: bool) -> int:
+        """Copies the message ids that there are as of now, or with `finish` False until the time is
+        over; returns up to which arrival of the source they must have come."""
+        goal: int | None = None
+        while True:
+            request = broker_pb2.CopyIdsRequest(
+                queue=queue_ref(self._key),
+                arrival=self._ids_copied(),
+            )
+            answer: broker_pb2.CopyIdsReply = await self._source.ask("CopyIds", request)
+            self._check_level(answer.feature_level)
+            if not answer.compares:
+                return self._ids_copied()
+            window = self._target.state.id_windows.topics.get(self._key.topic_id)
+            if window is None or window.settings.seed != answer.seed:
+                raise InvalidRequest(
+                    f"the topic of queue {self._key.queue_id} has begun to compare message ids"
+                    " since the move began; give the move up and begin again"
+                )
+            if answer.ids_to > request.arrival:
+                await self._step(
+                    control_pb2.MOVE_STEP_IDS,
+                    ids=answer.ids,
+                    ids_from=request.arrival,
+                    ids_to=answer.ids_to,
+                    seed=answer.seed,
+                )
+            goal = answer.next_arrival if goal is None else goal  # other queues' ids go on to come
+            if answer.ids_to >= goal:
+                return goal
+            if not finish:
+                if time.monotonic() >= until:
+                    return goal
+                await self._pace(len(answer.ids))
+
+    def _ids_copied(self) -> int:
+        """The ids of the source that arrived below this are here."""
+        return self._target.state.id_windows.copied.get(self._key, 0)
+
     # --- the slice ------------------------------------------------------------------------------
 
-    async def _ingest(self) -> None:
+    async def _ingest(self, ids_to: int) -> None:
         at, total, digest = 0, 1, b""
         while at < total:
             request = broker_pb2.ReadSliceRequest(
@@ -219,7 +262,7 @@ class QueuePull:
             await self._step(control_pb2.MOVE_STEP_PART, offset=at, part=answer.part)
             at += len(answer.part)
             total, digest = answer.total_bytes, answer.digest
-        await self._step(control_pb2.MOVE_STEP_INGEST, offset=total, digest=digest)
+        await self._step(control_pb2.MOVE_STEP_INGEST, offset=total, digest=digest, ids_to=ids_to)
 
     async def _step(self, step: control_pb2.MoveStep, **fields: Any) -> None:
         """Raises the refusal."""

@@ -64,6 +64,8 @@ RUNS_PER_LEVEL: Final = 8
 LEVEL_IDS: Final = 1 << 13
 """A run of level 0 has less than RUNS_PER_LEVEL times this number of ids, one of level 1 less than
 that many times more, and so on."""
+READ_CHUNKS: Final = 256
+"""Chunks that are read at once, about 1 MiB."""
 MERGE_IDS: Final = 1_000_000
 """A merge holds about this many ids in memory at a time."""
 _MANIFEST: Final = struct.Struct("<4sII16s")
@@ -334,6 +336,17 @@ class IdIndex:
                 return run
         return None
 
+    def ids_of(self, arrivals: range) -> U64:
+        """The ids of a range of arrivals that the index has, a matrix as in `SortedIds`, in no
+        order. It reads all runs of the range. Raises CorruptIndex and OSError."""
+        while True:
+            view = self._view
+            try:
+                return _ids_in(view, arrivals)
+            except CorruptIndex:
+                if self._view.runs == view.runs:
+                    raise
+
     def begin_copy(self, ids_max: int) -> RunWriter:
         """Begins a run for ids that a peer gives; give it to `adopt`."""
         with self._writing:
@@ -477,6 +490,21 @@ def _places_in(view: _View, arrivals: U64) -> Found:
     for at, found in parts:
         columns[:, at] = found
     return Found(*columns)
+
+
+def _ids_in(view: _View, arrivals: range) -> U64:
+    parts = [view.fresh.ids_of(arrivals)]
+    if view.frozen is not None:
+        parts.append(view.frozen.ids_of(arrivals))
+    first, end = np.uint64(arrivals.start), np.uint64(arrivals.stop)
+    for run in view.runs:
+        if run.info.first_arrival < arrivals.stop and run.info.end_arrival > arrivals.start:
+            for start in range(0, run.info.chunks, READ_CHUNKS):
+                chunks = range(start, min(start + READ_CHUNKS, run.info.chunks))
+                columns = run.block(chunks).columns
+                chosen = (columns[3] >= first) & (columns[3] < end)
+                parts.append(np.compress(chosen, columns, axis=1))
+    return np.concatenate(parts, axis=1)
 
 
 def _manifest_key(topic_id: int) -> bytes:

@@ -188,6 +188,15 @@ class RecentIds:
         first, second, digests = self._ids.columns[:, start:]
         return SortedIds.of(first, second, digests, self.first_arrival + start)
 
+    def ids_of(self, arrivals: range) -> U64:
+        """The ids of a range of arrivals, a matrix as in `SortedIds`, in the order of arrival."""
+        columns = self._ids.columns
+        first = max(arrivals.start, self.first_arrival)
+        end = max(first, min(arrivals.stop, self.first_arrival + columns.shape[1]))
+        numbers = np.arange(first, end, dtype=np.uint64)
+        chosen = columns[:, first - self.first_arrival : end - self.first_arrival]
+        return np.concatenate([chosen, numbers[np.newaxis]])
+
     def look(self, keys: U64, first_arrival: int) -> tuple[Hits, Seen]:
         """Rows that arrived at `first_arrival` or later, and what `look_again` wants."""
         columns, table = self._ids.columns, self._table

@@ -18,14 +18,13 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from semel.broker.dedup.id_index import IdIndex, level_of
+from semel.broker.dedup.id_index import READ_CHUNKS, IdIndex, level_of
 from semel.broker.dedup.id_places import PLACE_BYTES, PLACE_COLUMNS, Places
 from semel.broker.dedup.id_runs import IdRun
 from semel.broker.dedup.id_store import CorruptIndex
 from semel.broker.dedup.sorted_ids import ID_BYTES, ID_COLUMNS, SortedIds
 
-PIECE_CHUNKS: Final = 256
-"""A piece of ids has about 1 MiB."""
+PIECE_CHUNKS: Final = READ_CHUNKS
 PIECE_PARTS: Final = 128
 
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
@@ -37,12 +37,21 @@ from semel.broker.dedup.id_places import Places
 from semel.broker.dedup.id_runs import IdRun
 from semel.broker.dedup.id_store import CorruptIndex, IdStore
 from semel.broker.dedup.looked_up import LookedUp, prints_of
+from semel.broker.dedup.moved_ids import unpack
 from semel.broker.replica.proposer import AckSink, Proposer
-from semel.broker.state import ApplyResult, BatchApplied, IdsChecked, IdWindow, State
+from semel.broker.state import (
+    ApplyResult,
+    BatchApplied,
+    IdsChecked,
+    IdWindow,
+    MoveApplied,
+    State,
+)
 from semel.protos.batch import BROKER_HEADER_BYTES, BatchHeader, check_batch
 from semel.protos.columns import decode_columns
 from semel.protos.errors import SemelError, Throttled, Unavailable
 from semel.protos.frames import iter_records
+from semel.protos.v1.control_pb2 import ControlRecord, MoveQueue
 
 logger = logging.getLogger(__name__)
 
@@ -110,8 +119,8 @@ class MessageIds:
         self._on_behind = on_behind
         self._store: IdStore | None = None
         self._topics: dict[int, _Topic] = {}
-        self._followed: set[int] = set()
-        """Topics that had windows when `follow` was called last."""
+        self._followed: dict[int, bytes] = {}
+        """The seeds of the windows when `follow` was called last."""
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="ids")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="ids-writer")
         self._maintaining = asyncio.Lock()
@@ -140,7 +149,7 @@ class MessageIds:
                 del self._topics[topic_id]
                 topic.ids.abandon()
                 self._writer.submit(topic.ids.drop)
-        self._followed = set(windows)
+        self._followed = _seeds(windows)
         self.forgotten = {each: at for each, at in self.forgotten.items() if each in windows}
         for topic_id, window in windows.items():
             opened = self._topics.get(topic_id)
@@ -213,14 +222,18 @@ class MessageIds:
     def on_applied(self, frame: bytes, results: Sequence[ApplyResult]) -> None:
         """Adds the ids of an applied entry, unless they are there already."""
         windows = self._node.state.id_windows.topics
-        if windows.keys() != self._followed:
+        if _seeds(windows) != self._followed:
             self.follow()
         if self._topics:
-            checked = [at for at, result in enumerate(results) if isinstance(result, IdsChecked)]
-            if checked:
+            arrived = [at for at, result in enumerate(results) if _has_ids(result)]
+            if arrived:
                 records = [payload for _, _, payload in iter_records(frame)]
-                for at in checked:
-                    self._add(results[at], results[at + 1], records[at + 1])
+                for at in arrived:
+                    if isinstance(results[at], MoveApplied):
+                        record = ControlRecord.FromString(bytes(records[at]))
+                        self.add_moved(record.move_queue)
+                    else:
+                        self._add(results[at], results[at + 1], records[at + 1])
         if self.behind:
             self.check()
 
@@ -242,6 +255,13 @@ class MessageIds:
             checked.first_arrival, header.queue_id, batch.base_offset, prints.rows, due_us
         )
         topic.ids.add(prints.keys, prints.digests, places, checked.first_arrival)
+
+    def add_moved(self, record: MoveQueue) -> None:
+        """Adds the ids of a queue that moves here, of an entry that was applied or accepted."""
+        topic = self._topics.get(record.queue.topic_id)
+        if topic is not None:
+            keys, digests, places = unpack(record.ids, record.first_arrival)
+            topic.ids.add(keys, digests, places, record.first_arrival)
 
     def on_lost(self) -> None:
         """Mastership is lost: ids of accepted batches count only if their entries are applied."""
@@ -408,10 +428,19 @@ class MessageIds:
             self._store.close()
 
 
+def _has_ids(result: ApplyResult) -> bool:
+    """Whether ids have arrived with a record, or with the batch behind it."""
+    return isinstance(result, IdsChecked) or (isinstance(result, MoveApplied) and result.ids > 0)
+
+
 def _skip_to(ids: IdIndex, window: IdWindow) -> None:
     """What arrives next is added, whatever is missing before."""
     if ids.end_arrival < window.next_arrival:
         ids.skip_to(window.next_arrival)
+
+
+def _seeds(windows: Mapping[int, IdWindow]) -> dict[int, bytes]:
+    return {topic_id: window.settings.seed for topic_id, window in windows.items()}
 
 
 def _throttled(why: str) -> Throttled:

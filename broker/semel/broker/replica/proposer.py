@@ -55,7 +55,7 @@ from semel.protos.frames import FRAME_RECORDS_MAX, RecordKind
 from semel.protos.ids import ProducerId, QueueKey, Term
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.staging import STAGER_ID_MIN
-from semel.protos.v1.control_pb2 import ControlRecord
+from semel.protos.v1.control_pb2 import ControlRecord, MoveQueue
 from semel.protos.values import value
 
 RecordParts = tuple[RecordKind, Sequence[bytes | memoryview]]
@@ -160,11 +160,14 @@ class Proposer:
         admission: Admission,
         on_released: Callable[[DelayedReleased], None] = lambda _: None,
         look_up: Callable[[BatchHeader, bytes, AckSink], None] | None = None,
+        add_moved: Callable[[MoveQueue], None] = lambda _: None,
     ) -> None:
-        """`look_up` takes a batch whose message ids must be looked up, and submits it again."""
+        """`look_up` takes a batch whose message ids must be looked up, and submits it again;
+        `add_moved` takes the ids of an accepted IDS step of a move."""
         self._admission = admission
         self._on_released = on_released
         self._look_up = look_up
+        self._add_moved = add_moved
         self._queue: deque[_Item] = deque()
         self._entries: dict[int, list[_Item | _Preceding]] = {}
         self._duplicates: dict[BatchKey, list[tuple[_Batch, int]]] = {}
@@ -428,6 +431,8 @@ class Proposer:
         if isinstance(decision, Refused):
             _answer(item, decision.error)
             return None
+        if record.move_queue.ids:
+            self._add_moved(record.move_queue)
         if record.WhichOneof("record") == "fence":
             for queue in record.fence.queues:
                 self._unpark(queue_key_of(queue), ProducerId(record.fence.producer_id))

@@ -21,12 +21,14 @@ from weakref import WeakValueDictionary
 from semel.broker.background.queue_copy import COPY_BYTES, PART_BYTES, QueuePull, Source
 from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.route_cache import RoutesCopy
+from semel.broker.dedup.moved_ids import PASS_IDS, Pass
 from semel.broker.log import IndexUnavailable, Log
 from semel.broker.replica.replica import Replica
 from semel.broker.state import (
     Extent,
     MoveState,
     QueueState,
+    ancestors,
     make_slice,
     move_refusal,
 )
@@ -36,7 +38,7 @@ from semel.protos.batch import (
     decode_broker_header,
     decode_header,
 )
-from semel.protos.errors import CorruptBatch, InvalidRequest
+from semel.protos.errors import CorruptBatch, InvalidRequest, Throttled
 from semel.protos.ids import Offset, QueueKey
 from semel.protos.levels import MOVE_LEVEL
 from semel.protos.queue_refs import queue_key_of
@@ -58,6 +60,8 @@ class MovesService(broker_pb2_grpc.MovesServicer):
         """A queue's lock lives as long as a call holds it or waits for it."""
         self.copied_bytes = 0
         """Bytes of batches that were copied here since the start."""
+        self._pass: tuple[QueueKey, bytes, Pass] | None = None
+        """The newest message ids that were read: queue, seed, ids."""
 
     async def CopyQueue(  # noqa: N802
         self, request: broker_pb2.CopyQueueRequest, context: object
@@ -109,6 +113,36 @@ class MovesService(broker_pb2_grpc.MovesServicer):
             log_start_offset=queue.log_start_offset,
             feature_level=state.feature_level,
         )
+
+    async def CopyIds(  # noqa: N802
+        self, request: broker_pb2.CopyIdsRequest, context: object
+    ) -> broker_pb2.CopyIdsReply:
+        await self._replica.wait_master()
+        key, state = queue_key_of(request.queue), self._replica.state
+        queue = self._queue(key)
+        window, index = state.id_windows.topics.get(key.topic_id), None
+        reply = broker_pb2.CopyIdsReply(feature_level=state.feature_level)
+        if window is None:
+            return reply
+        index = self._replica.ids.index_of(key.topic_id)
+        if index is None or self._replica.ids.behind:
+            raise Throttled("the index of message ids is incomplete; ask again")
+        seed, end = window.settings.seed, window.next_arrival
+        at = max(request.arrival, window.first_arrival)
+        known = self._pass
+        if known is None or known[:2] != (key, seed) or at not in known[2].arrivals:
+            family = {key.queue_id, *(each.key.queue_id for each in ancestors(state.queues, queue))}
+            known_here = (*state.queues, *state.moves.places)  # also those that moved away
+            topic = (each.queue_id for each in known_here if each.topic_id == key.topic_id)
+            others = frozenset(topic) - family
+            arrivals = range(at, max(at, min(at + PASS_IDS, end)))
+            found = await self._replica.in_reader(lambda: Pass.of(index, arrivals, others))
+            known = self._pass = key, seed, found
+        reply.compares, reply.seed, reply.next_arrival = True, seed, end
+        reply.ids, reply.ids_to = known[2].portion(at)
+        if reply.ids_to == known[2].arrivals.stop:
+            self._pass = None  # it is large, and nobody asks for it again
+        return reply
 
     async def PullQueue(  # noqa: N802
         self, request: broker_pb2.PullQueueRequest, context: object

@@ -73,7 +73,7 @@ from semel.broker.state.apply.results import (
 )
 from semel.broker.state.apply.rows import WINDOW_BATCHES, Outcome, OutcomeKind
 from semel.broker.state.apply.slices import make_slice, read_slice
-from semel.broker.state.apply.splits import unread_error
+from semel.broker.state.apply.splits import ancestors, unread_error
 from semel.broker.state.apply.staging import Pin, Stager, Staging
 from semel.broker.state.apply.state_machine import State
 from semel.broker.state.apply.transactions import Transactions
@@ -155,6 +155,7 @@ __all__ = [
     "Transactions",
     "VoterClocks",
     "WindowEntry",
+    "ancestors",
     "batch_record_parts",
     "majority_time_us",
     "make_slice",

@@ -79,6 +79,8 @@ PULL_MS: Final = 1_000
 """Length of one fetching call; after each, the driver checks whether the move was given up."""
 SEAL_BYTES: Final = 8 << 20
 """Bytes that may be left to copy when the queue is sealed: well below a second's work."""
+SEAL_IDS: Final = 200_000
+"""Message ids that may be left."""
 SEALED_S: Final = 15.0
 """How long producers of a queue wait at most for a move that does not finish."""
 _RUNNING: Final = frozenset({MOVE_STAGE_COPYING, MOVE_STAGE_SEALING})
@@ -422,10 +424,10 @@ class MoveService:
             self._errors.pop(key, None)
             rounds += 1
             left = found.total_bytes - found.copied_bytes
-            # The limit rises, because producers may write faster than the queue is copied.
-            if found.copied_offset >= found.log_end_offset or left <= SEAL_BYTES * (
-                1 + rounds // 16
-            ):
+            # The limits rise, because producers may write faster than the queue is copied.
+            patience = 1 + rounds // 16
+            copied = found.copied_offset >= found.log_end_offset or left <= SEAL_BYTES * patience
+            if copied and found.ids_left <= SEAL_IDS * patience:
                 await unbroken(self._set(known, MOVE_STAGE_SEALING))
                 return
 

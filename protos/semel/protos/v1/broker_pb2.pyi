@@ -913,6 +913,30 @@ class ReadSliceReply(_message.Message):
     feature_level: int
     def __init__(self, part: _Optional[bytes] = ..., total_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., log_start_offset: _Optional[int] = ..., feature_level: _Optional[int] = ...) -> None: ...
 
+class CopyIdsRequest(_message.Message):
+    __slots__ = ("queue", "arrival")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    ARRIVAL_FIELD_NUMBER: _ClassVar[int]
+    queue: _common_pb2.QueueRef
+    arrival: int
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., arrival: _Optional[int] = ...) -> None: ...
+
+class CopyIdsReply(_message.Message):
+    __slots__ = ("compares", "ids_to", "next_arrival", "ids", "seed", "feature_level")
+    COMPARES_FIELD_NUMBER: _ClassVar[int]
+    IDS_TO_FIELD_NUMBER: _ClassVar[int]
+    NEXT_ARRIVAL_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    compares: bool
+    ids_to: int
+    next_arrival: int
+    ids: bytes
+    seed: bytes
+    feature_level: int
+    def __init__(self, compares: _Optional[bool] = ..., ids_to: _Optional[int] = ..., next_arrival: _Optional[int] = ..., ids: _Optional[bytes] = ..., seed: _Optional[bytes] = ..., feature_level: _Optional[int] = ...) -> None: ...
+
 class PullQueueRequest(_message.Message):
     __slots__ = ("cluster_id", "controller_epoch", "queue", "job", "sources", "max_ms", "finish")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -932,17 +956,19 @@ class PullQueueRequest(_message.Message):
     def __init__(self, cluster_id: _Optional[str] = ..., controller_epoch: _Optional[int] = ..., queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., job: _Optional[int] = ..., sources: _Optional[_Iterable[str]] = ..., max_ms: _Optional[int] = ..., finish: _Optional[bool] = ...) -> None: ...
 
 class PullQueueReply(_message.Message):
-    __slots__ = ("log_start_offset", "copied_offset", "log_end_offset", "copied_bytes", "total_bytes", "ready")
+    __slots__ = ("log_start_offset", "copied_offset", "log_end_offset", "copied_bytes", "total_bytes", "ready", "ids_left")
     LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
     COPIED_OFFSET_FIELD_NUMBER: _ClassVar[int]
     LOG_END_OFFSET_FIELD_NUMBER: _ClassVar[int]
     COPIED_BYTES_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
+    IDS_LEFT_FIELD_NUMBER: _ClassVar[int]
     log_start_offset: int
     copied_offset: int
     log_end_offset: int
     copied_bytes: int
     total_bytes: int
     ready: bool
-    def __init__(self, log_start_offset: _Optional[int] = ..., copied_offset: _Optional[int] = ..., log_end_offset: _Optional[int] = ..., copied_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., ready: _Optional[bool] = ...) -> None: ...
+    ids_left: int
+    def __init__(self, log_start_offset: _Optional[int] = ..., copied_offset: _Optional[int] = ..., log_end_offset: _Optional[int] = ..., copied_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., ready: _Optional[bool] = ..., ids_left: _Optional[int] = ...) -> None: ...

@@ -1244,6 +1244,11 @@ class MovesStub:
                 request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.ReadSliceRequest.SerializeToString,
                 response_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.ReadSliceReply.FromString,
                 _registered_method=True)
+        self.CopyIds = channel.unary_unary(
+                '/semel.protos.v1.Moves/CopyIds',
+                request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.CopyIdsRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.CopyIdsReply.FromString,
+                _registered_method=True)
         self.PullQueue = channel.unary_unary(
                 '/semel.protos.v1.Moves/PullQueue',
                 request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.PullQueueRequest.SerializeToString,
@@ -1269,6 +1274,13 @@ class MovesServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CopyIds(self, request, context):
+        """Message ids of a queue, by arrival.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PullQueue(self, request, context):
         """Has the group that gets the queue fetch from the one that has it; the controller's call.
         """
@@ -1288,6 +1300,11 @@ def add_MovesServicer_to_server(servicer, server):
                     servicer.ReadSlice,
                     request_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.ReadSliceRequest.FromString,
                     response_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.ReadSliceReply.SerializeToString,
+            ),
+            'CopyIds': grpc.unary_unary_rpc_method_handler(
+                    servicer.CopyIds,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.CopyIdsRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.CopyIdsReply.SerializeToString,
             ),
             'PullQueue': grpc.unary_unary_rpc_method_handler(
                     servicer.PullQueue,
@@ -1350,6 +1367,33 @@ class Moves:
             '/semel.protos.v1.Moves/ReadSlice',
             semel_dot_protos_dot_v1_dot_broker__pb2.ReadSliceRequest.SerializeToString,
             semel_dot_protos_dot_v1_dot_broker__pb2.ReadSliceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CopyIds(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Moves/CopyIds',
+            semel_dot_protos_dot_v1_dot_broker__pb2.CopyIdsRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_broker__pb2.CopyIdsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -21,6 +21,7 @@ class MoveStep(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MOVE_STEP_FORWARD: _ClassVar[MoveStep]
     MOVE_STEP_UNSEAL: _ClassVar[MoveStep]
     MOVE_STEP_ABORT: _ClassVar[MoveStep]
+    MOVE_STEP_IDS: _ClassVar[MoveStep]
 MOVE_STEP_UNSPECIFIED: MoveStep
 MOVE_STEP_BEGIN: MoveStep
 MOVE_STEP_FLOOR: MoveStep
@@ -31,6 +32,7 @@ MOVE_STEP_ACTIVATE: MoveStep
 MOVE_STEP_FORWARD: MoveStep
 MOVE_STEP_UNSEAL: MoveStep
 MOVE_STEP_ABORT: MoveStep
+MOVE_STEP_IDS: MoveStep
 
 class ControlRecord(_message.Message):
     __slots__ = ("create_queue", "delete_queue", "alter_topic", "fence", "trim", "expire_producers", "acquire_lock", "release_lock", "commit_offsets", "reset_offset", "delete_group", "feature_level", "split_queue", "transaction", "move_queue", "release_delayed", "check_ids", "evict_ids")
@@ -231,7 +233,7 @@ class MembershipRecord(_message.Message):
     def __init__(self, voters: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ..., learners: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ...) -> None: ...
 
 class MoveQueue(_message.Message):
-    __slots__ = ("queue", "job", "group_id", "step", "create", "offset", "part", "digest")
+    __slots__ = ("queue", "job", "group_id", "step", "create", "offset", "part", "digest", "ids", "ids_from", "ids_to", "first_arrival", "seed")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
@@ -240,6 +242,11 @@ class MoveQueue(_message.Message):
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    IDS_FROM_FIELD_NUMBER: _ClassVar[int]
+    IDS_TO_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ARRIVAL_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
     queue: _common_pb2.QueueRef
     job: int
     group_id: int
@@ -248,7 +255,12 @@ class MoveQueue(_message.Message):
     offset: int
     part: bytes
     digest: bytes
-    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., job: _Optional[int] = ..., group_id: _Optional[int] = ..., step: _Optional[_Union[MoveStep, str]] = ..., create: _Optional[_Union[CreateQueue, _Mapping]] = ..., offset: _Optional[int] = ..., part: _Optional[bytes] = ..., digest: _Optional[bytes] = ...) -> None: ...
+    ids: bytes
+    ids_from: int
+    ids_to: int
+    first_arrival: int
+    seed: bytes
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., job: _Optional[int] = ..., group_id: _Optional[int] = ..., step: _Optional[_Union[MoveStep, str]] = ..., create: _Optional[_Union[CreateQueue, _Mapping]] = ..., offset: _Optional[int] = ..., part: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., ids: _Optional[bytes] = ..., ids_from: _Optional[int] = ..., ids_to: _Optional[int] = ..., first_arrival: _Optional[int] = ..., seed: _Optional[bytes] = ...) -> None: ...
 
 class ReleaseDelayed(_message.Message):
     __slots__ = ("queue", "until_us", "batches", "base_offset", "messages", "below_ordinal")

@@ -34,7 +34,7 @@ from semel.protos.columns import decode_columns
 from semel.protos.dropped import DROPPED, Verdict, read_answer
 from semel.protos.errors import InvalidRequest, SequenceConflict, Throttled, UnsupportedVersion
 from semel.protos.frames import RecordKind, build_frame, decode_frame_header, iter_records
-from semel.protos.ids import Offset, QueueId, QueueKey, Term, TopicId
+from semel.protos.ids import Offset, QueueKey, Term
 from semel.protos.levels import ID_LEVEL
 from semel.protos.v1 import common_pb2, control_pb2
 from tests.kit.id_group import OTHER, SEED, WINDOW_BYTES, IdGroup, dedup
@@ -277,19 +277,6 @@ def test_transactions_do_not_go_to_topics_that_compare_ids() -> None:
     decision = group.admission.admit_staged(check_batch(data), time_us=group.now_us)
     assert isinstance(decision, Refused)
     assert "transactions do not" in str(decision.error)
-
-
-@pytest.mark.parametrize("step", [control_pb2.MOVE_STEP_BEGIN, control_pb2.MOVE_STEP_SEAL])
-def test_queues_of_such_topics_do_not_move(step: Any) -> None:
-    group = IdGroup()
-    create = create_of(QueueKey(TopicId(55), QueueId(0)), dedup())
-    for record in (
-        control_pb2.MoveQueue(queue=ref(KEY), job=1, group_id=2, step=step),
-        control_pb2.MoveQueue(queue=create.queue, job=1, group_id=2, step=step, create=create),
-    ):
-        decision = group.admission.queues.admit_move(record)
-        assert isinstance(decision, Refused)
-        assert isinstance(decision.error, InvalidRequest)
 
 
 # --- apply --------------------------------------------------------------------------------------

@@ -28,8 +28,18 @@ from semel.broker.state.admission.decisions import (
     retry_later,
 )
 from semel.broker.state.admission.pending import PendingState, TopicIds
-from semel.broker.state.apply.id_windows import SEED_BYTES, IdSettings, IdWindow
-from semel.broker.state.apply.results import ApplyResult, IdsChecked, IdsEvicted
+from semel.broker.state.apply.id_windows import (
+    MOVED_ID_BYTES,
+    SEED_BYTES,
+    IdSettings,
+    IdWindow,
+)
+from semel.broker.state.apply.results import (
+    ApplyResult,
+    IdsChecked,
+    IdsEvicted,
+    MoveApplied,
+)
 from semel.broker.state.apply.state_machine import State
 from semel.protos.batch import BatchHeader
 from semel.protos.delays import is_delayed
@@ -138,6 +148,33 @@ class IdAdmission:
         self._use(topic_id, pending)
         return control_pb2.EvictIds(topic_id=topic_id, first_arrival=first)
 
+    def ends_with(self, topic_id: int) -> tuple[TopicIds, ...]:
+        """What a record may end that takes a queue away, to be named while it is in flight: a
+        window ends with the last queue of its topic."""
+        return () if self.window(topic_id) is None else (TopicIds(topic_id),)
+
+    def admit_moved(self, record: control_pb2.MoveQueue) -> Refused | None:
+        """Has the ids of a queue that is on its way here arrive: append the record. Refused if they
+        belong to another window."""
+        topic_id = record.queue.topic_id
+        if (refused := self.unsettled(topic_id)) is not None:
+            return refused
+        window = self.window(topic_id)
+        count, rest = divmod(len(record.ids), MOVED_ID_BYTES)
+        if window is None or window.settings.seed != record.seed or rest:
+            return Refused(
+                InvalidRequest(
+                    f"{len(record.ids)} bytes of message ids do not belong to the window of topic"
+                    f" {topic_id} on this broker group"
+                )
+            )
+        pending = self._pending(topic_id, window)
+        record.first_arrival = pending.next_arrival
+        if count:
+            pending.next_arrival += count
+            self._use(topic_id, pending)
+        return None
+
     def unsettled(self, topic_id: int) -> Refused | None:
         """Refuses a batch while a record in flight begins or ends the comparing of ids."""
         if self._records.changes_ids(topic_id):
@@ -145,15 +182,19 @@ class IdAdmission:
         return None
 
     def admit_settings(
-        self, topic_id: int, settings: common_pb2.TopicSettings
+        self, topic_id: int, settings: common_pb2.TopicSettings, *, replace: bool = False
     ) -> Refused | tuple[TopicIds, ...]:
-        """What a record with these settings begins or ends, to be named while it is in flight.
+        """What a record with these settings begins or ends, to be named while it is in flight; with
+        `replace` a new window may take the place of another one.
 
         Refused if the settings cannot be, or while another record in flight does the contrary.
         """
         wanted, window = IdSettings.from_message(settings), self.window(topic_id)
-        if wanted is not None and (refused := self._refusal(wanted, window)) is not None:
-            return refused
+        if wanted is not None:
+            if replace and window is not None and window.settings.seed != wanted.seed:
+                window = None
+            if (refused := self._refusal(wanted, window)) is not None:
+                return refused
         if (wanted is None) != (window is None):
             return (TopicIds(topic_id),)
         return self.unsettled(topic_id) or ()
@@ -183,13 +224,17 @@ class IdAdmission:
     def on_applied(self, results: Many[ApplyResult]) -> None:
         """Ends the uses of the records of a frame."""
         for result in results:
-            if not isinstance(result, IdsChecked | IdsEvicted):
+            if isinstance(result, MoveApplied) and result.ids:
+                topic_id: int = result.queue_key.topic_id
+            elif isinstance(result, IdsChecked | IdsEvicted):
+                topic_id = result.topic_id
+            else:
                 continue
-            pending = self._windows[result.topic_id]
+            pending = self._windows[topic_id]
             pending.uses -= 1
             if not pending.uses:
-                del self._windows[result.topic_id]
-                window = self.window(result.topic_id)
+                del self._windows[topic_id]
+                window = self.window(topic_id)
                 assert window is None or (window.first_arrival, window.next_arrival) == (
                     pending.first_arrival,
                     pending.next_arrival,

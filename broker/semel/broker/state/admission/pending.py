@@ -40,7 +40,13 @@ from semel.broker.state.apply.results import (
 from semel.broker.state.apply.rows import Row
 from semel.broker.state.apply.state_machine import State
 from semel.protos.ids import NO_SEQUENCE, ProducerId, QueueKey
-from semel.protos.v1.control_pb2 import MOVE_STEP_ABORT, MOVE_STEP_BEGIN, MOVE_STEP_SEAL
+from semel.protos.v1.control_pb2 import (
+    MOVE_STEP_ABORT,
+    MOVE_STEP_ACTIVATE,
+    MOVE_STEP_BEGIN,
+    MOVE_STEP_FORWARD,
+    MOVE_STEP_SEAL,
+)
 
 
 class TransactionRow(NamedTuple):
@@ -153,7 +159,9 @@ class RecordUse(Enum):
     BEGIN = "move_queue, begin"
     SEAL = "move_queue, seal"
     ABORT_MOVE = "move_queue, abort"
-    """The other steps of a move concern only the place that one of these three has made."""
+    ACTIVATE = "move_queue, activate"
+    FORWARD = "move_queue, forward"
+    """The other steps of a move concern only the place that one of these has made."""
     OPEN = "open_stager"
     BEGIN_EPOCH = "begin"
     DECIDE = "decide"
@@ -188,6 +196,8 @@ _MOVED: Final[dict[int, RecordUse]] = {
     MOVE_STEP_BEGIN: RecordUse.BEGIN,
     MOVE_STEP_SEAL: RecordUse.SEAL,
     MOVE_STEP_ABORT: RecordUse.ABORT_MOVE,
+    MOVE_STEP_ACTIVATE: RecordUse.ACTIVATE,
+    MOVE_STEP_FORWARD: RecordUse.FORWARD,
 }
 _PINNED: Final = {use.value: use for use in (RecordUse.PIN, RecordUse.DROP_PIN, RecordUse.PUBLISH)}
 _COORDINATED: Final = {

@@ -96,7 +96,7 @@ class QueueAdmission:
         key = queue_key_of(record.queue)
         queue = self._pending.queue_or_deleting(key) or PendingQueue(key, 0, 0, Expired())
         queue.deleted = True
-        self._pending.use(RecordUse.DELETE, (queue,), ())
+        self._pending.use(RecordUse.DELETE, (queue,), (), self._ids.ends_with(key.topic_id))
         return Accepted()
 
     def admit_split(self, record: control_pb2.SplitQueue) -> ControlDecision:
@@ -139,12 +139,8 @@ class QueueAdmission:
         key = queue_key_of(record.queue)
         if self._state.feature_level < MOVE_LEVEL:
             return Refused(lacking(MOVE_LEVEL, self._state.feature_level, "the broker group"))
-        if record.step in (control_pb2.MOVE_STEP_BEGIN, control_pb2.MOVE_STEP_SEAL) and (
-            self._ids.window(key.topic_id) is not None or record.create.settings.HasField("dedup")
-        ):
-            return Refused(
-                InvalidRequest("queues of a topic that compares message ids do not move")
-            )
+        if record.step == control_pb2.MOVE_STEP_IDS:
+            return self._ids.admit_moved(record) or Accepted()
         if record.step == control_pb2.MOVE_STEP_SEAL:
             queue = self._pending.queue(key)
             if queue is None:
@@ -159,10 +155,25 @@ class QueueAdmission:
                 return Refused(error)
             queue.sealing = True
             self._pending.use(RecordUse.SEAL, (queue,), ())
-        elif record.step == control_pb2.MOVE_STEP_BEGIN:
-            self._pending.use(RecordUse.BEGIN, (), (), (key,))
+        elif record.step in (control_pb2.MOVE_STEP_BEGIN, control_pb2.MOVE_STEP_ACTIVATE):
+            begin = record.step == control_pb2.MOVE_STEP_BEGIN
+            ids: tuple[TopicIds, ...] = ()
+            if begin or record.HasField("create"):
+                named = self._ids.admit_settings(
+                    key.topic_id, record.create.settings, replace=not begin
+                )
+                if isinstance(named, Refused):
+                    return named
+                ids = named
+            if begin:
+                self._pending.use(RecordUse.BEGIN, (), (), (key, *ids))
+            else:
+                self._pending.use(RecordUse.ACTIVATE, (), (), ids)
+        elif record.step == control_pb2.MOVE_STEP_FORWARD:
+            self._pending.use(RecordUse.FORWARD, (), (), self._ids.ends_with(key.topic_id))
         elif record.step == control_pb2.MOVE_STEP_ABORT:
-            self._pending.use(RecordUse.ABORT_MOVE, (), (), (key,))
+            ends = self._ids.ends_with(key.topic_id)
+            self._pending.use(RecordUse.ABORT_MOVE, (), (), (key, *ends))
         return Accepted()
 
     def admit_trim(self, record: control_pb2.Trim) -> ControlDecision:

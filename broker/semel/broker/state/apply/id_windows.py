@@ -33,10 +33,12 @@ from semel.broker.state.apply.results import (
     StateDiverged,
 )
 from semel.protos.errors import CorruptSegment
-from semel.protos.ids import QueueKey
+from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.slots import SLOT_COUNT
 from semel.protos.v1 import common_pb2, control_pb2
 
+MOVED_ID_BYTES: Final = 40
+"""Bytes of one id in an IDS step of a move."""
 ID_BYTES: Final = 40
 """What one id counts in a window. The index needs less: 35 bytes on disk."""
 SEED_BYTES: Final = 16
@@ -45,6 +47,7 @@ _MARKS_MAX: Final = 4 * MARKS_PER_WINDOW
 _EVICTIONS_PER_WINDOW: Final = 1_024
 _COUNT: Final = struct.Struct("<I")
 _TOPIC: Final = struct.Struct("<Q")
+_COPIED: Final = struct.Struct("<QIQ")
 WINDOW: Final = struct.Struct("<QqqI16sQQQQI")
 MARK: Final = struct.Struct("<Qq")
 
@@ -211,10 +214,12 @@ class IdWindow:
 class IdWindows:
     """The windows of all topics that compare ids."""
 
-    __slots__ = ("checked", "ended", "topics")
+    __slots__ = ("checked", "copied", "ended", "topics")
 
     def __init__(self) -> None:
         self.topics: dict[int, IdWindow] = {}
+        self.copied: dict[QueueKey, int] = {}
+        """Queues on their way here: the ids of the source that arrived below this are here."""
         self.ended: set[int] = set()
         """Topics that compared ids before and do not now: whole batches of theirs may have been
         dropped, so their producers' sequences have gaps."""
@@ -236,6 +241,14 @@ class IdWindows:
             raise StateDiverged(f"the seed of topic {topic_id} has changed")
         else:
             window.settings = settings
+
+    def replace(self, topic_id: int, settings: IdSettings | None) -> None:
+        """The same for a topic whose queues have all lived elsewhere meanwhile: its window may have
+        ended there, and another one begun."""
+        window = self.topics.get(topic_id)
+        if window is not None and settings is not None and settings.seed != window.settings.seed:
+            del self.topics[topic_id]
+        self.configure(topic_id, settings)
 
     def forget(self, topic_id: int) -> None:
         """The topic has no queue here any more."""
@@ -283,6 +296,18 @@ class IdWindows:
         dropped = DROPPED_FLAG if count < record.count else 0
         return record.count | dropped, record.content_crc
 
+    def take_moved(self, record: control_pb2.MoveQueue, now_us: int) -> int:
+        """Takes ids of a queue in that is on its way here, even if the move was given up meanwhile,
+        and returns how many. Raises StateDiverged."""
+        window = self.topics.get(record.queue.topic_id)
+        if window is None or window.settings.seed != record.seed:
+            raise StateDiverged(f"ids of topic {record.queue.topic_id} come from another window")
+        count, rest = divmod(len(record.ids), MOVED_ID_BYTES)
+        if rest:
+            raise StateDiverged(f"moved ids have {len(record.ids)} bytes")
+        window.take(record.first_arrival, count, 0, 0, now_us)
+        return count
+
     def evict(self, record: control_pb2.EvictIds) -> IdsEvicted:
         """Moves the beginning of a window. Raises StateDiverged."""
         window = self.topics.get(record.topic_id)
@@ -291,12 +316,15 @@ class IdWindows:
         return IdsEvicted(record.topic_id, record.first_arrival)
 
     def parts(self) -> list[bytes]:
-        """Canonical bytes: windows by rising topic, then the topics whose windows have ended."""
+        """Canonical bytes: windows by rising topic, then the topics whose windows have ended, then
+        how far the ids of incoming queues are copied."""
         parts = [_COUNT.pack(len(self.topics))]
         for topic_id in sorted(self.topics):
             parts += self.topics[topic_id].parts(topic_id)
         parts.append(_COUNT.pack(len(self.ended)))
         parts += [_TOPIC.pack(topic_id) for topic_id in sorted(self.ended)]
+        parts.append(_COUNT.pack(len(self.copied)))
+        parts += [_COPIED.pack(*key, self.copied[key]) for key in sorted(self.copied)]
         return parts
 
     @classmethod
@@ -315,6 +343,9 @@ class IdWindows:
             _check(topic_id, window)
         for _ in range(reader.unpack(_COUNT)[0]):
             windows.ended.add(reader.unpack(_TOPIC)[0])
+        for _ in range(reader.unpack(_COUNT)[0]):
+            topic_id, queue_id, arrival = reader.unpack(_COPIED)
+            windows.copied[QueueKey(TopicId(topic_id), QueueId(queue_id))] = arrival
         return windows
 
 

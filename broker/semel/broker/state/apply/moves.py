@@ -4,7 +4,7 @@ How it works. A move is a job with a number. The controllers decide on it and dr
 has the queue, the *target* gets it. Each broker group keeps one *place* for each queue that ever
 took part in a move:
 
-    target   BEGIN → INCOMING   hidden: takes COPY records and pieces of the slice
+    target   BEGIN → INCOMING   hidden: takes COPY records, message ids and pieces of the slice
              INGEST → READY     copies and slice are complete and fit each other
              ACTIVATE → HERE    an ordinary queue, with rows, windows, offsets and tokens
              ABORT → AWAY       the copies and the slice are dropped
@@ -40,6 +40,7 @@ from typing import Final, NamedTuple, Protocol
 from semel.broker.state.apply.codec import Reader
 from semel.broker.state.apply.delays import Delays
 from semel.broker.state.apply.extents import Extents
+from semel.broker.state.apply.id_windows import IdSettings, IdWindows
 from semel.broker.state.apply.locks import ConsumerGroups, unknown_queue
 from semel.broker.state.apply.producers import SequenceTable
 from semel.broker.state.apply.queues import SLOTS, QueueSettings, QueueState
@@ -56,6 +57,7 @@ from semel.protos.errors import (
     Throttled,
 )
 from semel.protos.ids import QueueId, QueueKey, TopicId
+from semel.protos.levels import ID_LEVEL
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import control_pb2
 
@@ -109,6 +111,8 @@ class Home(Protocol):
     groups: ConsumerGroups
     transactions: Transactions
     delays: Delays
+    id_windows: IdWindows
+    feature_level: int
 
 
 class Moves:
@@ -172,6 +176,8 @@ class Moves:
             error = InvalidRequest(f"queue {key.queue_id}: a move has no step {record.step}")
         else:
             error = step(self, record, key, home)
+        if error is None and record.step in _LEAVING:
+            self.forget_window(key.topic_id, home)
         incoming = self.incoming.get(key)
         return MoveApplied(
             step=record.step,
@@ -179,6 +185,11 @@ class Moves:
             error=error,
             copied_offset=-1 if incoming is None else incoming.queue.log_end_offset,
         )
+
+    def forget_window(self, topic_id: int, home: Home) -> None:
+        """Forgets the ids of a topic that has no queue here any more, and none on its way."""
+        if not any(key.topic_id == topic_id for key in (*home.queues, *self.incoming)):
+            home.id_windows.forget(topic_id)
 
     def _over(self, record: control_pb2.MoveQueue, key: QueueKey) -> InvalidRequest | None:
         """Why a job cannot begin here; None if it is newer than every job so far."""
@@ -283,6 +294,9 @@ class Moves:
             self.incoming[key] = Incoming(
                 QueueState(key, create.topic, create.slot_start, create.slot_end, settings)
             )
+            if home.feature_level >= ID_LEVEL:
+                ids = IdSettings.from_message(create.settings)
+                home.id_windows.configure(key.topic_id, ids)
             self._set(record, key, MoveState.INCOMING)
         return error
 
@@ -345,6 +359,19 @@ class Moves:
             )
         return None
 
+    def _ids(self, record: control_pb2.MoveQueue, key: QueueKey, home: Home) -> SemelError | None:
+        """Notes how far the ids are copied; the window has taken them in either way."""
+        if not self._is(record, key, MoveState.INCOMING):
+            return self._wrong(record, key)
+        copied = home.id_windows.copied.get(key, 0)
+        if record.ids_from > copied:
+            return InvalidRequest(
+                f"message ids of queue {key.queue_id} from {record.ids_from} on do not follow those"
+                f" below {copied}"
+            )
+        home.id_windows.copied[key] = max(copied, record.ids_to)
+        return None
+
     def _ingest(
         self, record: control_pb2.MoveQueue, key: QueueKey, home: Home
     ) -> SemelError | None:
@@ -352,6 +379,10 @@ class Moves:
             return None
         if not self._is(record, key, MoveState.INCOMING):
             return self._wrong(record, key)
+        if (copied := home.id_windows.copied.get(key, 0)) < record.ids_to:
+            return InvalidRequest(
+                f"message ids of queue {key.queue_id} have come up to {copied}, not {record.ids_to}"
+            )
         incoming = self.incoming[key]
         digest = hashlib.sha256(incoming.slice).digest()
         if (len(incoming.slice), digest) != (record.offset, record.digest):
@@ -380,9 +411,13 @@ class Moves:
         queue.bytes = incoming.queue.bytes
         if record.HasField("create"):
             queue.settings = QueueSettings.from_message(record.create.settings)
+            if home.feature_level >= ID_LEVEL:
+                ids = IdSettings.from_message(record.create.settings)
+                home.id_windows.replace(key.topic_id, ids)
         home.queues[key] = queue
         home.producers.adopt(key, found.producers)
         home.groups.adopt(key, found.groups)
+        home.id_windows.copied.pop(key, None)
         self._set(record, key, MoveState.HERE)
         return None
 
@@ -394,6 +429,7 @@ class Moves:
             return None
         # The BEGIN of this job may not have come yet. If it comes later, it is refused.
         self.incoming.pop(key, None)
+        home.id_windows.copied.pop(key, None)
         self._set(record, key, MoveState.AWAY)
         return None
 
@@ -455,6 +491,7 @@ class Moves:
         return (self.incoming[key].queue for key in sorted(self.incoming))
 
 
+_LEAVING: Final = (control_pb2.MOVE_STEP_FORWARD, control_pb2.MOVE_STEP_ABORT)
 _Step = Callable[[Moves, control_pb2.MoveQueue, QueueKey, Home], SemelError | None]
 _STEPS: Final[dict[int, _Step]] = {
     control_pb2.MOVE_STEP_BEGIN: Moves._begin,
@@ -466,6 +503,7 @@ _STEPS: Final[dict[int, _Step]] = {
     control_pb2.MOVE_STEP_FORWARD: Moves._forward,
     control_pb2.MOVE_STEP_UNSEAL: Moves._unseal,
     control_pb2.MOVE_STEP_ABORT: Moves._abort,
+    control_pb2.MOVE_STEP_IDS: Moves._ids,
 }
 
 

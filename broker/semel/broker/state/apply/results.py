@@ -311,6 +311,10 @@ class MoveApplied:
     error: SemelError | None
     copied_offset: int
     """End offset of the incoming queue; -1 if there is none."""
+    first_arrival: int = 0
+    """The arrival of the first id of an IDS step."""
+    ids: int = 0
+    """How many ids arrived with an IDS step, granted or refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Final
 
 import google_crc32c
@@ -317,9 +318,9 @@ class State:
             self.groups.remove_queue(key)
             self.transactions.staging.remove_queue(key)
             self.delays.remove_queue(key)
-            if not any(each.topic_id == key.topic_id for each in self.queues):
-                self.id_windows.forget(key.topic_id)
         self.moves.forget(key)
+        self.id_windows.copied.pop(key, None)
+        self.moves.forget_window(key.topic_id, self)
         return Done(what="delete_queue", queue_key=key)
 
     def _alter_topic(self, record: control_pb2.AlterTopic) -> Done:
@@ -371,7 +372,14 @@ class State:
 
     def _move_queue(self, record: control_pb2.MoveQueue) -> ApplyResult:
         self._check_level(MOVE_LEVEL)
-        return self.moves.apply(record, self)
+        moved_ids = 0
+        if record.step == control_pb2.MOVE_STEP_IDS:
+            self._check_level(ID_LEVEL)
+            moved_ids = self.id_windows.take_moved(record, self.log_time_us)
+        applied = self.moves.apply(record, self)
+        if moved_ids:
+            return replace(applied, first_arrival=record.first_arrival, ids=moved_ids)
+        return applied
 
     def _trim(self, record: control_pb2.Trim) -> Done:
         key = queue_key_of(record.queue)
@@ -546,8 +554,9 @@ class State:
         yield from self.moves.stored()
 
     def live_slots(self, topic_id: int) -> int:
-        """How many slots of a topic the queues of this broker group have."""
-        queues = self.queues.values()
+        """How many slots of a topic the queues of this broker group have, with those on their
+        way here."""
+        queues = (*self.queues.values(), *self.moves.stored())
         mine = (queue for queue in queues if queue.key.topic_id == topic_id and not queue.sealed)
         return sum(queue.slot_end - queue.slot_start for queue in mine)
 

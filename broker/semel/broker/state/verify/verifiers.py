@@ -34,6 +34,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from semel.broker.state.apply.expired import Expired
+from semel.broker.state.apply.id_windows import MOVED_ID_BYTES
 from semel.broker.state.apply.results import ProducerState
 from semel.broker.state.apply.state_machine import State
 from semel.broker.state.verify.chains import Chains
@@ -349,7 +350,7 @@ class TableVerifier:
                 self._problem(f"{where}: nothing was decided about the ids of a batch")
             return batch.count, batch.content_crc
         dropped = record.duplicates + record.conflicts
-        following = self._arrivals.get(batch.topic_id, 0)
+        following = self._arrivals.get(batch.topic_id, record.first_arrival)
         if (
             record.producer_id != batch.producer_id
             or record.base_sequence != batch.base_sequence
@@ -400,8 +401,7 @@ class TableVerifier:
             self._moved.forget(queue_key_of(record.delete_queue.queue))
             self._sealed.discard(queue_key_of(record.delete_queue.queue))
             self._ends.pop(queue_key_of(record.delete_queue.queue), None)
-            if not any(key.topic_id == record.delete_queue.queue.topic_id for key in self._ends):
-                self._arrivals.pop(record.delete_queue.queue.topic_id, None)
+            self._forget_window(record.delete_queue.queue.topic_id)
             self._tables.pop(queue_key_of(record.delete_queue.queue), None)
 
     def _compare(self, topic_id: int, settings: common_pb2.TopicSettings) -> None:
@@ -410,6 +410,12 @@ class TableVerifier:
             self._arrivals.pop(topic_id, None)
         elif self._level >= ID_LEVEL:
             self._arrivals.setdefault(topic_id, 0)
+
+    def _forget_window(self, topic_id: int) -> None:
+        """A window ends with the last queue of its topic, unless another one is on its way here;
+        then the arrivals go on, and the next record says where."""
+        if not any(key.topic_id == topic_id for key in self._ends):
+            self._arrivals.pop(topic_id, None)
 
     def _publish(self, record: transaction_records_pb2.PublishTransaction) -> None:
         """Staged batches get offsets; `BatchVerifier` reads the batches themselves."""
@@ -461,6 +467,15 @@ class TableVerifier:
 
     def _move(self, record: control_pb2.MoveQueue) -> None:
         key = queue_key_of(record.queue)
+        if record.ids:
+            following = self._arrivals.get(key.topic_id, record.first_arrival)
+            if record.first_arrival != following:
+                self._problem(
+                    f"entry {self.index + 1}: moved ids arrive as {record.first_arrival}, the next"
+                    f" one was {following}"
+                )
+            ids = len(record.ids) // MOVED_ID_BYTES
+            self._arrivals[key.topic_id] = record.first_arrival + ids
         end = self._ends.get(key)
         found = self._moved.step(record, key, end, split=key in self._sealed)
         if isinstance(found, Left):
@@ -468,6 +483,7 @@ class TableVerifier:
                 self._problem(f"entry {self.index + 1}: queue {key.queue_id} grew while sealed")
             self._ends.pop(key, None)
             self._tables.pop(key, None)
+            self._forget_window(key.topic_id)
         elif found is not None:
             self._ends[key] = found.log_end_offset
             self._tables[key] = {row.producer_id: _row_of(row) for row in found.rows}

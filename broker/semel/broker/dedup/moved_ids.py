@@ -1,0 +1,90 @@
+"""The ids of one queue, taken out of the index of one broker group for that of another.
+
+How it works. An index has the ids of all queues of its topic. The places say which of them are
+another queue's, and those stay; ids of queues that do not exist any more go along, because the
+moving queue may descend from them. Ids are taken a *pass* at a time: those of a range of arrivals,
+for which all runs of that range are read, in the order of their arrivals. A pass is handed out in
+portions, each for one entry of the other group's log.
+
+Both groups have the topic's seed, so fingerprints mean the same in both; arrivals do not.
+
+Format. docs/formats/message-ids.md, "MovedIds".
+
+Not here: who asks (`background/queue_copy.py`), who answers (`server/moves_service.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from semel.broker.dedup.fingerprints import U64
+from semel.broker.dedup.id_index import IdIndex
+from semel.broker.dedup.id_places import DELAYED, PLACE_COLUMNS, Places
+from semel.broker.dedup.id_store import CorruptIndex
+
+PASS_IDS: Final = 4_000_000
+PORTION_IDS: Final = 25_000
+"""About 1 MB."""
+_COLUMNS: Final = 5
+"""Both halves of the key, digest, queue (with DELAYED added), offset or due time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """The ids of a range of arrivals."""
+
+    arrivals: range
+    """All arrivals of the range, of which other queues had some."""
+    own: U64
+    """The arrivals of those that are here, rising."""
+    columns: U64
+    """Their columns."""
+
+    @classmethod
+    def of(cls, index: IdIndex, arrivals: range, others: Collection[int]) -> Pass:
+        """Reads the ids but for those of the queues `others`. BLOCKING.
+
+        Raises CorruptIndex and OSError.
+        """
+        found = index.ids_of(arrivals)
+        order = np.argsort(found[3])
+        places = index.places_of(found[3][order])
+        order = order[~np.isin(places.queues, list(others))]
+        own = found[3][order]
+        places = index.places_of(own)
+        delayed = places.offsets < 0
+        columns = np.empty((_COLUMNS, len(own)), np.uint64)
+        columns[:3] = found[:3, order]
+        columns[3] = places.queues + np.where(delayed, DELAYED, 0)
+        columns[4] = np.where(delayed, places.dues, places.offsets)
+        return cls(arrivals, own, columns)
+
+    def portion(self, arrival: int) -> tuple[bytes, int]:
+        """Packed ids from `arrival` on, and the arrival after the last one that they cover."""
+        start = int(np.searchsorted(self.own, np.uint64(arrival)))
+        end = min(start + PORTION_IDS, len(self.own))
+        covered = self.arrivals.stop if end == len(self.own) else int(self.own[end])
+        return self.columns[:, start:end].astype("<u8").tobytes(), covered
+
+
+def unpack(data: bytes, first_arrival: int) -> tuple[U64, U64, Places]:
+    """Keys, digests and places of packed ids that arrive from `first_arrival` on.
+
+    Raises CorruptIndex.
+    """
+    if len(data) % (8 * _COLUMNS):
+        raise CorruptIndex(f"moved ids have {len(data)} bytes")
+    columns = np.frombuffer(data, "<u8").reshape(_COLUMNS, -1).astype(np.uint64)
+    queues, values = columns[3], columns[4]
+    starts = np.ones(len(queues), np.bool_)
+    step = np.where(queues[1:] < np.uint64(DELAYED), np.uint64(1), np.uint64(0))
+    starts[1:] = (queues[1:] != queues[:-1]) | (values[1:] != values[:-1] + step)
+    at = np.flatnonzero(starts)
+    places = np.empty((PLACE_COLUMNS, len(at)), np.uint64)
+    places[0] = at.astype(np.uint64) + np.uint64(first_arrival)
+    places[1], places[2] = queues[at], values[at]
+    return np.ascontiguousarray(columns[:2].T), columns[2], Places(places)
