@@ -54,6 +54,40 @@ async def test_an_id_is_stored_once_whoever_sends_it_and_whoever_is_master(tmp_p
             assert not node.replica.ids.behind
 
 
+async def test_a_lost_answer_comes_again_from_another_master_and_after_restarts(
+    tmp_path: Path,
+) -> None:
+    group = BrokerGroup(tmp_path)
+    async with group:
+        one, two = await begin(group)
+        await one.send(ids(0, 20))
+        before, retried = two.last, ids(15, 25)
+        first, dropped = await two.send(retried)
+        assert [each[1] for each in dropped] == [15, 16, 17, 18, 19]
+
+        async def again() -> None:
+            batch = make_batch(before, [b"v"] * 10, producer=two.producer, ids=retried)
+            async with RawClient((await group.master()).address) as client:
+                (ack,) = await client.produce(batch)
+            assert not ack.HasField("error"), ack.error
+            assert (ack.base_offset, ack.dropped) == (first.base_offset, first.dropped)
+
+        await again()
+        old = await group.master()
+        await group.settled()
+        await group.stop(old.config.node_id)
+        await again()
+        await group.start(old.config.node_id)
+        await group.settled()
+        for number in list(group.running):
+            node = group.running[number]
+            await node.checkpoints.write()
+            await group.stop(number)
+            await group.start(number)
+            await group.settled()
+        await again()
+
+
 @pytest.mark.parametrize("checkpoint", [False, True])
 async def test_a_node_that_starts_again_knows_all_ids(tmp_path: Path, checkpoint: bool) -> None:
     group = BrokerGroup(tmp_path, nodes=1)

@@ -77,6 +77,7 @@ TARGETS: Final = {
         files=tuple(
             f"{_BROKER}/dedup/{name}.py"
             for name in (
+                "dropped_answers",
                 "fingerprints",
                 "id_filter",
                 "id_index",
@@ -105,6 +106,7 @@ TARGETS: Final = {
                 "admission/record_limits",
                 "apply/results",
                 "admission/parking",
+                "apply/dropped_batches",
                 "apply/expired",
                 "apply/id_windows",
                 "apply/queues",

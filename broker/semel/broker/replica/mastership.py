@@ -101,6 +101,7 @@ class Mastership:
             on_released=self._on_released,
             look_up=self._ids.submit,
             add_moved=self._ids.add_moved,
+            answer_again=self._ids.answer_again,
         )
         on_proposer(self.proposer)
         for topic_id, arrival in self._ids.forgotten.items():

@@ -31,6 +31,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
+from semel.broker.dedup.dropped_answers import answer_of, arrivals_of
 from semel.broker.dedup.fingerprints import Fingerprints
 from semel.broker.dedup.id_index import MEMORY_IDS, IdIndex
 from semel.broker.dedup.id_places import Places
@@ -42,6 +43,7 @@ from semel.broker.replica.proposer import AckSink, Proposer
 from semel.broker.state import (
     ApplyResult,
     BatchApplied,
+    BatchName,
     IdsChecked,
     IdWindow,
     MoveApplied,
@@ -49,7 +51,7 @@ from semel.broker.state import (
 )
 from semel.protos.batch import BROKER_HEADER_BYTES, BatchHeader, check_batch
 from semel.protos.columns import decode_columns
-from semel.protos.errors import SemelError, Throttled, Unavailable
+from semel.protos.errors import DedupStateExpired, SemelError, Throttled, Unavailable
 from semel.protos.frames import iter_records
 from semel.protos.v1.control_pb2 import ControlRecord, MoveQueue
 
@@ -331,6 +333,49 @@ class MessageIds:
         proposer.submit_batch(header, data, sink, reading.result())
         self._node.schedule_turn()
 
+    # --- retries ----------------------------------------------------------------------------
+
+    def answer_again(self, header: BatchHeader, base_offset: int, sink: AckSink) -> None:
+        """Gives the answer once more to a batch that is stored at `base_offset`, and of which
+        messages were dropped."""
+        topic = self._topics.get(header.topic_id)
+        window = self._node.state.id_windows.topics.get(header.topic_id)
+        name = BatchName(header.queue_id, header.producer_id, header.base_sequence)
+        dropped = None if window is None else window.dropped.find(name)
+        if window is None or dropped is None or arrivals_of(dropped).min() < window.first_arrival:
+            sink.refuse(header, _answer_is_lost(header))
+        elif topic is None or self.behind:
+            sink.refuse(header, _throttled("it is incomplete"))
+        else:
+            reading = asyncio.get_running_loop().run_in_executor(
+                self._readers, answer_of, topic.ids, dropped
+            )
+            reading.add_done_callback(
+                partial(self._on_answer, topic, header, base_offset, sink),
+            )
+
+    def _on_answer(
+        self,
+        topic: _Topic,
+        header: BatchHeader,
+        base_offset: int,
+        sink: AckSink,
+        reading: asyncio.Future[bytes | None],
+    ) -> None:
+        if reading.cancelled():
+            return
+        error = reading.exception()
+        if isinstance(error, CorruptIndex) and topic is self._topics.get(header.topic_id):
+            self.on_damage(error)
+        if error is not None:
+            logger.error("places of messages not read error=%s", error)
+            sink.refuse(header, _throttled(f"it cannot be read: {error}"))
+        elif (answer := reading.result()) is None:
+            sink.refuse(header, _answer_is_lost(header))
+        else:
+            # The batch is applied, so the answer holds whoever is master by now.
+            sink.ack(header, "duplicate", base_offset, 0, answer)
+
     # --- the disk ---------------------------------------------------------------------------
 
     def _is_full(self, topic: _Topic) -> bool:
@@ -447,4 +492,13 @@ def _throttled(why: str) -> Throttled:
     return Throttled(
         f"the index of message ids of this node does not serve, {why}; send again",
         retry_after_ms=_RETRY_AFTER_MS,
+    )
+
+
+def _answer_is_lost(header: BatchHeader) -> SemelError:
+    """The refusal of a retry whose batch is stored without some of its messages."""
+    return DedupStateExpired(
+        f"batch {header.base_sequence} to {header.last_sequence} of producer {header.producer_id}"
+        f" is stored in queue {header.queue_id} without the messages whose ids were known; which"
+        " ones these were is not known any more"
     )

@@ -50,7 +50,7 @@ from semel.broker.state import (
     record_refusal,
 )
 from semel.protos.batch import BatchHeader
-from semel.protos.errors import DedupStateExpired, InvalidRequest, SemelError
+from semel.protos.errors import InvalidRequest, SemelError
 from semel.protos.frames import FRAME_RECORDS_MAX, RecordKind
 from semel.protos.ids import ProducerId, QueueKey, Term
 from semel.protos.queue_refs import queue_key_of
@@ -161,13 +161,16 @@ class Proposer:
         on_released: Callable[[DelayedReleased], None] = lambda _: None,
         look_up: Callable[[BatchHeader, bytes, AckSink], None] | None = None,
         add_moved: Callable[[MoveQueue], None] = lambda _: None,
+        answer_again: Callable[[BatchHeader, int, AckSink], None] | None = None,
     ) -> None:
         """`look_up` takes a batch whose message ids must be looked up, and submits it again;
-        `add_moved` takes the ids of an accepted IDS step of a move."""
+        `add_moved` takes the ids of an accepted IDS step of a move. `answer_again` answers a retry
+        of a batch of which messages were dropped; it gets the batch's offset."""
         self._admission = admission
         self._on_released = on_released
         self._look_up = look_up
         self._add_moved = add_moved
+        self._answer_again = answer_again
         self._queue: deque[_Item] = deque()
         self._entries: dict[int, list[_Item | _Preceding]] = {}
         self._duplicates: dict[BatchKey, list[tuple[_Batch, int]]] = {}
@@ -277,7 +280,7 @@ class Proposer:
         self.pending_bytes = self.pending_control_bytes = 0
         for item in waiting:
             if isinstance(item, _Batch) and (stored := self._admission.find_stored(item.header)):
-                item.sink.ack(item.header, "duplicate", stored.base_offset, 0)
+                self._answer_duplicate(item, stored)
             else:
                 _answer(item, error)
 
@@ -365,10 +368,7 @@ class Proposer:
             self._unpark(header.queue_key, header.producer_id)
             return RecordKind.BATCH, parts
         if isinstance(decision, Duplicate):
-            if decision.dropped:
-                item.sink.refuse(header, _answer_is_lost(header))
-            else:
-                item.sink.ack(header, "duplicate", decision.base_offset, 0)
+            self._answer_duplicate(item, decision)
         elif isinstance(decision, DuplicateInFlight):
             self._duplicates.setdefault(decision.after, []).append((item, decision.base_offset))
         elif isinstance(decision, LookUpIds):
@@ -381,6 +381,13 @@ class Proposer:
         else:
             assert_never(decision)
         return None
+
+    def _answer_duplicate(self, item: _Batch, stored: Duplicate) -> None:
+        if stored.dropped:
+            assert self._answer_again is not None, "a node that drops messages remembers which"
+            self._answer_again(item.header, stored.base_offset, item.sink)
+        else:
+            item.sink.ack(item.header, "duplicate", stored.base_offset, 0)
 
     def _unpark(self, queue_key: QueueKey, producer_id: ProducerId) -> None:
         """A batch or a fence was accepted: those that waited for it are decided next, in order."""
@@ -544,15 +551,6 @@ def _answer(item: _Item | _Preceding, error: SemelError) -> None:
         item.sink.refuse(item.header, error)
     elif isinstance(item, _Control | _Copy) and not item.future.done():
         item.future.set_exception(error)
-
-
-def _answer_is_lost(header: BatchHeader) -> SemelError:
-    """The refusal of a retry whose batch is stored without some of its messages."""
-    return DedupStateExpired(
-        f"batch {header.base_sequence} to {header.last_sequence} of producer {header.producer_id}"
-        f" is stored in queue {header.queue_id} without the messages whose ids were known; which"
-        " ones these were is not known any more"
-    )
 
 
 def _control_parts(record: ControlRecord) -> RecordParts:

@@ -33,6 +33,7 @@ from semel.broker.state.apply.delays import (
     DelayedPlace,
     Delays,
 )
+from semel.broker.state.apply.dropped_batches import BatchName
 from semel.broker.state.apply.extents import Extent
 from semel.broker.state.apply.id_windows import IdWindow
 from semel.broker.state.apply.locks import ConsumerGroups, GroupQueue
@@ -93,6 +94,7 @@ __all__ = [
     "BatchApplied",
     "BatchDecision",
     "BatchKey",
+    "BatchName",
     "BatchVerifier",
     "Begun",
     "CheckedIds",

@@ -13,165 +13,32 @@ import pytest
 from semel.broker.dedup.id_store import CorruptIndex, MemoryIdStore
 from semel.broker.dedup.rocks_store import RocksIdStore
 from semel.broker.replica.message_ids import MessageIds
-from semel.broker.replica.proposer import Proposer
 from semel.broker.state import Admission, State, batch_record_parts
 from semel.broker.state.apply.id_windows import ID_BYTES
 from semel.protos.batch import check_batch
-from semel.protos.columns import Columns, encode_batch
-from semel.protos.dropped import Verdict, read_answer
+from semel.protos.dropped import Verdict
 from semel.protos.errors import (
-    DedupStateExpired,
     InvalidRequest,
     NotMaster,
-    SemelError,
     Throttled,
     Unavailable,
 )
-from semel.protos.frames import RecordKind, build_frame
+from semel.protos.frames import RecordKind
 from semel.protos.ids import Offset, Term
-from semel.protos.levels import ID_LEVEL
-from semel.protos.v1 import common_pb2, control_pb2
+from semel.protos.v1 import control_pb2
+from tests.kit.id_node import SEED, IdNode, numbered, proposer_of, settled
 from tests.kit.state_log import KEY, START_US, control, ref
-
-SEED = b"0123456789abcdef"
-
-
-class Answers:
-    """The answers to batches, by first sequence."""
-
-    def __init__(self) -> None:
-        self.acks: dict[int, tuple[str, int, list[Any]]] = {}
-        self.refused: dict[int, SemelError] = {}
-
-    def ack(self, header: Any, status: str, base_offset: int, _: int, dropped: bytes = b"") -> None:
-        found = read_answer(dropped)
-        marks = [(each.sequence, each.offset, each.verdict) for each in found]
-        self.acks[header.base_sequence] = status, base_offset, marks
-
-    def refuse(self, header: Any, error: SemelError) -> None:
-        self.refused[header.base_sequence] = error
-
-
-class Node:
-    """One node whose entries commit when a test says so."""
-
-    def __init__(self, store: Any = None, *, state: State | None = None) -> None:
-        self.state = state or State()
-        self.store = store or MemoryIdStore()
-        self.frames: list[bytes] = []
-        self.behind: list[bool] = []
-        self.proposer: Proposer | None = None
-        self.turns = 0
-        self.ids = MessageIds(self, lambda: self.store, memory_ids=50, on_behind=self.behind.append)
-        self.pending: list[bytes] = []
-        self.sink = Answers()
-        self.last = -1
-
-    def not_master(self) -> SemelError:
-        return NotMaster("no master")
-
-    def schedule_turn(self) -> None:
-        self.turns += 1
-
-    def serve(self) -> None:
-        self.apply([(RecordKind.NOOP, [])])
-        admission = Admission(self.state, term=Term(1))
-        self.proposer = Proposer(admission, look_up=self.ids.submit)
-
-    def begin(self, **dedup: Any) -> None:
-        """A master of a topic that compares ids, and its producer."""
-        self.serve()
-        given = {"window_bytes": 1 << 20, "seed": SEED, **dedup}
-        settings = common_pb2.TopicSettings(dedup=common_pb2.IdDedup(**given))
-        create = control_pb2.CreateQueue(
-            queue=ref(KEY), topic="t", slot_end=65_536, settings=settings
-        )
-        fence = control_pb2.Fence(queues=[ref(KEY)], producer_id=1, epoch=1)
-        level = control_pb2.FeatureLevel(level=ID_LEVEL)
-        for record in ({"feature_level": level}, {"create_queue": create}, {"fence": fence}):
-            assert self.proposer is not None
-            self.proposer.submit_control(control_pb2.ControlRecord(**record))
-            self.commit()
-
-    def apply(self, records: list[Any]) -> None:
-        index = self.state.applied_index + 1
-        self.follow(build_frame(index, 1, START_US, records)[0])
-
-    def follow(self, frame: bytes) -> None:
-        self.frames.append(frame)
-        results = self.state.apply_frame(frame)
-        self.ids.on_applied(frame, results)
-        if self.proposer is not None:
-            self.proposer.on_applied(self.state.applied_index, results)
-
-    def propose(self) -> None:
-        """Appends one entry."""
-        assert self.proposer is not None
-        index = self.state.applied_index + len(self.pending) + 1
-        entry = self.proposer.next_entry(index, 1, START_US, 0, 1 << 20)
-        if entry is not None:
-            self.pending.append(build_frame(index, 1, START_US, entry.records)[0])
-
-    def commit(self) -> None:
-        self.propose()
-        pending, self.pending = self.pending, []
-        for frame in pending:
-            self.follow(frame)
-
-    def batch(self, messages: dict[str, str], previous: int | None = None) -> bytes:
-        previous = self.last if previous is None else previous
-        ids = [each.encode() for each in messages]
-        values = [each.encode() for each in messages.values()]
-        return encode_batch(
-            Columns.from_arrow(values, message_ids=ids),
-            topic_id=KEY.topic_id,
-            queue_id=0,
-            producer_id=1,
-            epoch=1,
-            session=0,
-            previous_sequence=previous,
-            base_sequence=previous + 1,
-            last_sequence=previous + len(ids),
-            timestamp_us=1,
-        )
-
-    async def send(self, messages: dict[str, str], *, commit: bool = True) -> bytes:
-        data = self.batch(messages)
-        self.last += len(messages)
-        self.ids.submit(check_batch(data), data, self.sink)
-        await settled(self)
-        if commit:
-            self.commit()
-        return data
-
-    @property
-    def window(self) -> Any:
-        return self.state.id_windows.topics[KEY.topic_id]
-
-    @property
-    def index(self) -> Any:
-        return self.ids._topics[KEY.topic_id].ids
-
-
-async def settled(node: Node) -> None:
-    """Waits for look-ups of the thread."""
-    while node.ids._looking_up:
-        await asyncio.sleep(0.001)
 
 
 @pytest.fixture
-async def node() -> AsyncIterator[Node]:
-    node = Node()
+async def node() -> AsyncIterator[IdNode]:
+    node = IdNode()
     node.begin()
     yield node
     node.ids.close()
 
 
-def numbered(start: int, end: int) -> dict[str, str]:
-    return {f"id {number}": "v" for number in range(start, end)}
-
-
-async def test_ids_are_found_in_memory_in_flight_and_on_disk(node: Node) -> None:
+async def test_ids_are_found_in_memory_in_flight_and_on_disk(node: IdNode) -> None:
     await node.send(numbered(0, 10))
     await node.send(numbered(9, 12), commit=False)
     await node.send({"id 11": "other"}, commit=False)
@@ -184,7 +51,7 @@ async def test_ids_are_found_in_memory_in_flight_and_on_disk(node: Node) -> None
     assert node.sink.acks[14] == ("committed", 12, [(14, 3, Verdict.DUPLICATE)])
 
 
-async def test_batches_keep_their_order_while_one_waits_for_the_disk(node: Node) -> None:
+async def test_batches_keep_their_order_while_one_waits_for_the_disk(node: IdNode) -> None:
     await node.send(numbered(0, 10))
     await node.ids.settle({KEY.topic_id: 10})
     first, second = node.batch({"id 3": "v"}), node.batch({"new": "v"}, previous=node.last + 1)
@@ -200,7 +67,7 @@ async def test_batches_keep_their_order_while_one_waits_for_the_disk(node: Node)
     assert node.proposer.pending_bytes == 0
 
 
-async def test_a_retry_of_a_stored_batch_is_answered_without_a_look_up(node: Node) -> None:
+async def test_a_retry_of_a_stored_batch_is_answered_without_a_look_up(node: IdNode) -> None:
     data = await node.send(numbered(0, 3))
     await node.ids.settle({KEY.topic_id: 3})
     node.ids.submit(check_batch(data), data, node.sink)
@@ -209,21 +76,13 @@ async def test_a_retry_of_a_stored_batch_is_answered_without_a_look_up(node: Nod
     assert node.sink.acks[0] == ("duplicate", 0, [])
 
 
-async def test_a_retry_of_a_batch_that_lost_messages_says_so(node: Node) -> None:
-    await node.send(numbered(0, 3))
-    data = await node.send(numbered(2, 5))
-    node.ids.submit(check_batch(data), data, node.sink)
-    node.commit()
-    assert isinstance(node.sink.refused[3], DedupStateExpired)
-
-
-async def test_a_malformed_id_refuses_its_batch(node: Node) -> None:
+async def test_a_malformed_id_refuses_its_batch(node: IdNode) -> None:
     data = node.batch({"x" * 129: "v"})
     node.ids.submit(check_batch(data), data, node.sink)
     assert isinstance(node.sink.refused[0], InvalidRequest)
 
 
-async def test_without_mastership_batches_are_sent_on(node: Node) -> None:
+async def test_without_mastership_batches_are_sent_on(node: IdNode) -> None:
     await node.send(numbered(0, 10))
     await node.ids.settle({KEY.topic_id: 10})
     data = node.batch({"id 3": "v"})
@@ -236,7 +95,7 @@ async def test_without_mastership_batches_are_sent_on(node: Node) -> None:
     assert isinstance(node.sink.refused[10], NotMaster)
 
 
-async def test_lost_entries_take_their_ids_along(node: Node) -> None:
+async def test_lost_entries_take_their_ids_along(node: IdNode) -> None:
     await node.send(numbered(0, 4))
     await node.send(numbered(4, 8), commit=False)
     node.propose()
@@ -247,15 +106,15 @@ async def test_lost_entries_take_their_ids_along(node: Node) -> None:
     assert node.index.end_arrival == node.window.next_arrival == 4
     node.last = 3
     admission = Admission(node.state, term=Term(1))
-    node.proposer = Proposer(admission, look_up=node.ids.submit)
+    node.proposer = proposer_of(node.ids, admission)
     await node.send(numbered(3, 6))
     assert node.sink.acks[4] == ("committed", 4, [(4, 3, Verdict.DUPLICATE)])
 
 
-async def test_a_slave_has_the_same_ids(node: Node) -> None:
+async def test_a_slave_has_the_same_ids(node: IdNode) -> None:
     await node.send(numbered(0, 60))
     await node.send(numbered(55, 70))
-    slave = Node()
+    slave = IdNode()
     for frame in node.frames:
         slave.follow(frame)
     assert slave.index.end_arrival == node.index.end_arrival == 70
@@ -272,7 +131,7 @@ async def test_a_slave_has_the_same_ids(node: Node) -> None:
 async def test_a_node_that_starts_replays_the_rest_or_knows_that_it_is_behind(
     tmp_path: Path, kept: bool
 ) -> None:
-    old = Node(RocksIdStore(tmp_path / "ids"))
+    old = IdNode(RocksIdStore(tmp_path / "ids"))
     old.begin()
     await old.send(numbered(0, 20))
     at = len(old.frames)
@@ -281,7 +140,7 @@ async def test_a_node_that_starts_replays_the_rest_or_knows_that_it_is_behind(
     await old.send(numbered(15, 30))
     old.ids.close()
     directory = tmp_path / ("ids" if kept else "other")
-    new = Node(RocksIdStore(directory), state=State.from_bytes(checkpoint))
+    new = IdNode(RocksIdStore(directory), state=State.from_bytes(checkpoint))
     new.ids.follow()
     assert new.behind == ([] if kept else [True])
     for frame in old.frames[at:]:
@@ -292,7 +151,7 @@ async def test_a_node_that_starts_replays_the_rest_or_knows_that_it_is_behind(
     new.ids.close()
 
 
-async def test_windows_are_shortened_by_entries(node: Node) -> None:
+async def test_windows_are_shortened_by_entries(node: IdNode) -> None:
     ids_max = (1 << 20) // ID_BYTES
     for start in range(0, ids_max + 600, 6_000):
         await node.send(numbered(start, min(start + 6_000, ids_max + 600)))
@@ -308,7 +167,7 @@ async def test_windows_are_shortened_by_entries(node: Node) -> None:
     assert [each[0] for each in node.sink.acks[ids_max + 600][2]] == [ids_max + 601]
 
 
-async def test_the_index_of_a_topic_that_stops_comparing_is_dropped(node: Node) -> None:
+async def test_the_index_of_a_topic_that_stops_comparing_is_dropped(node: IdNode) -> None:
     await node.send(numbered(0, 5))
     await node.ids.settle({KEY.topic_id: 5})
     assert isinstance(node.store, MemoryIdStore)
@@ -325,7 +184,7 @@ async def test_the_index_of_a_topic_that_stops_comparing_is_dropped(node: Node) 
 
 
 async def test_a_disk_that_cannot_be_read_refuses_the_batch_and_no_other(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+    node: IdNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await node.send(numbered(0, 5))
     await node.ids.settle({KEY.topic_id: 5})
@@ -345,8 +204,8 @@ async def test_a_disk_that_cannot_be_read_refuses_the_batch_and_no_other(
     assert node.sink.acks[5] == ("committed", 5, [(5, 1, Verdict.DUPLICATE)])
 
 
-async def test_a_batch_with_other_ids_than_its_record_says_is_damage(node: Node) -> None:
-    slave = Node()
+async def test_a_batch_with_other_ids_than_its_record_says_is_damage(node: IdNode) -> None:
+    slave = IdNode()
     for frame in node.frames:
         slave.follow(frame)
     slave.proposer = None
@@ -364,7 +223,7 @@ async def test_a_batch_with_other_ids_than_its_record_says_is_damage(node: Node)
 # --- losses -------------------------------------------------------------------------------------
 
 
-async def test_damage_is_answered_and_the_index_begins_anew(node: Node) -> None:
+async def test_damage_is_answered_and_the_index_begins_anew(node: IdNode) -> None:
     await node.send(numbered(0, 5))
     await node.ids.settle({KEY.topic_id: 5})
     assert isinstance(node.store, MemoryIdStore)
@@ -390,7 +249,7 @@ async def test_damage_is_answered_and_the_index_begins_anew(node: Node) -> None:
 
 
 async def test_a_disk_that_takes_no_ids_refuses_batches_until_it_does(
-    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    node: IdNode, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(_: Any) -> None:
         raise OSError("no space left on device")
@@ -426,7 +285,7 @@ async def test_a_store_that_cannot_be_opened_is_tried_again() -> None:
             raise refused.pop()
         return store
 
-    node = Node()
+    node = IdNode()
     node.ids = MessageIds(node, open_store, memory_ids=50, on_behind=node.behind.append)
     node.begin()
     assert node.behind == [True]
@@ -440,15 +299,15 @@ async def test_a_store_that_cannot_be_opened_is_tried_again() -> None:
     node.ids.close()
 
 
-async def test_a_new_master_forgets_what_all_have_lost(node: Node) -> None:
+async def test_a_new_master_forgets_what_all_have_lost(node: IdNode) -> None:
     await node.send(numbered(0, 5))
     checkpoint = b"".join(node.state.to_parts())
-    new = Node(state=State.from_bytes(checkpoint))
+    new = IdNode(state=State.from_bytes(checkpoint))
     new.ids.follow()
     assert new.ids.gaps() == {KEY.topic_id: range(5)}
     new.ids.forget(KEY.topic_id, 5)
     assert new.behind == [True, False]
-    new.proposer = Proposer(Admission(new.state, term=Term(1)), look_up=new.ids.submit)
+    new.proposer = proposer_of(new.ids, Admission(new.state, term=Term(1)))
     for topic_id, arrival in new.ids.forgotten.items():
         new.proposer.submit_eviction(topic_id, arrival)
     new.last = 4
@@ -458,7 +317,7 @@ async def test_a_new_master_forgets_what_all_have_lost(node: Node) -> None:
     new.ids.close()
 
 
-async def test_a_loan_is_of_the_window_and_durable(node: Node) -> None:
+async def test_a_loan_is_of_the_window_and_durable(node: IdNode) -> None:
     await node.send(numbered(0, 20))
     loan = await node.ids.lend(KEY.topic_id, SEED, 3)
     assert loan is not None
@@ -470,7 +329,7 @@ async def test_a_loan_is_of_the_window_and_durable(node: Node) -> None:
     with pytest.raises(Unavailable):
         await node.ids.lend(KEY.topic_id + 1, SEED, 3)
     checkpoint = b"".join(node.state.to_parts())
-    new = Node(state=State.from_bytes(checkpoint))
+    new = IdNode(state=State.from_bytes(checkpoint))
     new.ids.follow()
     assert await new.ids.lend(KEY.topic_id, SEED, 3) is None
     new.ids.close()

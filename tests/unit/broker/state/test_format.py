@@ -9,6 +9,7 @@ import pytest
 from semel.broker.state.apply import (
     coordination,
     delays,
+    dropped_batches,
     expired,
     extents,
     id_windows,
@@ -48,6 +49,8 @@ DOCUMENT = "state.md"
         ("Delayed", 2, delays.DELAYED_EXTENT),
         ("Window of ids", 0, id_windows.WINDOW),
         ("Window of ids", 1, id_windows.MARK),
+        ("Window of ids", 2, dropped_batches.BATCH),
+        ("Window of ids", 3, dropped_batches.STRETCH),
     ],
 )
 def test_parts_have_the_documented_layout(heading: str, table: int, code: struct.Struct) -> None:

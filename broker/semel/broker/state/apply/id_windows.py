@@ -26,12 +26,14 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from semel.broker.state.apply.codec import Reader
+from semel.broker.state.apply.dropped_batches import BatchName, DroppedBatches
 from semel.broker.state.apply.results import (
     DROPPED_FLAG,
     IdsChecked,
     IdsEvicted,
     StateDiverged,
 )
+from semel.protos.dropped import DROPPED
 from semel.protos.errors import CorruptSegment
 from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.slots import SLOT_COUNT
@@ -89,7 +91,15 @@ class Mark(NamedTuple):
 class IdWindow:
     """The window of one topic."""
 
-    __slots__ = ("conflicts", "duplicates", "first_arrival", "marks", "next_arrival", "settings")
+    __slots__ = (
+        "conflicts",
+        "dropped",
+        "duplicates",
+        "first_arrival",
+        "marks",
+        "next_arrival",
+        "settings",
+    )
 
     def __init__(self, settings: IdSettings) -> None:
         self.settings = settings
@@ -99,6 +109,8 @@ class IdWindow:
         self.duplicates = 0
         self.conflicts = 0
         self.marks: list[Mark] = []
+        self.dropped = DroppedBatches()
+        """For the answers to retries."""
 
     @property
     def ids(self) -> int:
@@ -208,7 +220,7 @@ class IdWindow:
             self.conflicts,
             len(self.marks),
         )
-        return [head, *(MARK.pack(*mark) for mark in self.marks)]
+        return [head, *(MARK.pack(*mark) for mark in self.marks), *self.dropped.parts()]
 
 
 class IdWindows:
@@ -287,14 +299,18 @@ class IdWindows:
             or (record.producer_id, record.base_sequence) != (producer_id, base_sequence)
             or record.count != count + record.duplicates + record.conflicts
             or record.ids > count
+            or len(record.dropped) != DROPPED.itemsize * (record.count - count)
         ):
             raise StateDiverged(
                 f"batch of {count} from {base_sequence} on of producer {producer_id} in {queue_key}"
                 f" does not follow the decision about its ids: {record}"
             )
         window.take(record.first_arrival, record.ids, record.duplicates, record.conflicts, now_us)
-        dropped = DROPPED_FLAG if count < record.count else 0
-        return record.count | dropped, record.content_crc
+        if count == record.count:
+            return count, record.content_crc
+        name = BatchName(queue_key.queue_id, producer_id, base_sequence)
+        window.dropped.remember(name, record.dropped)
+        return record.count | DROPPED_FLAG, record.content_crc
 
     def take_moved(self, record: control_pb2.MoveQueue, now_us: int) -> int:
         """Takes ids of a queue in that is on its way here, even if the move was given up meanwhile,
@@ -340,6 +356,7 @@ class IdWindows:
             first, following, window.duplicates, window.conflicts = numbers
             window.first_arrival, window.next_arrival = first, following
             window.marks = [Mark(*reader.unpack(MARK)) for _ in range(count)]
+            window.dropped = DroppedBatches.read(reader)
             _check(topic_id, window)
         for _ in range(reader.unpack(_COUNT)[0]):
             windows.ended.add(reader.unpack(_TOPIC)[0])
