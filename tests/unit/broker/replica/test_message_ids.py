@@ -15,6 +15,7 @@ from semel.broker.dedup.rocks_store import RocksIdStore
 from semel.broker.replica.message_ids import MessageIds
 from semel.broker.state import Admission, State, batch_record_parts
 from semel.broker.state.apply.id_windows import ID_BYTES
+from semel.client.core.encoding import encode_mark
 from semel.protos.batch import check_batch
 from semel.protos.dropped import Verdict
 from semel.protos.errors import (
@@ -24,7 +25,7 @@ from semel.protos.errors import (
     Unavailable,
 )
 from semel.protos.frames import RecordKind
-from semel.protos.ids import Offset, Term
+from semel.protos.ids import Offset, ProducerId, Sequence, Term
 from semel.protos.v1 import control_pb2
 from tests.kit.id_node import SEED, IdNode, numbered, proposer_of, settled
 from tests.kit.state_log import KEY, START_US, control, ref
@@ -74,6 +75,25 @@ async def test_a_retry_of_a_stored_batch_is_answered_without_a_look_up(node: IdN
     assert not node.ids._looking_up
     node.commit()
     assert node.sink.acks[0] == ("duplicate", 0, [])
+
+
+async def test_a_position_mark_needs_no_decision(node: IdNode) -> None:
+    mark = encode_mark(
+        KEY,
+        producer_id=ProducerId(1),
+        epoch=1,
+        session=0,
+        previous_sequence=Sequence(-1),
+        position=Sequence(4),
+        timestamp_us=1,
+    )
+    for status in ("committed", "duplicate"):
+        node.ids.submit(check_batch(mark), mark, node.sink)
+        node.commit()
+        assert node.sink.acks.pop(4)[0] == status
+    node.last = 4
+    await node.send(numbered(0, 3))
+    assert node.state.id_windows.topics[KEY.topic_id].next_arrival == 3
 
 
 async def test_a_malformed_id_refuses_its_batch(node: IdNode) -> None:

@@ -286,11 +286,12 @@ class IdWindows:
 
         Returns what its row must remember of it, so that a retry is recognised: the number of
         messages that were sent, with DROPPED_FLAG if fewer are stored, and their content CRC. None
-        if the topic compares no ids. Raises StateDiverged.
+        if the topic compares no ids, and for a position mark of a producer, which has no messages
+        to decide about. Raises StateDiverged.
         """
         record, self.checked = self.checked, None
         window = self.topics.get(queue_key.topic_id)
-        if record is None and window is None:
+        if record is None and (window is None or not count):
             return None
         if (
             record is None
