@@ -82,6 +82,13 @@ class Loan(NamedTuple):
     """The arrivals of the run that are in the window."""
 
 
+class Lacking(NamedTuple):
+    """Ids that are missing in an index that a peer has asked."""
+
+    end_arrival: int
+    """It may have those that arrived from here on; 0: it has had none from the first one on."""
+
+
 class IdNode(Protocol):
     """The replica, as this module needs it."""
 
@@ -443,8 +450,9 @@ class MessageIds:
         topic = self._topics.get(topic_id)
         return None if topic is None else topic.ids
 
-    async def lend(self, topic_id: int, seed: bytes, arrival: int) -> Loan | None:
-        """The run that holds an arrival, for a peer that lacks it; None if it is lost here, too.
+    async def lend(self, topic_id: int, seed: bytes, arrival: int) -> Loan | Lacking:
+        """The run that holds an arrival, for a peer that lacks it, unless it is missing here, too:
+        lost, or not yet applied.
 
         If the window has left it behind, the first run of the window. Raises Unavailable and
         OSError.
@@ -453,11 +461,14 @@ class MessageIds:
         topic = self._topics.get(topic_id)
         if window is None or window.settings.seed != seed or topic is None:
             raise Unavailable(f"there is no such index of message ids of topic {topic_id} here")
+        if arrival >= window.next_arrival:
+            return Lacking(0)
         at = max(arrival, window.first_arrival)
         if at >= window.next_arrival:
             raise Unavailable(f"the ids of topic {topic_id} up to {arrival} are forgotten")
-        if any(at in gap for gap in topic.ids.missing(window.first_arrival)):
-            return None
+        for gap in topic.ids.missing(window.first_arrival):
+            if at in gap:
+                return Lacking(gap.stop)
         await self.settle({topic_id: at + 1})
         run = topic.ids.run_with(at)
         if run is None:

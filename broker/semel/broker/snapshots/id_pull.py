@@ -71,24 +71,27 @@ class IdPull:
         """Asks one member after the other; False if none has helped."""
         replica = self._replica
         own = replica.config.node_id
-        lacking: set[NodeId] = set()
+        lacking: dict[NodeId, int] = {}
         for node in sorted(replica.peers.reachable.keys() - {own}):
             try:
-                if await self._pull(node, topic_id, missing):
+                end = await self._pull(node, topic_id, missing)
+                if end is None:
                     return True
-                lacking.add(node)
+                lacking[node] = end
             except (grpc.aio.AioRpcError, SemelError, TimeoutError, OSError) as error:
                 reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else error
                 logger.info(
                     "no message ids from node=%d topic=%d reason=%s", node, topic_id, reason
                 )
-        if lacking >= replica.core.membership.voters - {own}:
-            replica.ids.forget(topic_id, missing.stop)
+        if lacking.keys() >= replica.core.membership.voters - {own}:
+            # One of them may have some of the ids behind those that all have lost.
+            replica.ids.forget(topic_id, min([missing.stop, *lacking.values()]))
             return True
         return False
 
-    async def _pull(self, node: NodeId, topic_id: int, missing: range) -> bool:
-        """Copies the run of a member that holds the first missing id; False if it lacks that, too.
+    async def _pull(self, node: NodeId, topic_id: int, missing: range) -> int | None:
+        """Copies the run of a member that holds the first missing id. If it lacks that, too, returns
+        the arrival from which on it may have ids.
 
         Raises AioRpcError, TimeoutError, CorruptIndex, Unavailable and OSError.
         """
@@ -110,8 +113,10 @@ class IdPull:
             stub: Any = raft_pb2_grpc.SnapshotsStub(channel)
             call = stub.PullIds(request)
             head = await _next(call)
-            if head is None or head.lacking:
-                return False
+            if head is None:
+                raise Unavailable(f"node {node} gave no answer")
+            if head.lacking:
+                return int(head.end_arrival) or missing.stop
             held = range(head.first_arrival, head.end_arrival)
             if not held or held.start >= missing.stop or held.stop <= missing.start:
                 raise CorruptIndex(f"a peer gave {held} for {missing}")
@@ -136,7 +141,7 @@ class IdPull:
             node,
             seconds,
         )
-        return True
+        return None
 
 
 async def _next(call: Any) -> Any:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 
 import google_crc32c
 
@@ -25,6 +26,7 @@ from semel.broker.dedup.id_store import CorruptIndex
 from semel.broker.dedup.run_copies import pieces
 from semel.broker.identity import NodeIdentity
 from semel.broker.log import IndexUnavailable, RecordRef
+from semel.broker.replica.message_ids import Lacking
 from semel.broker.replica.replica import Replica
 from semel.broker.snapshots.checkpoints import Checkpoints
 from semel.broker.snapshots.records import read_or_none
@@ -138,13 +140,18 @@ class SnapshotService(raft_pb2_grpc.SnapshotsServicer):
     async def PullIds(  # noqa: N802
         self, request: raft_pb2.PullIdsRequest, context: object
     ) -> AsyncIterator[raft_pb2.IdsChunk]:
-        """The run of an index that holds an arrival. Raises Unavailable and OSError."""
+        """The run of an index that holds an arrival. Raises Unavailable and OSError.
+
+        What the caller has applied is waited for, but not for ever: while no node may become master
+        nobody applies anything.
+        """
         self._check(request)
         replica, ids = self._replica, self._replica.ids
-        await replica.wait_applied(request.applied_index, _APPLY_TIMEOUT_S)
+        with suppress(Unavailable):
+            await replica.wait_applied(request.applied_index, _APPLY_TIMEOUT_S)
         loan = await ids.lend(request.topic_id, request.seed, request.arrival)
-        if loan is None:
-            yield raft_pb2.IdsChunk(lacking=True)
+        if isinstance(loan, Lacking):
+            yield raft_pb2.IdsChunk(lacking=True, end_arrival=loan.end_arrival)
             return
         yield raft_pb2.IdsChunk(
             first_arrival=loan.held.start, end_arrival=loan.held.stop, ids=loan.run.info.ids

@@ -12,7 +12,7 @@ import pytest
 
 from semel.broker.dedup.id_store import CorruptIndex, MemoryIdStore
 from semel.broker.dedup.rocks_store import RocksIdStore
-from semel.broker.replica.message_ids import MessageIds
+from semel.broker.replica.message_ids import Lacking, Loan, MessageIds
 from semel.broker.state import Admission, State, batch_record_parts
 from semel.broker.state.apply.id_windows import ID_BYTES
 from semel.client.core.encoding import encode_mark
@@ -340,16 +340,16 @@ async def test_a_new_master_forgets_what_all_have_lost(node: IdNode) -> None:
 async def test_a_loan_is_of_the_window_and_durable(node: IdNode) -> None:
     await node.send(numbered(0, 20))
     loan = await node.ids.lend(KEY.topic_id, SEED, 3)
-    assert loan is not None
+    assert isinstance(loan, Loan)
     assert loan.held == range(20)
     assert loan.run.info.ids == 20
-    for seed, arrival in ((b"x" * 16, 3), (SEED, 20)):
-        with pytest.raises(Unavailable):
-            await node.ids.lend(KEY.topic_id, seed, arrival)
+    assert await node.ids.lend(KEY.topic_id, SEED, 20) == Lacking(0)
+    with pytest.raises(Unavailable):
+        await node.ids.lend(KEY.topic_id, b"x" * 16, 3)
     with pytest.raises(Unavailable):
         await node.ids.lend(KEY.topic_id + 1, SEED, 3)
     checkpoint = b"".join(node.state.to_parts())
     new = IdNode(state=State.from_bytes(checkpoint))
     new.ids.follow()
-    assert await new.ids.lend(KEY.topic_id, SEED, 3) is None
+    assert await new.ids.lend(KEY.topic_id, SEED, 3) == Lacking(20)
     new.ids.close()
