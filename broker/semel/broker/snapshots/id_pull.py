@@ -90,8 +90,8 @@ class IdPull:
         return False
 
     async def _pull(self, node: NodeId, topic_id: int, missing: range) -> int | None:
-        """Copies the run of a member that holds the first missing id. If it lacks that, too, returns
-        the arrival from which on it may have ids.
+        """Copies the run of a member that holds the first missing id. If it lacks that, too,
+        returns the arrival from which on it may have ids.
 
         Raises AioRpcError, TimeoutError, CorruptIndex, Unavailable and OSError.
         """
