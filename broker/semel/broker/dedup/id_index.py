@@ -68,7 +68,7 @@ READ_CHUNKS: Final = 256
 """Chunks that are read at once, about 1 MiB."""
 MERGE_IDS: Final = 1_000_000
 """A merge holds about this many ids in memory at a time."""
-_MANIFEST: Final = struct.Struct("<4sII16s")
+_MANIFEST: Final = struct.Struct("<4sIQI16s")
 _MAGIC: Final = b"SMIX"
 _CRC: Final = struct.Struct("<I")
 _RUNS_AFTER: Final = b"s"
@@ -117,6 +117,9 @@ class IdIndex:
         """The rest of the merge that is under way."""
         self._swapping = threading.Lock()
         """Held while the view is replaced by one that was made from it."""
+        self._left_behind = 0
+        """The window left behind what arrived before, and its runs were dropped. A node that starts
+        goes through an older state, whose window still begins there."""
         runs, self._next_run = self._load()
         end = runs[-1].info.end_arrival if runs else 0
         self._view = _View(runs, None, RecentIds(end, memory_ids))
@@ -149,7 +152,7 @@ class IdIndex:
         parts = [(run.info.first_arrival, run.info.end_arrival) for run in view.runs]
         memory = [view.fresh] if view.frozen is None else [view.frozen, view.fresh]
         parts += [(each.first_arrival, each.end_arrival) for each in memory]
-        gaps, at = [], first_arrival
+        gaps, at = [], max(first_arrival, self._left_behind)
         for first, end in sorted(parts):
             if first > at:
                 gaps.append(range(at, first))
@@ -278,6 +281,7 @@ class IdIndex:
             gone = gone[:-1]
         if not gone:
             return False
+        self._left_behind = max(self._left_behind, gone[-1].info.end_arrival)
         self._save(runs[len(gone) :], gone)
         return True
 
@@ -375,7 +379,8 @@ class IdIndex:
         for run in gone:
             prefix = run_prefix(self._topic_id, run.info.number)
             dropped.append((prefix, run_prefix(self._topic_id, run.info.number + 1)))
-        manifest = _encode([run.info for run in runs], self._next_run, self._seed)
+        infos = [run.info for run in runs]
+        manifest = _encode(infos, self._next_run, self._left_behind, self._seed)
         self._store.write(Writes(puts=[(_manifest_key(self._topic_id), manifest)]))
         self._store.sync()
         with self._swapping:
@@ -391,10 +396,12 @@ class IdIndex:
         infos: list[RunInfo] = []
         next_run = 0
         if manifest is not None:
-            infos, next_run, seed = _decode(manifest, self._topic_id)
+            infos, next_run, left_behind, seed = _decode(manifest, self._topic_id)
             if seed != self._seed:
                 self._drop_all()
                 infos, next_run = [], 0
+            else:
+                self._left_behind = left_behind
         dropped, begin = [], topic_prefix(self._topic_id) + b"r"
         for number in sorted(info.number for info in infos):
             dropped.append((begin, run_prefix(self._topic_id, number)))
@@ -511,21 +518,21 @@ def _manifest_key(topic_id: int) -> bytes:
     return topic_prefix(topic_id) + b"m"
 
 
-def _encode(infos: list[RunInfo], next_run: int, seed: bytes) -> bytes:
-    body = _MANIFEST.pack(_MAGIC, next_run, len(infos), seed)
+def _encode(infos: list[RunInfo], next_run: int, left_behind: int, seed: bytes) -> bytes:
+    body = _MANIFEST.pack(_MAGIC, next_run, left_behind, len(infos), seed)
     body += b"".join(RUN_MARK.pack(*info) for info in infos)
     return body + _CRC.pack(google_crc32c.value(body))
 
 
-def _decode(data: bytes, topic_id: int) -> tuple[list[RunInfo], int, bytes]:
+def _decode(data: bytes, topic_id: int) -> tuple[list[RunInfo], int, int, bytes]:
     body, crc = data[: -_CRC.size], data[-_CRC.size :]
     if len(body) < _MANIFEST.size or crc != _CRC.pack(google_crc32c.value(body)):
         raise CorruptIndex(f"the list of runs of topic {topic_id} is damaged")
-    magic, next_run, count, seed = _MANIFEST.unpack_from(body)
+    magic, next_run, left_behind, count, seed = _MANIFEST.unpack_from(body)
     if magic != _MAGIC or len(body) != _MANIFEST.size + count * RUN_MARK.size:
         raise CorruptIndex(f"the list of runs of topic {topic_id} is of another format")
     marks = RUN_MARK.iter_unpack(body[_MANIFEST.size :])
-    return [RunInfo(*mark) for mark in marks], next_run, seed
+    return [RunInfo(*mark) for mark in marks], next_run, left_behind, seed
 
 
 def level_of(ids: int) -> int:

@@ -490,6 +490,23 @@ def test_ids_of_an_earlier_window_are_dropped() -> None:
     assert model.store._values == {}
 
 
+def test_runs_that_the_window_left_behind_are_not_missed_after_a_restart() -> None:
+    """A node starts from a checkpoint, whose window may begin before the dropped runs did."""
+    store = MemoryIdStore()
+    model = Model(store, memory_ids=10)
+    for start in (0, 10, 20):
+        model.add(list(range(start, start + 10)))
+        assert model.index.freeze(start + 10)
+        assert model.index.maintain(0)
+    assert model.index.maintain(12)
+    store.crash()
+    again = IdIndex(store, TOPIC, SEED, memory_ids=10)
+    assert again.run_count == 2
+    assert again.missing(5) == []
+    again.skip_to(35)
+    assert again.missing(5) == [range(30, 35)]
+
+
 def test_a_dropped_index_leaves_nothing_behind() -> None:
     model = Model(MemoryIdStore())
     model.add([1, 2])
