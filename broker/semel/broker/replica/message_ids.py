@@ -450,15 +450,19 @@ class MessageIds:
         topic = self._topics.get(topic_id)
         return None if topic is None else topic.ids
 
-    async def lend(self, topic_id: int, seed: bytes, arrival: int) -> Loan | Lacking:
+    async def lend(
+        self, topic_id: int, seed: bytes, arrival: int, *, late: bool = False
+    ) -> Loan | Lacking:
         """The run that holds an arrival, for a peer that lacks it, unless it is missing here, too:
         lost, or not yet applied.
 
-        If the window has left it behind, the first run of the window. Raises Unavailable and
-        OSError.
+        If the window has left it behind, the first run of the window. `late`: the peer has applied
+        more, so its window may have begun since. Raises Unavailable and OSError.
         """
         window = self._node.state.id_windows.topics.get(topic_id)
         topic = self._topics.get(topic_id)
+        if late and (window is None or window.settings.seed != seed):
+            return Lacking(0)
         if window is None or window.settings.seed != seed or topic is None:
             raise Unavailable(f"there is no such index of message ids of topic {topic_id} here")
         if arrival >= window.next_arrival:

@@ -149,7 +149,8 @@ class SnapshotService(raft_pb2_grpc.SnapshotsServicer):
         replica, ids = self._replica, self._replica.ids
         with suppress(Unavailable):
             await replica.wait_applied(request.applied_index, _APPLY_TIMEOUT_S)
-        loan = await ids.lend(request.topic_id, request.seed, request.arrival)
+        late = replica.state.applied_index < request.applied_index
+        loan = await ids.lend(request.topic_id, request.seed, request.arrival, late=late)
         if isinstance(loan, Lacking):
             yield raft_pb2.IdsChunk(lacking=True, end_arrival=loan.end_arrival)
             return

@@ -344,6 +344,8 @@ async def test_a_loan_is_of_the_window_and_durable(node: IdNode) -> None:
     assert loan.held == range(20)
     assert loan.run.info.ids == 20
     assert await node.ids.lend(KEY.topic_id, SEED, 20) == Lacking(0)
+    assert await node.ids.lend(KEY.topic_id, b"x" * 16, 3, late=True) == Lacking(0)
+    assert await node.ids.lend(KEY.topic_id + 1, SEED, 3, late=True) == Lacking(0)
     with pytest.raises(Unavailable):
         await node.ids.lend(KEY.topic_id, b"x" * 16, 3)
     with pytest.raises(Unavailable):
