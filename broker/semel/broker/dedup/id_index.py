@@ -374,6 +374,7 @@ class IdIndex:
         """Makes `runs` durable, and then the view of all look-ups that begin from now on."""
         if self._abandoned:
             return
+        self._store.sync()  # the chunks alone: see `rocks_store.py`
         runs = tuple(sorted(runs, key=lambda run: run.info.first_arrival))
         dropped = []
         for run in gone:
@@ -387,7 +388,8 @@ class IdIndex:
             view = self._view
             self._view = replace(view, runs=runs, frozen=None if wrote_frozen else view.frozen)
         # A look-up that began before and misses them starts again: see `search_disk`.
-        self._store.write(Writes(dropped=dropped))
+        for begin, end in dropped:
+            self._store.drop(begin, end)
 
     def _load(self) -> tuple[tuple[IdRun, ...], int]:
         """The runs that the manifest names, and the number of the next one; what a crash has left

@@ -36,7 +36,8 @@ from semel.broker.dedup.sorted_ids import ID_BYTES, ID_COLUMNS, Hits, SortedIds
 
 CHUNK_IDS: Final = 128
 _FILTER_PART_WORDS: Final = 1 << 17
-_WRITE_BYTES: Final = 8 << 20
+_WRITE_BYTES: Final = 1 << 20
+"""RocksDB keeps other threads of Python waiting while it takes so much: less than a millisecond."""
 _TOPIC: Final = struct.Struct(">Q")
 _RUN: Final = struct.Struct(">I")
 _PART: Final = struct.Struct(">I")

@@ -47,6 +47,10 @@ class IdStore(Protocol):
         """Returns once everything that was written is durable."""
         ...
 
+    def drop(self, begin: bytes, end: bytes) -> None:
+        """Drops a half-open range of keys and gives its space back; it may sync."""
+        ...
+
     def wipe(self) -> None:
         """Loses everything, and goes on empty. It is the way out of damage."""
         ...
@@ -77,6 +81,10 @@ class MemoryIdStore:
     def sync(self) -> None:
         """Keeps everything over a crash."""
         self._durable = dict(self._values)
+
+    def drop(self, begin: bytes, end: bytes) -> None:
+        """Drops a half-open range of keys."""
+        self.write(Writes(dropped=[(begin, end)]))
 
     def crash(self) -> None:
         """Loses what was not synced."""

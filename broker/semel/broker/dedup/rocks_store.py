@@ -1,10 +1,11 @@
 """The store of message ids in RocksDB.
 
-How it works. RocksDB keeps the chunks of runs under keys that only grow, so its files hardly ever
-overlap, and its compaction moves them instead of rewriting them. It has no write-ahead log here:
-the broker's log is the source of truth, and a write that a crash loses is made again from it. A
-run's chunks are written before the manifest that names them, and RocksDB recovers a prefix of the
-writes.
+How it works. RocksDB keeps the chunks of runs under keys that only grow. A file of them overlaps no
+other, so its compaction moves them instead of rewriting them, as long as nothing else is in the
+file: what is written besides, the manifest and dropped ranges, is synced by itself. It has no
+write-ahead log here: the broker's log is the source of truth, and a write that a crash loses is
+made again from it. A run's chunks are written before the manifest that names them, and RocksDB
+recovers a prefix of the writes.
 
 It is opened at its first use. After a write that failed it refuses all others, even once the disk
 has room again, so it is closed and opened before the next write.
@@ -161,6 +162,12 @@ class RocksIdStore:
     def sync(self) -> None:
         """Writes RocksDB's memory to files, and waits for the disk."""
         self._change(lambda db: db.flush(wait=True))
+
+    def drop(self, begin: bytes, end: bytes) -> None:
+        """Drops a half-open range of keys and gives its space back."""
+        self.write(Writes(dropped=[(begin, end)]))
+        self.sync()
+        self._change(lambda db: db.compact_range(begin, end))
 
     def _change(self, work: Callable[[Any], None]) -> None:
         if self._failed:

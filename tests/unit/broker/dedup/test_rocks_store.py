@@ -163,3 +163,23 @@ def test_others_read_while_it_is_closed_and_opened(written: Path) -> None:
     thread.join()
     store.close()
     assert not failures
+
+
+def test_a_range_that_is_dropped_gives_its_space_back(tmp_path: Path) -> None:
+    store = RocksIdStore(tmp_path / "ids")
+    random = Random(1)
+
+    def size() -> int:
+        return sum(path.stat().st_size for path in (tmp_path / "ids").glob("*.sst"))
+
+    for part in (1, 2):
+        pairs = [(b"%d-%03d" % (part, number), random.randbytes(10_000)) for number in range(200)]
+        store.write(Writes(puts=pairs))
+        store.sync()
+    assert size() > 4_000_000
+    store.drop(b"1", b"2")
+    assert size() < 2_200_000
+    assert store.get([b"1-007"]) == [None]
+    assert store.get([pairs[7][0]]) == [pairs[7][1]]
+    store.close()
+    assert RocksIdStore(tmp_path / "ids").get([b"1-007", pairs[7][0]]) == [None, pairs[7][1]]
