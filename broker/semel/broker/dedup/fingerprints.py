@@ -2,9 +2,10 @@
 
 How it works. Both are sums of 32-bit words times secret 64-bit weights, modulo 2^64 (multilinear
 hashing: Lemire and Kaser, "Strongly universal string hashing is fast", 2014). Arrow pads the rows
-of one class of lengths to one width, and numpy multiplies the resulting matrix by the weights. The
-weights come from the topic's seed by SHAKE-256, so whoever does not know the seed cannot choose two
-ids that collide, and every node computes the same fingerprints.
+of one class of lengths to one width, unless they all have one length and are taken as they lie in
+memory, and numpy multiplies the resulting matrix by the weights. The weights come from the topic's
+seed by SHAKE-256, so whoever does not know the seed cannot choose two ids that collide, and every
+node computes the same fingerprints.
 
 - The *key* of an id is 128 bits: the upper halves of four independent sums. Two different ids have
   the same key with a probability of 2^-128.
@@ -47,6 +48,7 @@ KEY_SUMS: Final = 4
 
 U64 = npt.NDArray[np.uint64]
 """Keys have the shape (rows, 2), digests the shape (rows,)."""
+Words = npt.NDArray[np.uint32]
 
 _WORD_BYTES: Final = 4
 _STEPS_PER_OCTAVE: Final = 4
@@ -80,6 +82,10 @@ class _Weights:
         total += sum(map(mul, words, self._few[1 : count + 1]))
         return total & _MASK
 
+    def length_sum(self, length: int) -> np.uint64:
+        """The part of a sum that is for the length of a row."""
+        return np.uint64((length + 1) * int(self.first(1)[0]) & _MASK)
+
     def first(self, count: int) -> U64:
         """The first `count` weights."""
         if count > len(self._words):
@@ -106,27 +112,32 @@ class Fingerprints:
 
         Raises InvalidRequest for an id of 0 bytes or of more than 128.
         """
-        lengths = _lengths_of(ids)
-        wrong = (lengths > MESSAGE_ID_BYTES_MAX) | ((lengths == 0) & _valid(ids))
-        if wrong.any():
-            row = int(np.argmax(wrong))
-            raise InvalidRequest(
-                f"message {row} of the batch has an id of {lengths[row]} bytes; an id has 1 to"
-                f" {MESSAGE_ID_BYTES_MAX}"
-            )
-        sums = _sums(ids, lengths, self._of_keys)
-        keys = np.empty((len(ids), 2), np.uint64)
-        keys[:, 0] = (sums[0] & _UPPER) | (sums[1] >> _HALF)
-        keys[:, 1] = (sums[2] & _UPPER) | (sums[3] >> _HALF)
-        return keys
+        _check_ids(ids)
+        return _joined(_sums(ids, self._of_keys))
 
     def digests(self, columns: Columns) -> U64:
         """The digests of messages."""
-        of = self._of_fields
-        total = _sums(columns.values, _lengths_of(columns.values), [of["value"]])[0]
-        for name, column in (("key", columns.keys), ("id", columns.message_ids)):
-            if column is not None:
-                total += _sums(column, _lengths_of(column), [of[name]])[0]
+        total = self._content_sums(columns)
+        if columns.message_ids is not None:
+            total += _sums(columns.message_ids, [self._of_fields["id"]])[0]
+        return total
+
+    def both(self, columns: Columns) -> tuple[U64, U64]:
+        """Keys and digests of messages that all have ids, with one pass over these.
+
+        Raises InvalidRequest for an id of 0 bytes or of more than 128.
+        """
+        ids = columns.message_ids
+        _check_ids(ids)
+        *sums, of_ids = _sums(ids, [*self._of_keys, self._of_fields["id"]])
+        of_ids += self._content_sums(columns)
+        return _joined(sums), of_ids
+
+    def _content_sums(self, columns: Columns) -> U64:
+        """Sums of all that a digest covers, ids aside."""
+        total = _sums(columns.values, [self._of_fields["value"]])[0]
+        if columns.keys is not None:
+            total += _sums(columns.keys, [self._of_fields["key"]])[0]
         if columns.headers is not None:
             total += self._header_sums(columns.headers)
         return total
@@ -141,10 +152,10 @@ class Fingerprints:
             offsets = offsets_of(column)
             joined = _binary(offsets[lists], column.buffers()[2])
             lengths = np.diff(offsets).astype(np.uint32)
-            total += _sums(joined, _lengths_of(joined), [self._of_fields[f"header {name}s"]])[0]
+            total += _sums(joined, [self._of_fields[f"header {name}s"]])[0]
             numbers = _binary((lists * _WORD_BYTES).astype(np.int32), pa.py_buffer(lengths))
             weights = [self._of_lengths[f"header {name} lengths"]]
-            total += _sums(numbers, _lengths_of(numbers), weights)[0]
+            total += _sums(numbers, weights)[0]
         return np.where(np.diff(lists) > 0, total, np.uint64(0))
 
 
@@ -163,48 +174,81 @@ def _valid(column: pa.Array) -> npt.NDArray[np.bool_]:
     return np.asarray(column.is_valid().to_numpy(zero_copy_only=False), np.bool_)
 
 
-def _sums(column: pa.Array, lengths: npt.NDArray[np.int64], streams: list[_Weights]) -> list[U64]:
+def _check_ids(ids: pa.Array) -> None:
+    lengths = _lengths_of(ids)
+    if len(ids) and lengths.min() > 0 and lengths.max() <= MESSAGE_ID_BYTES_MAX:
+        return
+    wrong = (lengths > MESSAGE_ID_BYTES_MAX) | ((lengths == 0) & _valid(ids))
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise InvalidRequest(
+            f"message {row} of the batch has an id of {lengths[row]} bytes; an id has 1 to"
+            f" {MESSAGE_ID_BYTES_MAX}"
+        )
+
+
+def _joined(sums: list[U64]) -> U64:
+    """Keys of the upper halves of four sums, each half of all keys side by side in memory."""
+    halves = np.empty((2, len(sums[0])), np.uint64)
+    for half, left, right in zip(halves, sums[::2], sums[1::2], strict=True):
+        np.right_shift(right, _HALF, out=half)
+        half |= left & _UPPER
+    return halves.T
+
+
+def _sums(column: pa.Array, streams: list[_Weights]) -> list[U64]:
     """Returns one array of sums for each stream; a null counts 0.
 
     The first weight of a stream is for the length, so that padding never counts.
     """
     if len(column) <= _FEW_ROWS:
         return _sums_of_few(column, streams)
-    found = [np.zeros(len(column), np.uint64) for _ in streams]
-    text = _as_text(column)
+    lengths = _lengths_of(column)
     shortest, longest = int(lengths.min()), int(lengths.max())
+    found = [np.empty(len(column), np.uint64) for _ in streams]
     if shortest == longest:
-        parts: list[tuple[int, npt.NDArray[np.int64] | None]] = [(_width(longest), None)]
+        width = _width(longest)
+        words = _words(column) if longest == width else _padded(_as_text(column), width)
+        for sums, stream in zip(found, streams, strict=True):
+            sums[:] = stream.length_sum(longest)
+        _add_products(words.reshape(len(column), -1), streams, found)
     else:
-        widths = _widths(lengths)
-        parts = [(int(width), np.flatnonzero(widths == width)) for width in np.unique(widths)]
-    for width, rows in parts:
-        part = text if rows is None else text.take(pa.array(rows))
-        step = max(1, _WORDS_AT_ONCE // max(width // _WORD_BYTES, 1))
-        for start in range(0, len(part), step):
-            matrix = _padded(part.slice(start, step), width)
-            chosen = slice(start, start + step) if rows is None else rows[start : start + step]
-            for sums, stream in zip(found, streams, strict=True):
-                sums[chosen] = _product(matrix, stream)
-    counted = (lengths + 1).astype(np.uint64)
-    valid = _valid(column) if column.null_count else None
-    for sums, stream in zip(found, streams, strict=True):
-        sums += counted * stream.first(1)[0]
-        if valid is not None:
-            sums[~valid] = 0
+        counted = (lengths + 1).astype(np.uint64)
+        for sums, stream in zip(found, streams, strict=True):
+            np.multiply(counted, stream.first(1)[0], out=sums)
+        text, widths = _as_text(column), _widths(lengths)
+        for width in np.unique(widths).tolist():
+            rows = np.flatnonzero(widths == width)
+            words = _padded(text.take(pa.array(rows)), width).reshape(len(rows), -1)
+            parts = [np.zeros(len(rows), np.uint64) for _ in streams]
+            _add_products(words, streams, parts)
+            for sums, part in zip(found, parts, strict=True):
+                sums[rows] += part
+    if column.null_count:
+        missing = ~_valid(column)
+        for sums in found:
+            sums[missing] = 0
     return found
 
 
-def _product(matrix: U64, stream: _Weights) -> U64:
-    """Returns matrix times weights, without the weight of the length."""
-    words = matrix.shape[1]
-    weights = stream.first(words + 1)[1:]
-    total: U64 = np.zeros(len(matrix), np.uint64)
-    if words > _FEW_WORDS:
-        return np.einsum("ij,j->i", matrix, weights, out=total)
-    for word in range(words):
-        total += matrix[:, word] * weights[word]
-    return total
+def _add_products(words: Words, streams: list[_Weights], sums: list[U64]) -> None:
+    """Adds the products of rows and weights to the sums."""
+    width = words.shape[1]
+    step = max(1, _WORDS_AT_ONCE // max(width, 1))
+    for start in range(0, len(words) if width else 0, step):
+        rows = words[start : start + step]
+        totals = [each[start : start + step] for each in sums]
+        if width > _FEW_WORDS:
+            matrix = rows.astype(np.uint64)
+            for total, stream in zip(totals, streams, strict=True):
+                total += np.einsum("ij,j->i", matrix, stream.first(width + 1)[1:])
+            continue
+        columns = np.empty((width, len(rows)), np.uint64)
+        columns[:] = rows.T
+        product = np.empty(len(rows), np.uint64)
+        for total, stream in zip(totals, streams, strict=True):
+            for column, weight in zip(columns, stream.first(width + 1)[1:], strict=True):
+                total += np.multiply(column, weight, out=product)
 
 
 def _sums_of_few(column: pa.Array, streams: list[_Weights]) -> list[U64]:
@@ -238,11 +282,15 @@ def _as_text(column: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(pa.string(), len(column), buffers)
 
 
-def _padded(text: pa.Array, width: int) -> U64:
-    """The rows as words of 32 bits, widened: a matrix of len(text) by width / 4."""
+def _padded(text: pa.Array, width: int) -> Words:
+    """The words of rows that are padded to `width`, one row after the other."""
     if not width:
-        return np.zeros((len(text), 0), np.uint64)
-    padded = pc.ascii_rpad(text, width=width, padding="\0")
-    start = int(offsets_of(padded)[0])
-    data = np.frombuffer(padded.buffers()[2], "<u4", len(text) * width // _WORD_BYTES, start)
-    return data.reshape(len(text), -1).astype(np.uint64)
+        return np.zeros(0, np.uint32)
+    return _words(pc.ascii_rpad(text, width=width, padding="\0"))
+
+
+def _words(column: pa.Array) -> Words:
+    """The words of rows of one length, one row after the other."""
+    offsets = offsets_of(column)
+    start, end = int(offsets[0]), int(offsets[-1])
+    return np.frombuffer(column.buffers()[2] or b"", "<u4", (end - start) // _WORD_BYTES, start)

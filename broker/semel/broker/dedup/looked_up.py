@@ -56,8 +56,7 @@ def prints_of(fingerprints: Fingerprints, columns: Columns) -> Prints:
         present = ids.is_valid()
         rows = np.flatnonzero(present.to_numpy(zero_copy_only=False))
         columns = columns.filter(present)
-        ids = columns.message_ids
-    return Prints(rows, fingerprints.keys(ids), fingerprints.digests(columns))
+    return Prints(rows, *fingerprints.both(columns))
 
 
 class LookedUp:

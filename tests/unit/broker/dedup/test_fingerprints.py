@@ -141,6 +141,15 @@ def test_few_rows_and_many_are_computed_alike(count: int) -> None:
     assert [tuple(row) for row in found.tolist()] == [plain_key(each) for each in ids]
 
 
+@given(st.lists(st.tuples(sizes(60), st.binary(min_size=1, max_size=50)), min_size=1, max_size=40))
+def test_both_are_computed_together_as_apart(rows: list[tuple[bytes, bytes]]) -> None:
+    fingerprints = Fingerprints(SEED)
+    columns = columns_of([(value, None, each, []) for value, each in rows])
+    keys, digests = fingerprints.both(columns)
+    assert keys.tolist() == fingerprints.keys(columns.message_ids).tolist()
+    assert digests.tolist() == fingerprints.digests(columns).tolist()
+
+
 def test_what_differs_has_another_digest() -> None:
     rows: list[Row] = [
         (b"v", None, b"i", []),
