@@ -209,6 +209,33 @@ def test_topics_are_described_altered_and_deleted(semel: Console, topic: str) ->
     assert semel.json("topic", "delete", topic, "--if-exists", "--yes")["deleted"] is False
 
 
+def test_dedup_by_id_is_set_altered_and_ended(semel: Console) -> None:
+    name = "deduplicated"
+    create = ("topic", "create", name, "--queues", "2", "--dedup-by-id", "4MiB")
+    assert semel.json(*create)["created"] is True
+    assert semel.json(*create, "--if-not-exists")["created"] is False
+    dedup = {"window_bytes": 4 << 20, "keep_ms": -1, "on_conflict": "refuse"}
+    assert semel.json("topic", "describe", name)["settings"]["dedup"] == dedup
+    altered = semel.json("topic", "alter", name, "--dedup-for", "28d", "--retention", "12h")
+    assert altered["settings"]["dedup"] == {**dedup, "keep_ms": 28 * 86_400_000}
+    altered = semel.json("topic", "alter", name, "--on-conflict", "keep-first")
+    assert altered["settings"]["dedup"]["on_conflict"] == "keep-first"
+    altered = semel.json(
+        "topic", "alter", name, "--dedup-by-id", "2MiB", "--dedup-for", "unlimited"
+    )
+    ended = {"window_bytes": 2 << 20, "keep_ms": -1, "on_conflict": "keep-first"}
+    assert altered["settings"]["dedup"] == ended
+    assert b"dedup by id within 2.0 MiB" in semel("topic", "describe", name).stdout
+    altered = semel.json("topic", "alter", name, "--retention", "1d")
+    assert altered["settings"]["dedup"] == ended, "other settings leave it as it is"
+    assert semel.json("topic", "alter", name, "--dedup-by-id", "none")["settings"]["dedup"] is None
+    assert "--dedup-by-id" in semel.fails("topic", "alter", name, "--dedup-for", "1d", status=2)
+    for size, wrong in (("1023KiB", "1,048,576"), ("1000TiB", "disk")):
+        assert wrong in semel.fails("topic", "create", "wrong", "--dedup-by-id", size)
+        assert wrong in semel.fails("topic", "alter", name, "--dedup-by-id", size)
+    assert "wrong" not in {found["name"] for found in semel.json("topic", "list")["topics"]}
+
+
 def test_queues_are_listed_and_split(semel: Console, topic: str) -> None:
     split = ("queue", "split", f"{topic}/0", "--into", "3")
     assert semel.json(*split) == {"topic": topic, "queue": 0, "children": [3, 4, 5]}
@@ -315,6 +342,11 @@ def test_an_empty_and_an_unreadable_file_are_named(semel: Console, tmp_path: Pat
         ["consume", "t", "--format", "value", "--json"],
         ["topic", "create", "t", "--queues", "0"],
         ["topic", "create", "t", "--retention", "7"],
+        ["topic", "create", "t", "--dedup-by-id", "none"],
+        ["topic", "create", "t", "--dedup-for", "28d"],
+        ["topic", "create", "t", "--on-conflict", "keep-first"],
+        ["topic", "create", "t", "--dedup-by-id", "4GiB", "--on-conflict", "keep-last"],
+        ["topic", "alter", "t", "--dedup-by-id", "none", "--dedup-for", "28d"],
         ["topic", "alter", "t"],
         ["topic", "delete", "t"],
         ["topic", "alter", "t", "--queues", "0"],

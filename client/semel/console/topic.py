@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from semel.client.admin.descriptions import QueueDescription, QueueMove, TopicSettings
+    from semel.client.admin.topic_settings import IdDedup
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -41,6 +43,65 @@ def _settings_options(function: _Function) -> _Function:
     return function
 
 
+def _dedup_options(*, ends: bool) -> Callable[[_Function], _Function]:
+    """The options of dedup by id; `ends`: a topic may cease to compare ids."""
+
+    def add(function: _Function) -> _Function:
+        for option in reversed(
+            [
+                click.option(
+                    "--dedup-by-id",
+                    "window_bytes",
+                    type=Size(none=ends),
+                    metavar="BYTES",
+                    help="Store a message whose id is known only once, and remember so many bytes"
+                    " of ids, 40 an id: 4GiB; at least 1MiB." + " none: compare no ids." * ends,
+                ),
+                click.option(
+                    "--dedup-for",
+                    "keep_ms",
+                    type=Duration(unlimited=True),
+                    help="Forget ids that are older than this as well: 28d, unlimited.",
+                ),
+                click.option(
+                    "--on-conflict",
+                    type=click.Choice(["refuse", "keep-first"]),
+                    help="What becomes of a message with a known id and other content: it fails, or"
+                    " is dropped as a duplicate.  [default: refuse]",
+                ),
+            ]
+        ):
+            function = option(function)
+        return function
+
+    return add
+
+
+def _dedup(
+    present: IdDedup | None, window_bytes: int | None, keep_ms: int | None, on_conflict: str | None
+) -> IdDedup | Literal["off"] | None:
+    """The dedup that the options make of the present one; None without any of them."""
+    from semel.client.admin.topic_settings import IdDedup
+
+    given: dict[str, Any] = {"keep_ms": keep_ms, "on_conflict": on_conflict}
+    given = {name: value for name, value in given.items() if value is not None}
+    if window_bytes == 0:
+        if given:
+            raise click.UsageError("--dedup-by-id none: leave --dedup-for and --on-conflict out")
+        return "off"
+    if window_bytes is not None:
+        given["window_bytes"] = window_bytes
+    if not given:
+        return None
+    if present is not None:
+        return replace(present, **given)
+    if window_bytes is None:
+        raise click.UsageError(
+            "--dedup-for and --on-conflict are about message ids: give --dedup-by-id, too"
+        )
+    return IdDedup(**given)
+
+
 def _group_numbers(_: click.Context, __: click.Parameter, text: str | None) -> list[int] | None:
     if text is None:
         return None
@@ -60,6 +121,7 @@ def topic() -> None:
         "semel topic create orders --queues 8",
         "semel topic create audit --retention unlimited --if-not-exists",
         "semel topic create orders --queues 4 --groups 2,3",
+        "semel topic create events --queues 8 --dedup-by-id 4GiB --dedup-for 28d",
     )
 )
 @click.argument("name")
@@ -72,21 +134,31 @@ def topic() -> None:
     help="Broker groups to place it on.  [default: those with the least on them]",
 )
 @_settings_options
+@_dedup_options(ends=False)
 @client_options
 def create(
     name: str,
     queues: int,
     if_not_exists: bool,
     groups: list[int] | None,
+    window_bytes: int | None,
+    keep_ms: int | None,
+    on_conflict: str | None,
     bootstrap: str,
     as_json: bool,
     **settings: Any,
 ) -> None:
     """Creates a topic and returns once it can be written."""
     out = render.Output(as_json=as_json)
+    dedup: Any = _dedup(None, window_bytes, keep_ms, on_conflict)
     with open_client(bootstrap) as client:
         created = client.admin.create_topic(
-            name, queues=queues, if_not_exists=if_not_exists, groups=groups, **settings
+            name,
+            queues=queues,
+            if_not_exists=if_not_exists,
+            groups=groups,
+            dedup=dedup,
+            **settings,
         )
     text = f"topic {name} created, {queues} queues" if created else f"topic {name} exists"
     out.show({"topic": name, "created": bool(created)}, text)
@@ -121,7 +193,8 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
         found.queues,
         moves,
         title=f"{found.name} · retention {_retention(found.settings)}"
-        f" · messages up to {render.size(found.settings.message_bytes_max)}",
+        f" · messages up to {render.size(found.settings.message_bytes_max)}"
+        + (f" · {compared}" if (compared := _compared(found.settings)) else ""),
     )
     described = found.as_dict() | {"moves": [each.as_dict() for each in moves]}
     render.Output(as_json=as_json).show(described, drawn)
@@ -129,7 +202,10 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
 
 @topic.command(
     epilog=examples(
-        "semel topic alter orders --retention 12h", "semel topic alter orders --queues 16"
+        "semel topic alter orders --retention 12h",
+        "semel topic alter orders --queues 16",
+        "semel topic alter events --dedup-by-id 8GiB --on-conflict keep-first",
+        "semel topic alter events --dedup-by-id none",
     )
 )
 @click.argument("name", shell_complete=completion.topics)
@@ -139,17 +215,31 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
     help="Number of open queues to reach by splitting the widest ones; it never falls.",
 )
 @_settings_options
+@_dedup_options(ends=True)
 @client_options
-def alter(name: str, bootstrap: str, as_json: bool, **settings: Any) -> None:
+def alter(
+    name: str,
+    window_bytes: int | None,
+    keep_ms: int | None,
+    on_conflict: str | None,
+    bootstrap: str,
+    as_json: bool,
+    **settings: Any,
+) -> None:
     """Changes a topic's settings; those that are left out stay."""
-    if all(value is None for value in settings.values()):
+    ids = (window_bytes, keep_ms, on_conflict)
+    if all(value is None for value in (*ids, *settings.values())):
         raise click.UsageError("nothing to alter: name a setting, or --queues")
+    dedup: Any = _dedup(None, *ids) if window_bytes == 0 else None
     with open_client(bootstrap) as client:
-        client.admin.alter_topic(name, **settings)
+        if dedup is None and any(each is not None for each in ids):
+            dedup = _dedup(client.admin.describe_topic(name).settings.dedup, *ids)
+        client.admin.alter_topic(name, dedup=dedup, **settings)
         found = client.admin.describe_topic(name)
     out = render.Output(as_json=as_json)
     opened = sum(not queue.sealed for queue in found.queues)
     text = f"topic {name} altered: {opened} queues, retention {_retention(found.settings)}"
+    text += f", {compared}" if (compared := _compared(found.settings)) else ""
     out.show(found.as_dict(), text)
 
 
@@ -221,6 +311,16 @@ def delete(name: str, if_exists: bool, yes: bool, bootstrap: str, as_json: bool)
         deleted = client.admin.delete_topic(name, if_exists=if_exists)
     text = f"topic {name} deleted" if deleted else f"there is no topic {name}"
     render.Output(as_json=as_json).show({"topic": name, "deleted": bool(deleted)}, text)
+
+
+def _compared(settings: TopicSettings) -> str:
+    """How a topic compares ids, for people; empty if it does not."""
+    dedup = settings.dedup
+    if dedup is None:
+        return ""
+    text = f"dedup by id within {render.size(dedup.window_bytes)}"
+    text += f" and {duration(dedup.keep_ms)}" if dedup.keep_ms > 0 else ""
+    return text + (", the first of a conflict stays" if dedup.on_conflict == "keep-first" else "")
 
 
 def _retention(settings: TopicSettings) -> str:

@@ -31,13 +31,16 @@ class Size(_Whole):
 
     name = "size"
 
-    def __init__(self, *, unlimited: bool = False) -> None:
+    def __init__(self, *, unlimited: bool = False, none: bool = False) -> None:
         self._unlimited = unlimited
+        self._none = none
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Bytes as a whole number; -1 for `unlimited` where that is allowed."""
+        """Bytes as a whole number; where they are allowed, -1 for `unlimited` and 0 for `none`."""
         if isinstance(value, int):
             return value
+        if self._none and value == "none":
+            return 0
         if self._unlimited and value == "unlimited":
             return -1
         match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)(?:i?b)?", str(value).lower())

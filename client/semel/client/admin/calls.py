@@ -52,6 +52,12 @@ from semel.client.admin.resets import (
     plan_resets,
     refuse_active,
 )
+from semel.client.admin.topic_settings import (
+    DedupChange,
+    IdDedup,
+    change_dedup,
+    settings_message,
+)
 from semel.client.core.routing import topic_route
 from semel.client.reading.offsets import (
     Place,
@@ -66,7 +72,7 @@ from semel.protos.groups import check_not_reserved
 from semel.protos.ids import GroupId
 from semel.protos.queue_refs import queue_ref
 from semel.protos.slots import SLOT_COUNT
-from semel.protos.v1 import broker_pb2, common_pb2, controller_pb2
+from semel.protos.v1 import broker_pb2, controller_pb2
 
 _OUTCOMES = {
     broker_pb2.ProduceOutcomeReply.OUTCOME_COMMITTED: "committed",
@@ -90,27 +96,34 @@ class AdminCore:
         settings: dict[str, int | None],
         if_not_exists: bool,
         groups: list[int] | None,
+        dedup: IdDedup | None = None,
     ) -> bool:
         """Returns True if the topic is new."""
         _check_queues(queues)
         request = controller_pb2.CreateTopicRequest(
             name=name,
             queues=queues,
-            settings=_settings(settings),
+            settings=settings_message(settings),
             if_not_exists=if_not_exists,
             groups=groups or [],
             request_id=os.urandom(16),
         )
+        change_dedup(request.settings, dedup)
         reply = await self._cluster.controller("CreateTopic", request)
         return bool(reply.created)
 
     async def alter_topic(
-        self, name: str, settings: dict[str, int | None], queues: int | None
+        self,
+        name: str,
+        settings: dict[str, int | None],
+        queues: int | None,
+        dedup: DedupChange = None,
     ) -> TopicSettings:
         request = controller_pb2.AlterTopicRequest(name=name)
-        if any(value is not None for value in settings.values()):
+        if dedup is not None or any(value is not None for value in settings.values()):
             request.settings.CopyFrom((await self._routes([name])).topics[0].settings)
-            request.settings.MergeFrom(_settings(settings))
+            request.settings.MergeFrom(settings_message(settings))
+            change_dedup(request.settings, dedup)
         elif queues is None:
             raise InvalidRequest("nothing to alter: name a setting, or a number of queues")
         if queues is not None:
@@ -567,17 +580,6 @@ def _producer(info: controller_pb2.ProducerInfo) -> ProducerSummary:
 def _check_queues(queues: object) -> None:
     if not isinstance(queues, int) or isinstance(queues, bool) or not 1 <= queues <= SLOT_COUNT:
         raise InvalidRequest(f"queues must be from 1 to {SLOT_COUNT}, not {queues!r}")
-
-
-def _settings(settings: dict[str, int | None]) -> common_pb2.TopicSettings:
-    for name, value in settings.items():
-        if value is not None and (not isinstance(value, int) or value == 0 or value < -1):
-            raise InvalidRequest(f"{name} must be a whole number from 1, or -1 for none")
-    given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
-    try:
-        return common_pb2.TopicSettings(**given)
-    except ValueError as error:
-        raise InvalidRequest(f"topic settings: {error}") from None
 
 
 def _queue_move(status: controller_pb2.MoveStatus, topic: str) -> QueueMove:

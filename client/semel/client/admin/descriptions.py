@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
+from semel.client.admin.topic_settings import IdDedup
 from semel.protos.batch import BATCH_BYTES_DEFAULT, MESSAGE_BYTES_MAX
 from semel.protos.v1 import common_pb2
 
@@ -21,6 +22,8 @@ class TopicSettings:
     """A larger queue is trimmed from its start; -1 is no limit."""
     message_bytes_max: int
     batch_bytes_max: int
+    dedup: IdDedup | None = None
+    """How the topic compares message ids; None: it does not."""
 
     @classmethod
     def of(cls, message: common_pb2.TopicSettings) -> TopicSettings:
@@ -29,6 +32,7 @@ class TopicSettings:
             retention_bytes=message.retention_bytes or -1,
             message_bytes_max=message.message_bytes_max or MESSAGE_BYTES_MAX,
             batch_bytes_max=message.batch_bytes_max or BATCH_BYTES_DEFAULT,
+            dedup=IdDedup.of(message),
         )
 
 

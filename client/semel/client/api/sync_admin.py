@@ -36,6 +36,7 @@ from semel.client.admin.nodes import DrainResult, MemberProgress, MembershipResu
 from semel.client.admin.resets import OffsetReset, Shift, Target
 from semel.client.admin.restore import RestorePlan, RestoreResult, RestoreWork
 from semel.client.admin.stored_message import StoredMessage, show_message
+from semel.client.admin.topic_settings import IdDedup
 from semel.client.admin.upgrade import Upgrade, upgrade
 from semel.client.admin.verify import Verification, VerifyProgress
 from semel.client.api.telling import run_telling
@@ -69,12 +70,14 @@ class Admin:
         retention_bytes: int | None = None,
         message_bytes_max: int | None = None,
         batch_bytes_max: int | None = None,
+        dedup: IdDedup | None = None,
         if_not_exists: bool = False,
         groups: list[int] | None = None,
     ) -> bool:
         """Creates a topic and returns once it can be written. Returns False if it existed already.
 
-        None takes the default. Raises TopicExists, InvalidRequest.
+        None takes the default. With `dedup` the topic compares message ids. Raises TopicExists,
+        InvalidRequest; UnsupportedVersion when `dedup` needs `semel cluster upgrade` first.
         """
         settings = {
             "retention_ms": retention_ms,
@@ -83,7 +86,7 @@ class Admin:
             "batch_bytes_max": batch_bytes_max,
         }
         return self._session.run(
-            self._session.admin.create_topic(name, queues, settings, if_not_exists, groups)
+            self._session.admin.create_topic(name, queues, settings, if_not_exists, groups, dedup)
         )
 
     def alter_topic(
@@ -94,18 +97,20 @@ class Admin:
         retention_bytes: int | None = None,
         message_bytes_max: int | None = None,
         batch_bytes_max: int | None = None,
+        dedup: IdDedup | Literal["off"] | None = None,
         queues: int | None = None,
     ) -> TopicSettings:
-        """Changes the settings that are given. More `queues` are made by splitting the present
-        ones; their number never falls. Returns once they can be written. Raises UnknownTopic,
-        InvalidRequest."""
+        """Changes the settings that are given. `dedup="off"` ends the comparing of message ids and
+        forgets them. More `queues` are made by splitting the present ones; their number never
+        falls. Returns once they can be written. Raises UnknownTopic, InvalidRequest;
+        UnsupportedVersion when `dedup` needs `semel cluster upgrade` first."""
         settings = {
             "retention_ms": retention_ms,
             "retention_bytes": retention_bytes,
             "message_bytes_max": message_bytes_max,
             "batch_bytes_max": batch_bytes_max,
         }
-        return self._session.run(self._session.admin.alter_topic(name, settings, queues))
+        return self._session.run(self._session.admin.alter_topic(name, settings, queues, dedup))
 
     def split_queue(self, topic: str, queue: int, *, children: int = 2) -> list[int]:
         """Splits one queue and returns the numbers of its children. It is read to its end before

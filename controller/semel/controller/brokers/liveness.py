@@ -169,6 +169,16 @@ class NodeTable:
         report = self._masters_report(group_id)
         return report.levels.active or None if report is not None else None
 
+    def disk_bytes(self, group_id: int) -> int | None:
+        """Size of the smallest disk of the members, as reported last; None when none was."""
+        group = self._groups[group_id]
+        sizes = [
+            size
+            for node_id in group.members
+            if node_id in group.seen and (size := group.seen[node_id].report.load.disk_total_bytes)
+        ]
+        return min(sizes, default=None)
+
     def _masters_report(self, group_id: int) -> ReportNodeRequest | None:
         group = self._groups[group_id]
         seen = group.seen.get(group.master_id)

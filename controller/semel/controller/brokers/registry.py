@@ -145,6 +145,10 @@ class BrokerRegistry:
         """Feature level of a group's log, as its master reported last; None when it did not."""
         return self._table.level(group_id)
 
+    def disk_bytes(self, group_id: int) -> int | None:
+        """Size of the smallest disk of a group's members, as reported last; None when none did."""
+        return self._table.disk_bytes(group_id)
+
     def written_bytes(self) -> dict[int, int]:
         """Bytes a second that producers write to each group, as its master reported last."""
         return {group_id: self._table.written_bytes(group_id) for group_id in self.group_ids()}

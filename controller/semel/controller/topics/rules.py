@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from semel.controller.topics.id_dedup import complete_dedup, without_seed
 from semel.controller.topics.splits import Queue, after_splits, queues_of, split_records
 from semel.protos.errors import InvalidRequest
 from semel.protos.v1.common_pb2 import QueueRef, TopicSettings
@@ -52,7 +53,8 @@ def check_queues(queues: int) -> None:
 
 
 def complete_settings(given: TopicSettings) -> TopicSettings:
-    """The settings with every absent field at its default; raises InvalidRequest."""
+    """The settings with every absent field at its default, dedup by id without its seed; raises
+    InvalidRequest."""
     settings = TopicSettings(
         retention_ms=given.retention_ms or RETENTION_MS,
         retention_bytes=given.retention_bytes or UNLIMITED,
@@ -72,6 +74,8 @@ def complete_settings(given: TopicSettings) -> TopicSettings:
             f"message_bytes_max is {settings.message_bytes_max:,}: it must be at least "
             f"{BATCH_OVERHEAD:,} below batch_bytes_max, which is {settings.batch_bytes_max:,}"
         )
+    if given.HasField("dedup"):
+        settings.dedup.CopyFrom(complete_dedup(given.dedup))
     return settings
 
 
@@ -81,7 +85,7 @@ def topic_route(record: TopicRecord) -> TopicRoute:
     return TopicRoute(
         name=record.name,
         topic_id=record.topic_id,
-        settings=record.settings,
+        settings=without_seed(record.settings),
         queues=[_queue_route(queue) for queue in queues if not queue.sealed],
         sealed=[_queue_route(queue) for queue in queues if queue.sealed],
         created_us=record.created_us,

@@ -39,8 +39,8 @@ from semel.controller import records
 from semel.controller.brokers.routes import RouteTable
 from semel.controller.epoch import ControllerEpoch, unbroken
 from semel.controller.store import StoreFailed, VersionConflict
+from semel.controller.topics import id_dedup, splits
 from semel.controller.topics import rules as topic_rules
-from semel.controller.topics import splits
 from semel.controller.topics.held import require_nothing_delayed
 from semel.controller.topics.placement import place, weigh
 from semel.controller.topics.topic_table import StoredTopic, TopicTable, copied
@@ -90,7 +90,7 @@ class QueueApplier(Protocol):
         """The group's offsets of queues. Raises SemelError."""
 
 
-class Groups(Protocol):
+class Groups(id_dedup.GroupFacts, Protocol):
     """The facts about broker groups that topics depend on."""
 
     def group_ids(self) -> list[int]:
@@ -120,6 +120,7 @@ class TopicService:
         """`clock_us` is the wall clock. `on_change` is called for each topic that came, went or has
         other queues. `moving` says whether a queue of a topic, or a certain one, moves between
         groups."""
+        self._epoch = epoch
         self._table = TopicTable(epoch, routes, on_change)
         self._routes = routes
         self._groups = groups
@@ -202,8 +203,10 @@ class TopicService:
     ) -> tuple[TopicRoute, bool]:
         """Creates a topic; returns it and whether it is new.
 
-        Raises InvalidRequest, TopicExists, UnknownGroup, Unavailable (no broker group), and
-        TimedOut when its queues do not exist in time; the topic will be finished nevertheless.
+        Raises InvalidRequest, TopicExists, UnknownGroup, Unavailable (no broker group),
+        UnsupportedVersion when comparing message ids needs a higher feature level, Throttled while
+        a group's level is not known, and TimedOut when its queues do not exist in time; the topic
+        will be finished nevertheless.
         """
         topic_rules.check_name(request.name)
         topic_rules.check_queues(request.queues)
@@ -220,7 +223,8 @@ class TopicService:
     ) -> TopicRoute:
         """Gives a topic new settings, or more open queues (0: as many as there are).
 
-        Raises InvalidRequest, UnknownTopic, Throttled while other splits go on, TimedOut.
+        Raises InvalidRequest, UnknownTopic, Throttled while other changes go on, UnsupportedVersion
+        when comparing message ids needs a higher feature level, TimedOut.
         """
         if settings is None and not queues:
             raise InvalidRequest("nothing to alter: give settings, or a number of queues")
@@ -237,7 +241,8 @@ class TopicService:
         def change(record: TopicRecord) -> None:
             self._split(record, plan(record))
             if complete is not None:
-                record.settings.CopyFrom(complete)
+                self._require_no_move(record, complete)
+                id_dedup.change_settings(record, complete, self._epoch.level, self._groups)
                 record.settings_pending = True
 
         record = self.find(name)
@@ -298,6 +303,8 @@ class TopicService:
                 created_us=self._clock_us(),
                 request_id=request.request_id,
             )
+            if settings.HasField("dedup"):
+                id_dedup.begin(record, self._epoch.level, self._groups)
             await self._table.add(record)
             log.info("topic is being created topic=%s queues=%d", record.name, request.queues)
             self._drive(record.topic_id)
@@ -327,6 +334,14 @@ class TopicService:
             _require_no_splits(record)
             self._require_at_rest(record, plan)
             record.splits.extend(plan)
+
+    def _require_no_move(self, record: TopicRecord, wanted: TopicSettings) -> None:
+        begins = wanted.HasField("dedup") and not record.settings.HasField("dedup")
+        if begins and self._moving(record.topic_id, None):
+            raise InvalidRequest(
+                f"a queue of topic {record.name!r} moves to another broker group: begin to compare"
+                " message ids when it is there, or give the move up (semel queue move --cancel)"
+            )
 
     def _require_at_rest(self, record: TopicRecord, plan: list[SplitRecord]) -> None:
         for split in plan:

@@ -1,0 +1,93 @@
+"""The settings of a topic as they are given and as they travel: dedup by message id, and the rest.
+
+Not here: the calls (`admin/calls.py`), settings that a call returns (`admin/descriptions.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from semel.protos.errors import InvalidRequest
+from semel.protos.v1 import common_pb2
+
+WINDOW_BYTES_MIN: Final = 1 << 20
+_WINDOW_BYTES_MAX: Final = (1 << 62) - 1
+_KEEP_MS_MAX: Final = (1 << 63) - 1
+
+OnConflict: TypeAlias = Literal["refuse", "keep-first"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdDedup:
+    """Dedup by message id: a message whose id is in the topic's window is not stored again."""
+
+    window_bytes: int
+    """The topic remembers as many ids as this many bytes allow, 40 bytes an id; at least 1 MiB. An
+    id that is older than the window is a new message."""
+    keep_ms: int = -1
+    """Ids that are older, in milliseconds, are forgotten; -1: only the bytes limit the window."""
+    on_conflict: OnConflict = "refuse"
+    """What becomes of a message with a known id and other content: "refuse" fails it with
+    IdConflict, "keep-first" drops it as a duplicate."""
+
+    def __post_init__(self) -> None:
+        """Raises InvalidRequest."""
+        _check_whole("window_bytes", self.window_bytes, WINDOW_BYTES_MIN, _WINDOW_BYTES_MAX)
+        if self.keep_ms != -1:
+            _check_whole("keep_ms", self.keep_ms, 1, _KEEP_MS_MAX)
+        if self.on_conflict not in ("refuse", "keep-first"):
+            raise InvalidRequest(
+                f"on_conflict must be 'refuse' or 'keep-first', not {self.on_conflict!r}"
+            )
+
+    @classmethod
+    def of(cls, message: common_pb2.TopicSettings) -> IdDedup | None:
+        """Returns a topic's setting; None if it compares no ids."""
+        if not message.HasField("dedup"):
+            return None
+        return cls(
+            window_bytes=max(WINDOW_BYTES_MIN, message.dedup.window_bytes),
+            keep_ms=message.dedup.keep_ms or -1,
+            on_conflict="keep-first" if message.dedup.keep_first else "refuse",
+        )
+
+    def message(self) -> common_pb2.IdDedup:
+        """Returns it as it travels; the controller adds the seed."""
+        return common_pb2.IdDedup(
+            window_bytes=self.window_bytes,
+            keep_ms=max(0, self.keep_ms),
+            keep_first=self.on_conflict == "keep-first",
+        )
+
+
+DedupChange: TypeAlias = IdDedup | Literal["off"] | None
+"""A change of a topic's dedup: other settings of it, its end, or none."""
+
+
+def settings_message(settings: Mapping[str, int | None]) -> common_pb2.TopicSettings:
+    """Returns numbers that are given, by the name of their field. Raises InvalidRequest."""
+    for name, value in settings.items():
+        if value is not None and (not isinstance(value, int) or value == 0 or value < -1):
+            raise InvalidRequest(f"{name} must be a whole number from 1, or -1 for none")
+    given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+    try:
+        return common_pb2.TopicSettings(**given)
+    except ValueError as error:
+        raise InvalidRequest(f"topic settings: {error}") from None
+
+
+def change_dedup(message: common_pb2.TopicSettings, dedup: DedupChange) -> None:
+    """Changes the dedup of settings. Raises InvalidRequest."""
+    if dedup == "off":
+        message.ClearField("dedup")
+    elif isinstance(dedup, IdDedup):
+        message.dedup.CopyFrom(dedup.message())
+    elif dedup is not None:
+        raise InvalidRequest(f"dedup must be an IdDedup, or 'off' to end it, not {dedup!r}")
+
+
+def _check_whole(name: str, value: object, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InvalidRequest(f"{name} must be a whole number from {least:,}, not {value!r}")
