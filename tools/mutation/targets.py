@@ -203,6 +203,7 @@ TARGETS: Final = {
                     "session",
                     "producer/identity",
                     "producer/memory",
+                    "producer/rare_fields",
                     "transport/produce_stream",
                     "transport/streams",
                     "transactions/staging",

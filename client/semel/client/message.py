@@ -55,12 +55,16 @@ class RecordMetadata(NamedTuple):
     queue: int
     offset: int
     """-1 for a message that is delayed, which gets one when it is due, and for a duplicate whose
-    offset the queue does not remember."""
+    offset the queue does not remember. Of a duplicate by message id, `queue` and `offset` are the
+    place of the first message with the id."""
     sequence: int
     duplicate: bool
-    """It was stored by an earlier attempt."""
+    """It was stored by an earlier attempt, or the topic has a message with its id."""
     timestamp_us: int
     """Log time of its append, microseconds since the epoch; 0 when not known."""
+    due_us: int = 0
+    """When the first message with the id of a duplicate is due, microseconds since 1970, if it was
+    delayed; else 0."""
 
 
 class Rows:

@@ -306,6 +306,18 @@ class UnsupportedVersion(CallerError):
     level: int = 0
 
 
+class IdConflict(CallerError):
+    """The topic has a message with the same id and other content, whose place the attributes name
+    (`offset` is -1, and `due_us` not 0, for a delayed one). This message is not stored."""
+
+    code = errors_pb2.ERROR_CODE_ID_CONFLICT
+    status = "FAILED_PRECONDITION"
+    message_id: bytes = b""
+    queue_id: int = 0
+    offset: int = -1
+    due_us: int = 0
+
+
 class Unauthenticated(CallerError):
     """The caller did not prove its identity."""
 

@@ -27,8 +27,8 @@ from semel.client.consumer.consumer_config import ConsumerConfig
 from semel.client.core.dues import After, When
 from semel.client.core.fields import Headers
 from semel.client.producer.futures import BulkFuture, SendFuture, new_future
-from semel.client.producer.intake import extra_of
 from semel.client.producer.producer import ProducerCore
+from semel.client.producer.rare_fields import extra_of
 from semel.client.producer.topic import ProducerStats
 from semel.client.reading.offsets import Places
 from semel.client.reading.reader import ReaderCore
@@ -174,8 +174,11 @@ class AsyncProducer:
         `deliver_at` (a datetime with a time zone, or microseconds since 1970) or `deliver_after`
         (a timedelta, or seconds) hold the message back: it is stored as safely as any, and readers
         get it when it is due, rounded up to a whole second. Until then it has no offset: its
-        RecordMetadata has offset -1. `message_id`, up to 1,024 bytes, travels with the message;
-        brokers do not compare ids.
+        RecordMetadata has offset -1. `message_id`, up to 1,024 bytes, travels with the message.
+
+        A topic with dedup by id (`create_topic(dedup=IdDedup(...))`) stores each id once, as long
+        as its window reaches: the RecordMetadata of a further message says `duplicate`, and names
+        the place of the first. The future raises IdConflict if that has another content.
 
             >>> async with connect_async(bootstrap) as client, client.producer() as producer:
             ...     await client.admin.create_topic("alarms", queues=1)
@@ -217,7 +220,8 @@ class AsyncProducer:
         """Puts many messages on their way: lists, or Arrow arrays, of one length.
 
         It makes no object per message, so it is the fastest way to load data. The future resolves
-        to a BulkSummary. Raises like `send`, but MessageTooLarge and InvalidRequest before anything
+        to a BulkSummary, which counts duplicates and conflicts by message id and has their row
+        numbers. Raises like `send`, but MessageTooLarge and InvalidRequest before anything
         is sent.
 
         `deliver_at` is one time for all, or a column: Arrow timestamps with a time zone, whole
@@ -237,7 +241,7 @@ class AsyncProducer:
         for piece in pieces:
             await self.drain()  # asyncio only
             ranges.append(intake.append_piece(opened, piece, queue, _BLOCKS))
-        return BulkFuture(ranges)
+        return BulkFuture(ranges, [piece.rows for piece in pieces])
 
     def transaction(
         self,

@@ -25,7 +25,7 @@ from semel.client.api.transaction_work import (
 from semel.client.config import ProducerConfig, build
 from semel.client.core.dues import After, When
 from semel.client.core.fields import Headers
-from semel.client.producer.intake import extra_of
+from semel.client.producer.rare_fields import extra_of
 from semel.client.session import Session
 from semel.client.transactions.commit import Committed
 from semel.client.transactions.staging import TTL_MS_DEFAULT, StageCore, StageReceipt

@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from semel.client.core.dropped_rows import DroppedRows
 from semel.client.core.routing import TopicRoute
 from semel.protos.batch import MESSAGE_BYTES_MAX
 from semel.protos.body import header_buffers, offsets_of
@@ -59,6 +60,9 @@ class Outcome:
     trimmed: int = 0
     """Number of rows at the front that were stored before, at offsets not known any more."""
     error: Exception | None = None
+    dropped: DroppedRows | None = None
+    """Rows that were not stored because their ids were known: the others have the offsets from
+    `base_offset` on."""
 
 
 class Part:
@@ -195,6 +199,23 @@ class Chunk:
         if any(outcome is None for _, outcome in found):
             return None
         return [(count, outcome) for count, outcome in found if outcome is not None]
+
+    def dropped(self, start: int, end: int) -> tuple[Rows, Rows]:
+        """Returns those of rows `[start, end)` that duplicate another message by its id, and those
+        that conflict with one, in no certain order. The rows have outcomes."""
+        found: tuple[list[Rows], list[Rows]] = ([], [])
+        for part in self.parts or ():
+            dropped = None if part.outcome is None else part.outcome.dropped
+            if dropped is None:
+                continue
+            places = part.first + dropped.places
+            rows = places if self.order is None else self.order[places]
+            wanted = (rows >= start) & (rows < end)
+            conflicts = dropped.is_conflict
+            found[0].append(rows[wanted & ~conflicts])
+            found[1].append(rows[wanted & conflicts])
+        empty = np.empty(0, np.int64)
+        return np.concatenate([empty, *found[0]]), np.concatenate([empty, *found[1]])
 
     def settle(self, part: Part, outcome: Outcome) -> None:
         """Gives a part its outcome. The first outcome stands."""

@@ -35,8 +35,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
 
 from semel.client.core.encoding import rebase, trim
 from semel.protos.errors import (
@@ -127,6 +127,8 @@ class Settled:
     """Offset of its first row; -1 when not known any more."""
     append_time_us: int
     duplicate: bool
+    dropped: Any = field(default=None, compare=False)
+    """Rows that were not stored because their ids were known: a table of `semel.protos.dropped`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,15 +284,21 @@ class SendWindow:
         return again
 
     def on_stored(
-        self, base: int, last: int, base_offset: int, append_time_us: int, duplicate: bool
+        self,
+        base: int,
+        last: int,
+        base_offset: int,
+        append_time_us: int,
+        duplicate: bool,
+        dropped: Any = None,
     ) -> list[Decision]:
-        """Handles the answer COMMITTED or DUPLICATE."""
+        """Handles the answer COMMITTED or DUPLICATE; `dropped` as in `Settled`."""
         batch = self._match(base, last)
         if batch is None:
             return []
         self._head_refusals = 0
         return [
-            self._settle(batch, base_offset, append_time_us, duplicate),
+            self._settle(batch, base_offset, append_time_us, duplicate, dropped),
             *self._maybe_sealed(),
         ]
 
@@ -427,11 +435,16 @@ class SendWindow:
         return batch if batch is not None and batch.last == last else None
 
     def _settle(
-        self, batch: InFlight, base_offset: int, append_time_us: int, duplicate: bool
+        self,
+        batch: InFlight,
+        base_offset: int,
+        append_time_us: int,
+        duplicate: bool,
+        dropped: Any = None,
     ) -> Settled:
         self._in_flight.pop(batch.base, None)
         self.last_settled = max(self.last_settled, batch.last)
-        return Settled(batch, base_offset, append_time_us, duplicate)
+        return Settled(batch, base_offset, append_time_us, duplicate, dropped)
 
     def _note_refusal(self, batch: InFlight, error: SemelError) -> None:
         """Keeps an error if it is certain and about the batch itself."""

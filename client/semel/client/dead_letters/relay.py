@@ -252,6 +252,9 @@ class Relay:
             for _, outcome in chunk.outcomes(0, chunk.count) or ():
                 if outcome.error is not None:
                     raise outcome.error
+                dropped = outcome.dropped
+                if dropped is not None and (error := dropped.first_conflict(chunk.topic)):
+                    raise error
 
     def close(self) -> None:
         """Ends the relay at once. Copies on their way may still land."""

@@ -16,10 +16,12 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from semel.client.core.batching import Chunk, Outcome
+import numpy as np
+
+from semel.client.core.batching import Chunk, Outcome, Part, Rows
 from semel.client.message import RecordMetadata
 from semel.client.transport.runtime import finish
 from semel.protos.errors import TimedOut
@@ -95,9 +97,13 @@ class SendFuture:
         self._wait(timeout)
         found = self._chunk.outcome_of(self._row)
         assert found is not None
-        if found[0].error is not None:
+        outcome, _, place = found
+        error = outcome.error
+        if outcome.dropped is not None and (index := outcome.dropped.find(place)) is not None:
+            error = outcome.dropped.error(index, self._chunk.topic)
+        if error is not None:
             self._chunk.told = True
-        return found[0].error
+        return error
 
     def add_done_callback(self, function: Callable[[SendFuture], object]) -> None:
         """Calls `function(self)` once the message is done: at once, or later on the I/O thread,
@@ -134,9 +140,14 @@ class SendFuture:
             self._chunk.told = True
             raise outcome.error.with_traceback(None)
         assert part is not None
-        offset, sequence = outcome.base_offset, outcome.base_sequence
-        place -= outcome.trimmed
-        offset = offset + place if offset >= 0 and place >= 0 else -1
+        offset, sequence, stored = outcome.base_offset, outcome.base_sequence, place
+        if outcome.dropped is not None:
+            index = outcome.dropped.find(place)
+            if index is not None:
+                return self._duplicate(outcome, part, place, index)
+            stored -= outcome.dropped.before(place)
+        place, stored = place - outcome.trimmed, stored - outcome.trimmed
+        offset = offset + stored if offset >= 0 and place >= 0 else -1
         if part.positions is not None:
             sequence = int(part.positions[place + outcome.trimmed])
         else:
@@ -150,6 +161,19 @@ class SendFuture:
             outcome.append_time_us,
         )
 
+    def _duplicate(self, outcome: Outcome, part: Part, place: int, index: int) -> RecordMetadata:
+        """Returns the place of the first message with the id. Raises IdConflict."""
+        topic, dropped = self._chunk.topic, outcome.dropped
+        assert dropped is not None
+        if (error := dropped.error(index, topic)) is not None:
+            self._chunk.told = True
+            raise error
+        queue, offset, due_us = dropped.first(index)
+        sequence = outcome.base_sequence + place - outcome.trimmed
+        if part.positions is not None:
+            sequence = int(part.positions[place])
+        return RecordMetadata(topic, queue, offset, sequence, True, 0, due_us)
+
     def __repr__(self) -> str:
         state = "done" if self.done() else "pending"
         return f"<SendFuture {state} topic={self._chunk.topic!r}>"
@@ -157,6 +181,10 @@ class SendFuture:
 
 new_future: Final[Callable[[type[SendFuture]], SendFuture]] = object.__new__
 """Makes an empty handle for `send`, which sets its fields: calling the class takes a third more."""
+
+
+def _no_rows() -> Rows:
+    return np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,25 +195,39 @@ class BulkSummary:
     stored: int
     """Newly stored by this call."""
     duplicates: int
-    """Stored by an earlier attempt, this process's or an earlier one's (`skipped` included)."""
+    """Stored by an earlier attempt, this process's or an earlier one's (`skipped` included), or
+    not stored again because the topic has their ids."""
     skipped: int
     """Not sent at all: the queue had their positions when the producer was opened."""
+    conflicts: int = 0
+    """Not stored: the topic has another message with their id. No error is raised for them."""
+    duplicate_rows: Rows = field(default_factory=_no_rows, compare=False)
+    """Numbers in the call, rising from 0, of the messages that the topic has by their ids."""
+    conflict_rows: Rows = field(default_factory=_no_rows, compare=False)
+    """Numbers in the call of the conflicts, rising."""
 
 
 class BulkFuture:
     """The handle of one `send_many`. Block on `result()`, or `await` it."""
 
-    __slots__ = ("_ranges",)
+    __slots__ = ("_numbers", "_ranges")
 
-    def __init__(self, ranges: list[tuple[Chunk, int, int]]) -> None:
+    def __init__(
+        self,
+        ranges: list[tuple[Chunk, int, int]],
+        numbers: list[Rows | None] | None = None,
+    ) -> None:
+        """`numbers` has for each range the numbers of its rows in the call; None: they go on."""
         self._ranges = ranges
+        self._numbers = numbers
 
     def done(self) -> bool:
         """Every message is stored, or failed."""
         return all(chunk.outcomes(start, end) is not None for chunk, start, end in self._ranges)
 
     def result(self, timeout: float | None = None) -> BulkSummary:
-        """Returns the summary. Raises the first failure, or TimedOut like `SendFuture.result`."""
+        """Returns the summary, which counts conflicts of message ids and names them. Raises the
+        first other failure, or TimedOut like `SendFuture.result`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         for chunk, start, end in self._ranges:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -222,7 +264,34 @@ class BulkFuture:
                 else:
                     stored += count - trimmed
                     duplicates += trimmed
-        return BulkSummary(messages=messages, stored=stored, duplicates=duplicates, skipped=skipped)
+        dropped, refused = self._dropped()
+        return BulkSummary(
+            messages=messages,
+            stored=stored - len(dropped) - len(refused),
+            duplicates=duplicates + len(dropped),
+            skipped=skipped,
+            conflicts=len(refused),
+            duplicate_rows=dropped,
+            conflict_rows=refused,
+        )
+
+    def _dropped(self) -> tuple[Rows, Rows]:
+        """Returns the numbers of messages that duplicate another one by id, or conflict with it."""
+        if not any(
+            outcome.dropped is not None
+            for chunk, start, end in self._ranges
+            for _, outcome in chunk.outcomes(start, end) or ()
+        ):
+            return _no_rows(), _no_rows()
+        found: tuple[list[Rows], list[Rows]] = ([], [])
+        first = 0
+        for at, (chunk, start, end) in enumerate(self._ranges):
+            numbers = None if self._numbers is None else self._numbers[at]
+            for rows, kept in zip(chunk.dropped(start, end), found, strict=True):
+                kept.append(rows - start + first if numbers is None else numbers[rows - start])
+            chunk.told = chunk.told or bool(len(found[1][-1]))
+            first += end - start
+        return np.sort(np.concatenate(found[0])), np.sort(np.concatenate(found[1]))
 
 
 def is_skipped(outcome: Outcome) -> bool:

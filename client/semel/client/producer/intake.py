@@ -45,7 +45,7 @@ from semel.client.core.batching import (
     message_sizes,
     take_rows,
 )
-from semel.client.core.dues import AT_ONCE, After, Run, When, bulk_runs, due_of
+from semel.client.core.dues import AT_ONCE, Run, bulk_runs
 from semel.client.core.fields import (
     INT64_MAX,
     Headers,
@@ -54,8 +54,9 @@ from semel.client.core.fields import (
     check_queue,
     check_time,
 )
-from semel.client.core.message_ids import check_ids, id_bytes
+from semel.client.core.message_ids import check_ids
 from semel.client.producer.memory import ProducerMemory
+from semel.client.producer.rare_fields import NO_EXTRA, Extra
 from semel.client.transport.runtime import IO_THREAD
 from semel.protos.batch import MESSAGE_BYTES_MAX
 from semel.protos.columns import Columns
@@ -65,26 +66,6 @@ SEAL_BYTES_MAX: Final = 4 << 20
 """Size limit in bytes of a chunk whose rows go to several queues, before it is routed."""
 
 
-class Extra(NamedTuple):
-    """Fields that few messages have, kept apart so that the others pay nothing for them."""
-
-    due_us: int
-    message_id: bytes | None
-
-
-NO_EXTRA: Final = Extra(AT_ONCE, None)
-
-
-def extra_of(
-    deliver_at: When | None, deliver_after: After | None, message_id: bytes | str | None
-) -> Extra | None:
-    """Returns the rare fields of one message, or None if it has none. Raises InvalidRequest."""
-    if deliver_at is None and deliver_after is None and message_id is None:
-        return None
-    due_us = due_of(deliver_at, deliver_after, time.time_ns() // 1000)
-    return Extra(due_us, None if message_id is None else id_bytes(message_id))
-
-
 class Piece(NamedTuple):
     """A range of a bulk call's messages that goes into one chunk."""
 
@@ -92,6 +73,8 @@ class Piece(NamedTuple):
     positions: Rows | None
     size: int
     due_us: int
+    rows: Rows | None = None
+    """Numbers of the messages in the call; None: they follow those of the piece before."""
 
 
 class TopicIntake:
@@ -319,6 +302,7 @@ class Intake:
                 None if numbers is None else numbers[start:end],
                 int(ends[end] - ends[start]),
                 run.due_us,
+                None if order is None else order[start:end],
             )
             for run in runs
             for start, end in cuts(ends, run.start, run.end, limit)
@@ -333,7 +317,7 @@ class Intake:
     ) -> tuple[Chunk, int, int]:
         """Appends one piece of a bulk call; returns its chunk, first row and end. Raises like
         `append`."""
-        columns, positions, size, due_us = piece
+        columns, positions, size, due_us, _ = piece
         with self._lock:
             if self._failure is not None:
                 self.told = True

@@ -34,6 +34,7 @@ import numpy as np
 
 from semel.client.config import ProducerConfig
 from semel.client.core.batching import Chunk, Outcome, Part, route
+from semel.client.core.dropped_rows import DroppedRows
 from semel.client.core.routing import QueueRoute, TopicRoute
 from semel.client.core.sequences import (
     Decision,
@@ -628,6 +629,7 @@ class ProducerCore:
                             append_time_us=decision.append_time_us,
                             duplicate=decision.duplicate,
                             trimmed=batch.trimmed,
+                            dropped=_dropped(decision, part),
                         ),
                     )
                 case Failed(batch=batch):
@@ -669,12 +671,25 @@ class ProducerCore:
         else:
             self.stats.stored += part.count - outcome.trimmed
             self.stats.duplicates += outcome.trimmed
+            if outcome.dropped is not None:
+                self._on_dropped(chunk, outcome.dropped)
         chunk.settle(part, outcome)
         if chunk.settled:
             self._finish(chunk)
         if outcome.error is not None and self.config.source_positions:
             self.fail(outcome.error)
         self._pump_soon()
+
+    def _on_dropped(self, chunk: Chunk, dropped: DroppedRows) -> None:
+        """Counts rows that were not stored because of their ids. A conflict leaves no hole: its
+        sequence is taken, so a producer with source positions goes on."""
+        duplicates, conflicts = dropped.duplicates, dropped.conflicts
+        self.stats.stored -= duplicates + conflicts
+        self.stats.duplicates += duplicates
+        self.stats.conflicts += conflicts
+        self.stats.failed += conflicts
+        if (error := dropped.first_conflict(chunk.topic)) is not None:
+            self._note(chunk, error)
 
     def _fail_chunk(self, chunk: Chunk, error: Exception) -> None:
         if chunk.parts is None:
@@ -795,7 +810,16 @@ class ProducerCore:
             duplicates=stats.duplicates,
             skipped=stats.skipped,
             failed=stats.failed,
+            conflicts=stats.conflicts,
             batches=stats.batches,
             retries=stats.retries,
             bytes=stats.bytes,
         )
+
+
+def _dropped(settled: Settled, part: Part) -> DroppedRows | None:
+    """Returns the rows of a part that were not stored because their ids were known."""
+    if settled.dropped is None:
+        return None
+    batch = settled.batch
+    return DroppedRows.of(settled.dropped, batch.payload, part.positions, batch.trimmed)

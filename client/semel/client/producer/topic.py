@@ -29,10 +29,14 @@ class ProducerStats:
     stored: int = 0
     """Acknowledged as new."""
     duplicates: int = 0
-    """Acknowledged as stored before: retries that the broker recognised."""
+    """Acknowledged as stored before: retries that the broker recognised, and messages whose id the
+    topic has."""
     skipped: int = 0
     """Not sent: the queue had their positions when the producer was opened."""
     failed: int = 0
+    """Not stored, conflicts included."""
+    conflicts: int = 0
+    """Not stored: the topic has another message with their id."""
     batches: int = 0
     """Batches acknowledged."""
     retries: int = 0

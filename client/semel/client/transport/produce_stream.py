@@ -28,6 +28,7 @@ from collections.abc import Collection, Coroutine, Iterable, Iterator
 from typing import Any, Final, Protocol, TypeAlias
 
 from semel.client.config import ClientConfig
+from semel.client.core.dropped_rows import read_table
 from semel.client.core.retry import Backoff, BackoffPolicy
 from semel.client.core.routing import Master, RouteTable
 from semel.client.core.sequences import Decision, InFlight, Moved, SendWindow
@@ -291,6 +292,7 @@ class Wire:
                     ack.base_offset,
                     ack.append_time_us,
                     ack.status == broker_pb2.PRODUCE_STATUS_DUPLICATE,
+                    read_table(ack.dropped),
                 )
             else:
                 refusal = from_detail(ack.error)

@@ -16,7 +16,8 @@ from semel.client.core.batching import Chunk, Part, route
 from semel.client.core.encoding import encode_part, rebase, trim
 from semel.client.core.sequences import InFlight, Known, _offset_of
 from semel.client.core.splitting import divide, of_encoded, of_waiting
-from semel.client.producer.intake import Extra, Intake, TopicIntake, extra_of
+from semel.client.producer.intake import Intake, TopicIntake
+from semel.client.producer.rare_fields import Extra, extra_of
 from semel.protos.batch import BatchFlags, Codec, check_batch
 from semel.protos.columns import decode_columns
 from semel.protos.errors import InvalidRequest, MessageTooLarge
