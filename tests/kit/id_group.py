@@ -52,6 +52,11 @@ class IdGroup(Group):
         self.index.cut_back(self.window.next_arrival)
 
     @property
+    def next_index(self) -> int:
+        """Index of the entry that is made of what is accepted."""
+        return len(self.frames) + 1
+
+    @property
     def window(self) -> Any:
         return self.state.id_windows.topics[KEY.topic_id]
 
@@ -92,7 +97,7 @@ class IdGroup(Group):
         header = check_batch(data)
         ids = ids or self.look_up(data)
         decision: BatchDecision = self.admission.admit_batch(
-            header, 0, time_us=self.now_us, ids=ids
+            header, 0, time_us=self.now_us, entry=self.next_index, ids=ids
         )
         if isinstance(decision, Accepted):
             assert decision.checked is not None

@@ -495,7 +495,7 @@ def _places_in(view: _View, arrivals: U64) -> Found:
         at = np.flatnonzero((arrivals >= first) & (arrivals < end))
         if len(at):
             parts.append((at, run.places_of(arrivals[at])))
-    columns = np.full((3, len(arrivals)), -1, np.int64)
+    columns = np.full((len(Found._fields), len(arrivals)), -1, np.int64)
     for at, found in parts:
         columns[:, at] = found
     return Found(*columns)

@@ -3,7 +3,8 @@
 How it works. The messages of a batch arrive one after the other and get one offset after the other.
 So one *place* serves a stretch of arrivals: the first arrival, the queue, and the offset of the
 first message. A stretch ends where the next one begins. Messages that were delayed have no offset
-when they arrive; the place of such a stretch says when they are due.
+when they arrive; the place of such a stretch says when they are due, and in which entry of the log
+they are: the message can be found by both, before it is delivered and after.
 
 Invariants
 1. Arrivals rise strictly within a block, and from block to block.
@@ -22,9 +23,13 @@ from semel.broker.dedup.fingerprints import U64
 from semel.broker.dedup.id_store import CorruptIndex
 
 PLACE_COLUMNS: Final = 3
-"""First arrival; queue, with DELAYED added if there is no offset; offset or due time."""
+"""First arrival; queue; offset. Without an offset: first arrival; queue, DELAYED and the entry in
+one number; due time."""
 PLACE_BYTES: Final = 8 * PLACE_COLUMNS
 DELAYED: Final = 1 << 32
+ENTRY_AT: Final = DELAYED << 1
+ENTRY_MASK: Final = (1 << 31) - 1
+"""The part of an entry's number that is kept: what is found by it has to be compared anyway."""
 
 
 class Found(NamedTuple):
@@ -35,18 +40,16 @@ class Found(NamedTuple):
     """-1 for messages that were delayed."""
     dues: npt.NDArray[np.int64]
     """Microseconds; 0 for messages that were not delayed."""
+    entries: npt.NDArray[np.int64]
+    """ENTRY_MASK of the number of the entry that holds a delayed message; 0 for others."""
 
     def take(self, chosen: Any) -> Found:
         """Those that `chosen` names, places or one truth for each."""
-        return Found(self.queues[chosen], self.offsets[chosen], self.dues[chosen])
+        return Found(*(column[chosen] for column in self))
 
     def then(self, others: Found) -> Found:
         """These, and then others."""
-        return Found(
-            np.concatenate([self.queues, others.queues]),
-            np.concatenate([self.offsets, others.offsets]),
-            np.concatenate([self.dues, others.dues]),
-        )
+        return Found(*(np.concatenate(pair) for pair in zip(self, others, strict=True)))
 
 
 class Places:
@@ -74,16 +77,18 @@ class Places:
         base_offset: int,
         rows: npt.NDArray[np.int64],
         due_us: int = 0,
+        entry: int = 0,
     ) -> Places:
         """The stretches of a batch's messages with ids.
 
         `rows` are their rows among those of the batch that are stored, in rising order; others
-        have no ids. The message of row 0 has the offset `base_offset`, or is due at `due_us`.
+        have no ids. The message of row 0 has the offset `base_offset`, or is due at `due_us` and
+        stored in the log's entry `entry`.
         """
         starts = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
         columns = np.empty((PLACE_COLUMNS, len(starts)), np.uint64)
         columns[0] = starts.astype(np.uint64) + np.uint64(first_arrival)
-        columns[1] = queue_id + (DELAYED if due_us else 0)
+        columns[1] = queue_id + (DELAYED + (entry & ENTRY_MASK) * ENTRY_AT if due_us else 0)
         columns[2] = due_us or (rows[starts] + base_offset).astype(np.uint64)
         return cls(columns)
 
@@ -125,4 +130,5 @@ class Places:
             (queues & np.uint64(DELAYED - 1)).astype(np.int64),
             np.where(delayed, -1, offsets),
             np.where(delayed, values, 0),
+            (queues // np.uint64(ENTRY_AT)).astype(np.int64),
         )

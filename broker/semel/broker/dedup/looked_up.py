@@ -13,14 +13,17 @@ Not here: the window, and the order of batches (`state/admission/id_admission.py
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from semel.broker.dedup.fingerprints import Fingerprints
 from semel.broker.dedup.id_index import IdIndex, Search
 from semel.broker.dedup.id_places import Found, Places
 from semel.broker.dedup.id_rows import Known, Prints, decide_rows
+from semel.broker.dedup.sorted_ids import Hits
 from semel.protos.batch import BATCH_BYTES_MAX, BatchHeader
 from semel.protos.columns import Columns, decode_columns
 from semel.protos.errors import MessageTooLarge
@@ -117,12 +120,14 @@ class LookedUp:
         next_arrival: int,
         base_offset: int,
         due_us: int,
+        entry: int,
         keep_first: bool,
+        cancelled: Sequence[Sequence[int]],
     ) -> DecidedBatch | None:
         """Decides each message; see `CheckedIds` of the admission. Raises MessageTooLarge."""
         index, prints, header = self._index, self._prints, self._header
         assert index.end_arrival == next_arrival, "the index has what is accepted, and no more"
-        known = self._known(first_arrival)
+        known = self._known(first_arrival, cancelled)
         if known is None:
             return None
         decision = decide_rows(
@@ -147,7 +152,7 @@ class LookedUp:
                 limit_bytes=BATCH_BYTES_MAX,
             )
         if len(rows):
-            places = Places.of(next_arrival, header.queue_id, base_offset, rows, due_us)
+            places = Places.of(next_arrival, header.queue_id, base_offset, rows, due_us, entry)
             ids = decision.ids
             index.add(prints.keys[ids], prints.digests[ids], places, next_arrival)
         return DecidedBatch(
@@ -160,21 +165,33 @@ class LookedUp:
             decision.answer,
         )
 
-    def _known(self, first_arrival: int) -> Known | None:
+    def _known(self, first_arrival: int, cancelled: Sequence[Sequence[int]]) -> Known | None:
         """Returns what is known by now; None if memory no longer tells what has arrived since."""
         hits, seen, places = self._search.hits, self._search.seen, self._places
         assert places is not None, "`finish` comes first"
-        alive = hits.arrivals >= np.uint64(first_arrival)
+        alive = (hits.arrivals >= np.uint64(first_arrival)) & _counting(hits, cancelled)
         if not alive.all():
             hits, places = hits.take(alive), places.take(alive)
         begin = max(seen.end_arrival, first_arrival)
         since = self._index.search_since(self._prints.keys, begin, seen)
         if since is None:
             return None
+        since = since.take(_counting(since, cancelled))
         if not len(since.rows):
             return Known(hits, places)
-        # What arrived since was not known before, or the window had left it behind.
+        # What arrived since was not known before, or was cancelled, or the window had left it.
         added = self._index.places_of(since.arrivals)
         rows = np.concatenate([hits.rows, since.rows])
         order = np.argsort(rows)
         return Known(hits.then(since).take(order), places.then(added).take(order))
+
+
+def _counting(hits: Hits, cancelled: Sequence[Sequence[int]]) -> npt.NDArray[np.bool_]:
+    """Which hits count: of a message that was cancelled the id may be used again."""
+    counting = np.ones(len(hits.arrivals), np.bool_)
+    for arrivals in cancelled:
+        if len(arrivals) and len(counting):
+            rising = np.asarray(arrivals, np.uint64)
+            at = np.minimum(np.searchsorted(rising, hits.arrivals), len(rising) - 1)
+            counting &= rising[at] != hits.arrivals
+    return counting

@@ -45,15 +45,23 @@ class Pass:
     """Their columns."""
 
     @classmethod
-    def of(cls, index: IdIndex, arrivals: range, others: Collection[int]) -> Pass:
-        """Reads the ids but for those of the queues `others`. BLOCKING.
+    def of(
+        cls,
+        index: IdIndex,
+        arrivals: range,
+        others: Collection[int],
+        cancelled: Collection[int] = (),
+    ) -> Pass:
+        """Reads the ids but for those of the queues `others`, and of messages that are `cancelled`,
+        by arrival. BLOCKING.
 
         Raises CorruptIndex and OSError.
         """
         found = index.ids_of(arrivals)
         order = np.argsort(found[3])
         places = index.places_of(found[3][order])
-        order = order[~np.isin(places.queues, list(others))]
+        gone = np.isin(found[3][order], np.array(list(cancelled), np.uint64))
+        order = order[~np.isin(places.queues, list(others)) & ~gone]
         own = found[3][order]
         places = index.places_of(own)
         delayed = places.offsets < 0

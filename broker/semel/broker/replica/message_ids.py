@@ -31,9 +31,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
+import pyarrow as pa
+
 from semel.broker.dedup.dropped_answers import answer_of, arrivals_of
-from semel.broker.dedup.fingerprints import Fingerprints
-from semel.broker.dedup.id_index import MEMORY_IDS, IdIndex
+from semel.broker.dedup.fingerprints import U64, Fingerprints
+from semel.broker.dedup.id_index import MEMORY_IDS, IdIndex, Search
 from semel.broker.dedup.id_places import Places
 from semel.broker.dedup.id_runs import IdRun
 from semel.broker.dedup.id_store import CorruptIndex, IdStore
@@ -52,7 +54,7 @@ from semel.broker.state import (
 from semel.protos.batch import BROKER_HEADER_BYTES, BatchHeader, check_batch
 from semel.protos.columns import decode_columns
 from semel.protos.errors import DedupStateExpired, SemelError, Throttled, Unavailable
-from semel.protos.frames import iter_records
+from semel.protos.frames import decode_frame_header, iter_records
 from semel.protos.v1.control_pb2 import ControlRecord, MoveQueue
 
 logger = logging.getLogger(__name__)
@@ -65,6 +67,7 @@ _RETRY_AFTER_MS: Final = 100
 _MEMORIES_MAX: Final = 4
 """A master admits no more ids once this many times the ids that are to be in memory are there,
 because the disk does not take them."""
+_IN_FLIGHT_MS: Final = 20
 
 
 class _Topic(NamedTuple):
@@ -87,6 +90,19 @@ class Lacking(NamedTuple):
 
     end_arrival: int
     """It may have those that arrived from here on; 0: it has had none from the first one on."""
+
+
+class IdPlace(NamedTuple):
+    """Where a message with an id was when it arrived."""
+
+    arrival: int
+    queue_id: int
+    offset: int
+    """-1 if it was delayed."""
+    due_us: int
+    """0 if it was not."""
+    entry: int
+    """ENTRY_MASK of the number of the entry that holds it, if it was delayed."""
 
 
 class IdNode(Protocol):
@@ -236,17 +252,20 @@ class MessageIds:
         if self._topics:
             arrived = [at for at, result in enumerate(results) if _has_ids(result)]
             if arrived:
+                entry = decode_frame_header(frame).index
                 records = [payload for _, _, payload in iter_records(frame)]
                 for at in arrived:
                     if isinstance(results[at], MoveApplied):
                         record = ControlRecord.FromString(bytes(records[at]))
                         self.add_moved(record.move_queue)
                     else:
-                        self._add(results[at], results[at + 1], records[at + 1])
+                        self._add(entry, results[at], results[at + 1], records[at + 1])
         if self.behind:
             self.check()
 
-    def _add(self, checked: ApplyResult, batch: ApplyResult, record: memoryview) -> None:
+    def _add(
+        self, entry: int, checked: ApplyResult, batch: ApplyResult, record: memoryview
+    ) -> None:
         assert isinstance(checked, IdsChecked)
         assert isinstance(batch, BatchApplied)
         topic = self._topics.get(checked.topic_id)
@@ -261,7 +280,7 @@ class MessageIds:
             )
         due_us = header.deliver_at_us if batch.base_offset < 0 else 0
         places = Places.of(
-            checked.first_arrival, header.queue_id, batch.base_offset, prints.rows, due_us
+            checked.first_arrival, header.queue_id, batch.base_offset, prints.rows, due_us, entry
         )
         topic.ids.add(prints.keys, prints.digests, places, checked.first_arrival)
 
@@ -383,6 +402,34 @@ class MessageIds:
             # The batch is applied, so the answer holds whoever is master by now.
             sink.ack(header, "duplicate", base_offset, 0, answer)
 
+    # --- one id -----------------------------------------------------------------------------
+
+    async def locate(self, topic_id: int, message_id: bytes) -> IdPlace | None:
+        """Where the newest message with this id is that the window holds, cancelled or not; None
+        if there is none, or if the topic compares no ids.
+
+        Raises Throttled while it is in flight, and if the index cannot be read.
+        """
+        topic = self._topics.get(topic_id)
+        window = self._node.state.id_windows.topics.get(topic_id)
+        if window is None:
+            return None
+        if topic is None or self.behind:
+            raise _throttled("it is incomplete")
+        keys = topic.fingerprints.keys(pa.array([message_id], pa.binary()))
+        search = topic.ids.search_memory(keys, window.first_arrival)
+        work = partial(_places, topic.ids, search, keys, window.first_arrival)
+        try:
+            found = await asyncio.get_running_loop().run_in_executor(self._readers, work)
+        except (OSError, CorruptIndex) as error:
+            if isinstance(error, CorruptIndex) and topic is self._topics.get(topic_id):
+                self.on_damage(error)
+            logger.error("message id not looked up error=%s", error)
+            raise _throttled(f"it cannot be read: {error}") from error
+        if found is not None and found.arrival >= window.next_arrival:
+            raise Throttled("the message is being stored; ask again", retry_after_ms=_IN_FLIGHT_MS)
+        return found
+
     # --- the disk ---------------------------------------------------------------------------
 
     def _is_full(self, topic: _Topic) -> bool:
@@ -501,6 +548,15 @@ def _skip_to(ids: IdIndex, window: IdWindow) -> None:
 
 def _seeds(windows: Mapping[int, IdWindow]) -> dict[int, bytes]:
     return {topic_id: window.settings.seed for topic_id, window in windows.items()}
+
+
+def _places(ids: IdIndex, search: Search, keys: U64, first_arrival: int) -> IdPlace | None:
+    """BLOCKING. Ends a look-up of one id. Raises CorruptIndex and OSError."""
+    hits = ids.search_disk(search, keys, first_arrival).hits
+    if not len(hits.rows):
+        return None
+    places = ids.places_of(hits.arrivals)
+    return IdPlace(int(hits.arrivals[0]), *(int(column[0]) for column in places))
 
 
 def _throttled(why: str) -> Throttled:

@@ -181,6 +181,8 @@ class Proposer:
         self._parked: dict[ParkKey, _Batch] = {}
         self._releasing: set[QueueKey] = set()
         """Queues whose release waits in the queue."""
+        self._index = 0
+        """Index of the entry being made."""
         self._time_us = 0
         """Time of the entry being made."""
         self._full_until_us: dict[QueueKey, int] = {}
@@ -291,7 +293,7 @@ class Proposer:
         records: list[RecordParts] = []
         owners: list[_Item | _Preceding] = []
         size = self._released = 0
-        self._time_us = time_us
+        self._index, self._time_us = index, time_us
         queue = self._queue
         while queue and len(records) < FRAME_RECORDS_MAX - 1:  # one may need another before it
             item = queue[0]
@@ -347,7 +349,9 @@ class Proposer:
         if staged:
             decision = self._admission.admit_staged(header, time_us=time_us)
         else:
-            decision = self._admission.admit_batch(header, now_ms, time_us=time_us, ids=item.ids)
+            decision = self._admission.admit_batch(
+                header, now_ms, time_us=time_us, entry=self._index, ids=item.ids
+            )
         if isinstance(decision, Accepted):
             data = item.data
             if decision.checked is not None:
@@ -425,6 +429,10 @@ class Proposer:
                 decision = self._admission.admit_feature_level(record.feature_level)
             case "alter_topic":
                 decision = self._admission.queues.admit_alter_topic(record.alter_topic)
+            case "cancel_delayed":
+                decision = self._admission.admit_cancel(
+                    record.cancel_delayed, time_us=self._time_us
+                )
             case "trim":
                 decision = self._admission.queues.admit_trim(record.trim)
             case "fence":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from semel.broker.server.delay_calls import DelayCalls
 from semel.broker.server.group_offsets import GroupOffsetCalls
+from semel.broker.server.id_calls import IdCalls
 from semel.broker.server.lock_calls import LockCalls
 from semel.broker.server.node_status import NodeStatusCall
 from semel.broker.server.producer_calls import ProducerCalls
@@ -24,6 +25,7 @@ class BrokerService:
         groups: GroupOffsetCalls,
         queues: QueueCalls,
         delays: DelayCalls,
+        ids: IdCalls,
         status: NodeStatusCall,
     ) -> None:
         self.FenceProducer = producers.FenceProducer
@@ -41,4 +43,6 @@ class BrokerService:
         self.VerifyQueues = queues.VerifyQueues
         self.ListDelayed = delays.ListDelayed
         self.CountDelayed = delays.CountDelayed
+        self.FindMessage = ids.FindMessage
+        self.CancelMessage = ids.CancelMessage
         self.GetNodeStatus = status.GetNodeStatus

@@ -74,7 +74,8 @@ class DelayCalls:
             after, request.before_us or None, request.messages_max, PAGE_BYTES
         )
         log = replica.log
-        return await replica.in_reader(lambda: _read(log, extents, more=more))
+        page = [(each, tuple(queue.cancelled.rows(each.ordinal))) for each in extents]
+        return await replica.in_reader(lambda: _read(log, page, more=more))
 
     async def CountDelayed(  # noqa: N802
         self, request: broker_pb2.CountDelayedRequest, context: object
@@ -121,7 +122,7 @@ class DelayCalls:
         after: DelayedPlace | None = None
         last = queue.last
         while queue is not None and (packed := queue.packed(after, COUNTED_BLOCKS)):
-            after = histogram.add(packed)
+            after = histogram.add(packed, queue.cancelled)
             if after >= last:
                 return
             await asyncio.sleep(0)
@@ -141,10 +142,15 @@ def _place(request: broker_pb2.ListDelayedRequest, next_ordinal: int) -> Delayed
     return after
 
 
-def _read(log: Log, extents: Sequence[DelayedExtent], *, more: bool) -> broker_pb2.ListDelayedReply:
-    """BLOCKING. The page with the stored batches. Raises CorruptBatch, CorruptSegment."""
+def _read(
+    log: Log, extents: Sequence[tuple[DelayedExtent, Sequence[int]]], *, more: bool
+) -> broker_pb2.ListDelayedReply:
+    """BLOCKING. The page with the stored batches, and which of their rows are cancelled.
+
+    Raises CorruptBatch, CorruptSegment.
+    """
     reply = broker_pb2.ListDelayedReply(more=more)
-    for extent in extents:
+    for extent, rows in extents:
         try:
             stored = bytes(log.read_record(extent.entry, extent.position, extent.length))
         except IndexUnavailable as error:
@@ -152,5 +158,5 @@ def _read(log: Log, extents: Sequence[DelayedExtent], *, more: bool) -> broker_p
                 f"a batch that is due at {extent.due_us} is not readable on this node: {error}"
             ) from None
         place = broker_pb2.DelayedPlace(due_us=extent.due_us, ordinal=extent.ordinal)
-        reply.batches.add(place=place, stored=stored)
+        reply.batches.add(place=place, stored=stored, cancelled=rows)
     return reply

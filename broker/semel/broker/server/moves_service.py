@@ -136,7 +136,10 @@ class MovesService(broker_pb2_grpc.MovesServicer):
             topic = (each.queue_id for each in known_here if each.topic_id == key.topic_id)
             others = frozenset(topic) - family
             arrivals = range(at, max(at, min(at + PASS_IDS, end)))
-            found = await self._replica.in_reader(lambda: Pass.of(index, arrivals, others))
+            cancelled = list(window.cancelled)
+            found = await self._replica.in_reader(
+                lambda: Pass.of(index, arrivals, others, cancelled)
+            )
             known = self._pass = key, seed, found
         reply.compares, reply.seed, reply.next_arrival = True, seed, end
         reply.ids, reply.ids_to = known[2].portion(at)

@@ -15,8 +15,10 @@ Not here: the checks (`state/verify/verifiers.py`), comparing nodes (the client'
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Final
 
 from semel.broker.log import IndexUnavailable, Log
@@ -32,7 +34,7 @@ from semel.broker.state import (
 )
 from semel.broker.state.apply.expired import Expired
 from semel.broker.state.verify.moved_tables import Entry
-from semel.protos.batch import BROKER_HEADER_BYTES, decode_header
+from semel.protos.batch import BROKER_HEADER_BYTES, BatchHeader, decode_header
 from semel.protos.delays import is_delayed
 from semel.protos.errors import CorruptBatch, CorruptSegment, InvalidRequest, StorageError
 from semel.protos.ids import QueueId, QueueKey
@@ -54,6 +56,8 @@ class _Wanted:
     extents: tuple[Extent, ...]
     delayed: tuple[DelayedExtent, ...]
     """Batches without offsets."""
+    cancelled: dict[int, int]
+    """How many of their messages are cancelled, by the ordinals of the batches."""
     inherited: dict[int, tuple[int, int]]
     gaps: bool
     """For a child: epoch and last sequence of each row that its parent ended with."""
@@ -106,13 +110,18 @@ class _CallerGone(Exception):
 
 def _capture(state: State, key: QueueKey) -> _Wanted:
     queue = state.queues[key]
+    delayed = state.delays.queues.get(key)
     return _Wanted(
         key=key,
         log_start_offset=queue.log_start_offset,
         log_end_offset=queue.log_end_offset,
         expired=queue.expired.copy(),
         extents=tuple(queue.extents_from(queue.log_start_offset, 1 << 62)),
-        delayed=tuple(state.delays.queues.get(key, ())),
+        delayed=tuple(delayed or ()),
+        cancelled={
+            ordinal: len(rows)
+            for ordinal, rows in (delayed.cancelled.batches if delayed else {}).items()
+        },
         inherited=_inherited(state, queue),
         gaps=state.id_windows.may_have_dropped(key.topic_id),
         live_table_digest=state.producers.queue_digest(key),
@@ -160,14 +169,18 @@ def _verify(
     digests: dict[QueueKey, bytes] = {}
     windows: dict[QueueKey, dict[int, list[Entry]]] = {}
     broken: list[str] = []
+    late: Counter[QueueKey] = Counter()
+    """How many delayed messages were cancelled after entry `index`: they count as delayed."""
     try:
         for frame in _frames(log, table.index + 1, index + 1):
             table.feed(frame)
         digests = {one.key: table.queue_digest(one.key) for one in wanted}
         wanted = [_cut(log, one, table.log_end_offset(one.key), index) for one in wanted]
         windows = {one.key: table.windows(one.key) for one in wanted}
+        cancelled_before = Counter(table.cancelled)
         for frame in _frames(log, index + 1, applied + 1):
             table.feed(frame)
+        late = table.cancelled - cancelled_before
     except StorageError as error:
         broken.append(f"the sequence table cannot be recomputed: {error}")
     done = reported = 0
@@ -193,7 +206,7 @@ def _verify(
             table_digest=digests.get(one.key, b""),
             table_matches=(not broken and table.queue_digest(one.key) == one.live_table_digest),
             problems=problems,
-            delayed=found.delayed,
+            delayed=found.delayed + late[one.key],
         )
         report(
             broker_pb2.VerifyQueuesReply(
@@ -211,22 +224,35 @@ def _cut(log: Log, one: _Wanted, end: int, index: int) -> _Wanted:
     end = max(end, one.log_start_offset)
     extents = tuple(extent for extent in one.extents if extent.base_offset < end)
     delayed = [extent for extent in one.delayed if extent.entry <= index]
-    for extent in one.extents[len(extents) :]:
-        if extent.index <= index and (due_us := _due_us(log, extent)):
-            delayed.append(
-                DelayedExtent(due_us, 0, extent.index, extent.position, extent.length, extent.count)
-            )
-    return replace(one, log_end_offset=end, extents=extents, delayed=tuple(delayed))
+    cancelled = dict(one.cancelled)
+    # A batch with cancelled messages has one extent for each stretch that is left.
+    for place, group in groupby(one.extents[len(extents) :], _record_of):
+        parts = list(group)
+        if parts[0].index <= index and (batch := _delayed(log, parts[0])):
+            ordinal = -1 - len(delayed)
+            delayed.append(DelayedExtent(batch.deliver_at_us, ordinal, *place, batch.count))
+            cancelled[ordinal] = batch.count - sum(extent.count for extent in parts)
+    return replace(
+        one,
+        log_end_offset=end,
+        extents=extents,
+        delayed=tuple(delayed),
+        cancelled=cancelled,
+    )
 
 
-def _due_us(log: Log, extent: Extent) -> int:
-    """When a delayed batch was due; 0 for a batch that was not delayed, or is unreadable."""
+def _record_of(extent: Extent) -> tuple[int, int, int]:
+    return extent.index, extent.position, extent.length
+
+
+def _delayed(log: Log, extent: Extent) -> BatchHeader | None:
+    """The header of a delayed batch; None for one that was not delayed, or is unreadable."""
     try:
         stored = log.read_record(extent.index, extent.position, extent.length)
         batch = decode_header(bytes(stored), BROKER_HEADER_BYTES)
     except (StorageError, IndexUnavailable, CorruptBatch):
-        return 0
-    return batch.deliver_at_us if is_delayed(batch) else 0
+        return None
+    return batch if is_delayed(batch) else None
 
 
 def _read_queue(
@@ -258,7 +284,8 @@ def _read_queue(
         except (StorageError, IndexUnavailable) as error:
             verifier.miss_delayed(delayed.entry, delayed.messages, str(error))
             continue
-        verifier.feed_delayed(delayed.entry, delayed.messages, stored)
+        cancelled = one.cancelled.get(delayed.ordinal, 0)
+        verifier.feed_delayed(delayed.entry, delayed.messages, stored, cancelled)
         progress(delayed.length)
     verifier.hold_against(windows)
     return verifier.finish()

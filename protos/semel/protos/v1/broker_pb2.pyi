@@ -23,6 +23,14 @@ class ProduceStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PRODUCE_STATUS_DUPLICATE: _ClassVar[ProduceStatus]
     PRODUCE_STATUS_FAILED: _ClassVar[ProduceStatus]
 
+class MessageFate(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MESSAGE_FATE_UNKNOWN: _ClassVar[MessageFate]
+    MESSAGE_FATE_STORED: _ClassVar[MessageFate]
+    MESSAGE_FATE_DELAYED: _ClassVar[MessageFate]
+    MESSAGE_FATE_CANCELLED: _ClassVar[MessageFate]
+    MESSAGE_FATE_REMOVED: _ClassVar[MessageFate]
+
 class MembershipStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     MEMBERSHIP_STATUS_UNSPECIFIED: _ClassVar[MembershipStatus]
@@ -36,6 +44,11 @@ PRODUCE_STATUS_UNSPECIFIED: ProduceStatus
 PRODUCE_STATUS_COMMITTED: ProduceStatus
 PRODUCE_STATUS_DUPLICATE: ProduceStatus
 PRODUCE_STATUS_FAILED: ProduceStatus
+MESSAGE_FATE_UNKNOWN: MessageFate
+MESSAGE_FATE_STORED: MessageFate
+MESSAGE_FATE_DELAYED: MessageFate
+MESSAGE_FATE_CANCELLED: MessageFate
+MESSAGE_FATE_REMOVED: MessageFate
 MEMBERSHIP_STATUS_UNSPECIFIED: MembershipStatus
 MEMBERSHIP_STATUS_LEARNER: MembershipStatus
 MEMBERSHIP_STATUS_VOTER: MembershipStatus
@@ -450,12 +463,14 @@ class ListDelayedRequest(_message.Message):
     def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., before_us: _Optional[int] = ..., after: _Optional[_Union[DelayedPlace, _Mapping]] = ..., messages_max: _Optional[int] = ...) -> None: ...
 
 class DelayedBatch(_message.Message):
-    __slots__ = ("place", "stored")
+    __slots__ = ("place", "stored", "cancelled")
     PLACE_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
     place: DelayedPlace
     stored: bytes
-    def __init__(self, place: _Optional[_Union[DelayedPlace, _Mapping]] = ..., stored: _Optional[bytes] = ...) -> None: ...
+    cancelled: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, place: _Optional[_Union[DelayedPlace, _Mapping]] = ..., stored: _Optional[bytes] = ..., cancelled: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ListDelayedReply(_message.Message):
     __slots__ = ("batches", "more")
@@ -502,6 +517,54 @@ class CountDelayedReply(_message.Message):
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     queues: _containers.RepeatedCompositeFieldContainer[QueueDelays]
     def __init__(self, queues: _Optional[_Iterable[_Union[QueueDelays, _Mapping]]] = ...) -> None: ...
+
+class FindMessageRequest(_message.Message):
+    __slots__ = ("topic_id", "message_id")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    topic_id: int
+    message_id: bytes
+    def __init__(self, topic_id: _Optional[int] = ..., message_id: _Optional[bytes] = ...) -> None: ...
+
+class FindMessageReply(_message.Message):
+    __slots__ = ("fate", "queue", "offset", "due_us", "append_time_us", "stored", "row")
+    FATE_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DUE_US_FIELD_NUMBER: _ClassVar[int]
+    APPEND_TIME_US_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    fate: MessageFate
+    queue: _common_pb2.QueueRef
+    offset: int
+    due_us: int
+    append_time_us: int
+    stored: bytes
+    row: int
+    def __init__(self, fate: _Optional[_Union[MessageFate, str]] = ..., queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., offset: _Optional[int] = ..., due_us: _Optional[int] = ..., append_time_us: _Optional[int] = ..., stored: _Optional[bytes] = ..., row: _Optional[int] = ...) -> None: ...
+
+class CancelMessageRequest(_message.Message):
+    __slots__ = ("topic_id", "message_id")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    topic_id: int
+    message_id: bytes
+    def __init__(self, topic_id: _Optional[int] = ..., message_id: _Optional[bytes] = ...) -> None: ...
+
+class CancelMessageReply(_message.Message):
+    __slots__ = ("fate", "queue", "offset", "due_us", "append_time_us")
+    FATE_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DUE_US_FIELD_NUMBER: _ClassVar[int]
+    APPEND_TIME_US_FIELD_NUMBER: _ClassVar[int]
+    fate: MessageFate
+    queue: _common_pb2.QueueRef
+    offset: int
+    due_us: int
+    append_time_us: int
+    def __init__(self, fate: _Optional[_Union[MessageFate, str]] = ..., queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., offset: _Optional[int] = ..., due_us: _Optional[int] = ..., append_time_us: _Optional[int] = ...) -> None: ...
 
 class DescribeGroupOffsetsRequest(_message.Message):
     __slots__ = ("group",)

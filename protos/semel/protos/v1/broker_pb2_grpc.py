@@ -251,6 +251,16 @@ class BrokerStub:
                 request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.CountDelayedRequest.SerializeToString,
                 response_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.CountDelayedReply.FromString,
                 _registered_method=True)
+        self.FindMessage = channel.unary_unary(
+                '/semel.protos.v1.Broker/FindMessage',
+                request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.FindMessageRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.FindMessageReply.FromString,
+                _registered_method=True)
+        self.CancelMessage = channel.unary_unary(
+                '/semel.protos.v1.Broker/CancelMessage',
+                request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.CancelMessageRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.CancelMessageReply.FromString,
+                _registered_method=True)
         self.DescribeGroupOffsets = channel.unary_unary(
                 '/semel.protos.v1.Broker/DescribeGroupOffsets',
                 request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.DescribeGroupOffsetsRequest.SerializeToString,
@@ -357,6 +367,20 @@ class BrokerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindMessage(self, request, context):
+        """Where the message with an id is, in a topic that compares ids; master only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelMessage(self, request, context):
+        """Takes a delayed message out before it is due, in a topic that compares ids; master only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DescribeGroupOffsets(self, request, context):
         """Committed offsets and locks of consumer groups on this broker group.
         """
@@ -451,6 +475,16 @@ def add_BrokerServicer_to_server(servicer, server):
                     servicer.CountDelayed,
                     request_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.CountDelayedRequest.FromString,
                     response_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.CountDelayedReply.SerializeToString,
+            ),
+            'FindMessage': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindMessage,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.FindMessageRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.FindMessageReply.SerializeToString,
+            ),
+            'CancelMessage': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelMessage,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.CancelMessageRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.CancelMessageReply.SerializeToString,
             ),
             'DescribeGroupOffsets': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeGroupOffsets,
@@ -754,6 +788,60 @@ class Broker:
             '/semel.protos.v1.Broker/CountDelayed',
             semel_dot_protos_dot_v1_dot_broker__pb2.CountDelayedRequest.SerializeToString,
             semel_dot_protos_dot_v1_dot_broker__pb2.CountDelayedReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindMessage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Broker/FindMessage',
+            semel_dot_protos_dot_v1_dot_broker__pb2.FindMessageRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_broker__pb2.FindMessageReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelMessage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Broker/CancelMessage',
+            semel_dot_protos_dot_v1_dot_broker__pb2.CancelMessageRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_broker__pb2.CancelMessageReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,7 +35,7 @@ MOVE_STEP_ABORT: MoveStep
 MOVE_STEP_IDS: MoveStep
 
 class ControlRecord(_message.Message):
-    __slots__ = ("create_queue", "delete_queue", "alter_topic", "fence", "trim", "expire_producers", "acquire_lock", "release_lock", "commit_offsets", "reset_offset", "delete_group", "feature_level", "split_queue", "transaction", "move_queue", "release_delayed", "check_ids", "evict_ids")
+    __slots__ = ("create_queue", "delete_queue", "alter_topic", "fence", "trim", "expire_producers", "acquire_lock", "release_lock", "commit_offsets", "reset_offset", "delete_group", "feature_level", "split_queue", "transaction", "move_queue", "release_delayed", "check_ids", "evict_ids", "cancel_delayed")
     CREATE_QUEUE_FIELD_NUMBER: _ClassVar[int]
     DELETE_QUEUE_FIELD_NUMBER: _ClassVar[int]
     ALTER_TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +54,7 @@ class ControlRecord(_message.Message):
     RELEASE_DELAYED_FIELD_NUMBER: _ClassVar[int]
     CHECK_IDS_FIELD_NUMBER: _ClassVar[int]
     EVICT_IDS_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_DELAYED_FIELD_NUMBER: _ClassVar[int]
     create_queue: CreateQueue
     delete_queue: DeleteQueue
     alter_topic: AlterTopic
@@ -72,7 +73,8 @@ class ControlRecord(_message.Message):
     release_delayed: ReleaseDelayed
     check_ids: CheckIds
     evict_ids: EvictIds
-    def __init__(self, create_queue: _Optional[_Union[CreateQueue, _Mapping]] = ..., delete_queue: _Optional[_Union[DeleteQueue, _Mapping]] = ..., alter_topic: _Optional[_Union[AlterTopic, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., trim: _Optional[_Union[Trim, _Mapping]] = ..., expire_producers: _Optional[_Union[ExpireProducers, _Mapping]] = ..., acquire_lock: _Optional[_Union[AcquireLock, _Mapping]] = ..., release_lock: _Optional[_Union[ReleaseLock, _Mapping]] = ..., commit_offsets: _Optional[_Union[CommitOffsets, _Mapping]] = ..., reset_offset: _Optional[_Union[ResetOffset, _Mapping]] = ..., delete_group: _Optional[_Union[DeleteGroup, _Mapping]] = ..., feature_level: _Optional[_Union[FeatureLevel, _Mapping]] = ..., split_queue: _Optional[_Union[SplitQueue, _Mapping]] = ..., transaction: _Optional[_Union[_transaction_records_pb2.TransactionRecord, _Mapping]] = ..., move_queue: _Optional[_Union[MoveQueue, _Mapping]] = ..., release_delayed: _Optional[_Union[ReleaseDelayed, _Mapping]] = ..., check_ids: _Optional[_Union[CheckIds, _Mapping]] = ..., evict_ids: _Optional[_Union[EvictIds, _Mapping]] = ...) -> None: ...
+    cancel_delayed: CancelDelayed
+    def __init__(self, create_queue: _Optional[_Union[CreateQueue, _Mapping]] = ..., delete_queue: _Optional[_Union[DeleteQueue, _Mapping]] = ..., alter_topic: _Optional[_Union[AlterTopic, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., trim: _Optional[_Union[Trim, _Mapping]] = ..., expire_producers: _Optional[_Union[ExpireProducers, _Mapping]] = ..., acquire_lock: _Optional[_Union[AcquireLock, _Mapping]] = ..., release_lock: _Optional[_Union[ReleaseLock, _Mapping]] = ..., commit_offsets: _Optional[_Union[CommitOffsets, _Mapping]] = ..., reset_offset: _Optional[_Union[ResetOffset, _Mapping]] = ..., delete_group: _Optional[_Union[DeleteGroup, _Mapping]] = ..., feature_level: _Optional[_Union[FeatureLevel, _Mapping]] = ..., split_queue: _Optional[_Union[SplitQueue, _Mapping]] = ..., transaction: _Optional[_Union[_transaction_records_pb2.TransactionRecord, _Mapping]] = ..., move_queue: _Optional[_Union[MoveQueue, _Mapping]] = ..., release_delayed: _Optional[_Union[ReleaseDelayed, _Mapping]] = ..., check_ids: _Optional[_Union[CheckIds, _Mapping]] = ..., evict_ids: _Optional[_Union[EvictIds, _Mapping]] = ..., cancel_delayed: _Optional[_Union[CancelDelayed, _Mapping]] = ...) -> None: ...
 
 class CreateQueue(_message.Message):
     __slots__ = ("queue", "topic", "slot_start", "slot_end", "settings")
@@ -309,6 +311,20 @@ class EvictIds(_message.Message):
     topic_id: int
     first_arrival: int
     def __init__(self, topic_id: _Optional[int] = ..., first_arrival: _Optional[int] = ...) -> None: ...
+
+class CancelDelayed(_message.Message):
+    __slots__ = ("queue", "due_us", "ordinal", "row", "arrival")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    DUE_US_FIELD_NUMBER: _ClassVar[int]
+    ORDINAL_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    ARRIVAL_FIELD_NUMBER: _ClassVar[int]
+    queue: _common_pb2.QueueRef
+    due_us: int
+    ordinal: int
+    row: int
+    arrival: int
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., due_us: _Optional[int] = ..., ordinal: _Optional[int] = ..., row: _Optional[int] = ..., arrival: _Optional[int] = ...) -> None: ...
 
 class QueueSlice(_message.Message):
     __slots__ = ("version", "queue", "rows", "groups", "extents")

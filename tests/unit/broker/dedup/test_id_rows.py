@@ -42,6 +42,7 @@ def known_of(prints: Prints, stored: dict[int, int]) -> Known:
             np.full(len(rows), 8),
             np.array([-1 if each % 2 else 10 * each for each in found], np.int64),
             np.array([each if each % 2 else 0 for each in found], np.int64),
+            np.zeros(len(rows), np.int64),
         ),
     )
 

@@ -81,6 +81,12 @@ def test_the_ids_of_other_queues_stay(monkeypatch: pytest.MonkeyPatch, arrivals:
     assert hits.arrivals[order].tolist() == list(range(len(wanted)))
 
 
+def test_ids_of_cancelled_messages_stay() -> None:
+    found = Pass.of(filled(200), range(200), {0, 2}, [5, 6, 95])
+    assert found.own.tolist()[:5] == [7, 8, 9, 20, 21]
+    assert 95 not in found.own
+
+
 def test_half_an_id_is_refused() -> None:
     with pytest.raises(CorruptIndex, match="moved ids have 41 bytes"):
         unpack(bytes(41), 0)

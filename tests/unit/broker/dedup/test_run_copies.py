@@ -74,7 +74,7 @@ class Node:
         assert hits.arrivals.tolist() == hits.rows.tolist() == expected
         assert hits.digests.tolist() == [each * 11 for each in expected]
         found = self.index.places_of(hits.arrivals)
-        for arrival, queue, offset, due in zip(expected, *found, strict=True):
+        for arrival, queue, offset, due in zip(expected, *found[:3], strict=True):
             delayed = arrival // 7 % 3 == 0
             assert queue == arrival // 7 % 5
             assert offset == (-1 if delayed else 1_000 + arrival)

@@ -14,6 +14,7 @@ from semel.broker.server.broker_service import BrokerService
 from semel.broker.server.delay_calls import DelayCalls
 from semel.broker.server.fetch import FetchHandler
 from semel.broker.server.group_offsets import GroupOffsetCalls
+from semel.broker.server.id_calls import IdCalls
 from semel.broker.server.lock_calls import LockCalls
 from semel.broker.server.node_status import NodeStatusCall
 from semel.broker.server.producer_calls import ProducerCalls
@@ -34,9 +35,11 @@ from tests.kit.state_log import KEY
 
 QUEUE = queue_ref(KEY)
 CALLS: dict[str, Any] = {
+    "CancelMessage": broker_pb2.CancelMessageRequest(topic_id=7, message_id=b"a"),
     "CountDelayed": broker_pb2.CountDelayedRequest(queues=[QUEUE]),
     "DescribeGroupOffsets": broker_pb2.DescribeGroupOffsetsRequest(group="g"),
     "DescribeProducers": broker_pb2.DescribeProducersRequest(confirmed=True),
+    "FindMessage": broker_pb2.FindMessageRequest(topic_id=7, message_id=b"a"),
     "GetNodeStatus": broker_pb2.NodeStatusRequest(confirmed=True),
     "GetProduceOutcome": broker_pb2.ProduceOutcomeRequest(queue=QUEUE, producer_id=5),
     "ListDelayed": broker_pb2.ListDelayedRequest(queue=QUEUE, messages_max=1),
@@ -80,6 +83,7 @@ def service_of(replica: Replaced, routes: Any = None) -> BrokerService:
         groups=GroupOffsetCalls(stand_in),
         queues=QueueCalls(config, stand_in, routes),
         delays=DelayCalls(stand_in),
+        ids=IdCalls(stand_in),
         status=NodeStatusCall(config, stand_in, nothing, nothing, nothing),
     )
 

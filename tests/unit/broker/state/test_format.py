@@ -7,6 +7,7 @@ import struct
 import pytest
 
 from semel.broker.state.apply import (
+    cancelled_rows,
     coordination,
     delays,
     dropped_batches,
@@ -47,6 +48,7 @@ DOCUMENT = "state.md"
         ("Delayed", 0, delays.HEAD),
         ("Delayed", 1, delays.DELAYED_QUEUE),
         ("Delayed", 2, delays.DELAYED_EXTENT),
+        ("Delayed", 3, cancelled_rows._BATCH),
         ("Window of ids", 0, id_windows.WINDOW),
         ("Window of ids", 1, id_windows.MARK),
         ("Window of ids", 2, dropped_batches.BATCH),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -42,7 +44,7 @@ def same(queue: QueueState, model: ListQueue) -> None:
         assert queue.extents_from(offset, 0) == [covering]
     low, high = 3, 1_500
     wanted = [(e.index, e.position, e.length) for e in model.extents if low <= e.index < high]
-    assert list(queue.live_records(low, high)) == wanted
+    assert list(queue.live_records(low, high)) == [record for record, _ in groupby(wanted)]
     for time in (0, 2, 5, 10**9):
         later = [e.base_offset for e in model.extents if e.append_time_us >= time]
         expected = max(later[0], model.start) if later else model.end

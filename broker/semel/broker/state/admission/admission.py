@@ -36,8 +36,8 @@ Invariants
    request is told to retry, and is answered here or at the new broker group.
 
 Not here: decisions about queues (`queue_admission.py`), staged batches and transactions
-(`transaction_admission.py`), delays (`delay_admission.py`), parked batches and their order
-(`parking.py`), locks and commits (decided at apply).
+(`transaction_admission.py`), delays (`delay_admission.py`), cancellations (`cancel_admission.py`),
+parked batches and their order (`parking.py`), locks and commits (decided at apply).
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from collections.abc import Sequence as Many
 from typing import Final
 
 from semel.broker.state.admission.batch_limits import batch_refusal
+from semel.broker.state.admission.cancel_admission import admit_cancel
 from semel.broker.state.admission.decisions import (
     NO_OFFSET,
     Accepted,
@@ -152,14 +153,20 @@ class Admission:
     # --- batches ----------------------------------------------------------------------------
 
     def admit_batch(
-        self, header: BatchHeader, now_ms: float, *, time_us: int, ids: CheckedIds | None = None
+        self,
+        header: BatchHeader,
+        now_ms: float,
+        *,
+        time_us: int,
+        entry: int = 0,
+        ids: CheckedIds | None = None,
     ) -> BatchDecision:
         """Decides about a batch that passed `check_batch`. If Accepted, append it now.
 
         `now_ms` is the monotonic time, from which a parked batch waits; `time_us` is the log time
-        of the entry that the batch would be part of. `ids` are its message ids, looked up; without
-        them a batch of a topic that compares ids is not decided (LookUpIds), unless it is no new
-        one.
+        of the entry that the batch would be part of, and `entry` its index. `ids` are its message
+        ids, looked up; without them a batch of a topic that compares ids is not decided
+        (LookUpIds), unless it is no new one.
         """
         key = header.queue_key
         queue = self._pending.queue(key)
@@ -170,7 +177,7 @@ class Admission:
             return Refused(_incarnation_error(header, queue, row))
         if header.previous_sequence == row.last:
             refused = self._not_taken(header, queue, time_us)
-            return refused or self._accept(header, queue, row, ids)
+            return refused or self._accept(header, queue, row, ids, entry)
         return self._decide_unchained(header, queue, row, now_ms, time_us)
 
     def find_stored(self, header: BatchHeader) -> Duplicate | None:
@@ -207,6 +214,7 @@ class Admission:
         queue: PendingQueue,
         row: PendingRow,
         ids: CheckedIds | None,
+        entry: int = 0,
     ) -> BatchDecision:
         if len(row.in_flight) >= IN_FLIGHT_BATCHES_MAX:
             return retry_later(f"{len(row.in_flight)} batches of this producer are in flight")
@@ -219,7 +227,7 @@ class Admission:
         if window is not None and count:
             if ids is not None:
                 try:
-                    checked = self.ids.decide(header, window, ids, offset)
+                    checked = self.ids.decide(header, window, ids, offset, entry)
                 except MessageTooLarge as error:
                     return Refused(error)
             if checked is None:
@@ -506,6 +514,16 @@ class Admission:
         if queue is None or self.queues.ended(queue) is not None:
             return None
         return propose_release(self._state.delays, self._pending, queue, now_us, batches_max)
+
+    def admit_cancel(self, record: control_pb2.CancelDelayed, *, time_us: int) -> ControlDecision:
+        """Takes a message out of a delayed batch; `time_us` is the log time of the entry."""
+        key = queue_key_of(record.queue)
+        queue = self._pending.queue(key)
+        if queue is None:
+            return Refused(self._state.absent(key))
+        return self.queues.ended(queue) or admit_cancel(
+            self._state.delays, self._pending, self.ids, queue, record, time_us
+        )
 
     def append_time_us(self, queue_key: QueueKey, time_us: int) -> int:
         """The append time of a batch that was just accepted for an entry of `time_us`.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from semel.broker.state.admission.cancel_admission import left
 from semel.broker.state.admission.decisions import Refused
 from semel.broker.state.admission.pending import PendingQueue, PendingState
 from semel.broker.state.apply.delays import COLUMN_FLAG, Delays
@@ -44,9 +45,13 @@ def propose_release(
     """The record that releases applied batches which are due, already noted in `pending`.
 
     None if nothing is due, or if a release of the queue is in flight: that one takes the same
-    batches.
+    batches. What a record in flight cancels is left out.
     """
-    found = delays.first(queue.key, now_us, delays.next_ordinal, batches_max)
+    found = {
+        extent.ordinal: messages
+        for extent in delays.first(queue.key, now_us, delays.next_ordinal, batches_max)
+        if (messages := left(delays, queue, extent))
+    }
     if not found or queue.releasing:
         return None
     record = control_pb2.ReleaseDelayed(
@@ -54,7 +59,7 @@ def propose_release(
         until_us=now_us,
         batches=len(found),
         base_offset=queue.log_end_offset,
-        messages=sum(extent.messages for extent in found),
+        messages=sum(found.values()),
         below_ordinal=delays.next_ordinal,
     )
     queue.log_end_offset += record.messages

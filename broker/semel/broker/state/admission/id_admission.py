@@ -8,7 +8,8 @@ arrive. A record that says so stands in front of the batch.
 Invariants
 1. The arrivals of accepted records follow one another without a gap, in the order of the log.
 2. An id counts as known from the moment its batch is accepted. A batch that drops a message because
-   of an unapplied one is behind it in the log, so both are applied, or neither.
+   of an unapplied one is behind it in the log, so both are applied, or neither. So it is with an
+   id that is used again and the record in front that cancels its first message.
 3. No batch is decided while a record in flight begins or ends the comparing of ids in its topic.
 
 Not here: looking ids up and the decision about each message (`semel.broker.dedup`), the window as
@@ -18,7 +19,7 @@ applied (`state/apply/id_windows.py`).
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from semel.broker.state.admission.decisions import (
@@ -36,6 +37,7 @@ from semel.broker.state.apply.id_windows import (
 )
 from semel.broker.state.apply.results import (
     ApplyResult,
+    DelayedCancelled,
     IdsChecked,
     IdsEvicted,
     MoveApplied,
@@ -61,12 +63,15 @@ class CheckedIds(Protocol):
         next_arrival: int,
         base_offset: int,
         due_us: int,
+        entry: int,
         keep_first: bool,
+        cancelled: Many[Many[int]],
     ) -> IdDecision | None:
         """Decides each message, and lets the ids that are kept arrive from `next_arrival` on.
 
-        The window begins at `first_arrival`. None if the ids must be looked up again, because too
-        much has happened since.
+        The window begins at `first_arrival`; what arrived as one of `cancelled`, each of which
+        rises, is not known any more. The batch will be in the log's entry `entry`. None if the ids
+        must be looked up again, because too much has happened since.
         """
         ...
 
@@ -78,6 +83,8 @@ class _PendingWindow:
     first_arrival: int
     next_arrival: int
     uses: int = 0
+    cancelled: set[int] = field(default_factory=set)
+    """Arrivals that records in flight cancel."""
 
 
 class IdAdmission:
@@ -93,12 +100,12 @@ class IdAdmission:
         return self._state.id_windows.topics.get(topic_id)
 
     def decide(
-        self, header: BatchHeader, window: IdWindow, ids: CheckedIds, offset: int
+        self, header: BatchHeader, window: IdWindow, ids: CheckedIds, offset: int, entry: int
     ) -> CheckedBatch | None:
         """The decision about the messages of a batch that is being accepted; None if its ids must
         be looked up again.
 
-        Its messages get offsets from `offset` on, unless it is delayed.
+        Its messages get offsets from `offset` on, unless it is delayed. `entry` is that of the log.
         """
         topic_id = header.topic_id
         pending = self._pending(topic_id, window)
@@ -107,7 +114,9 @@ class IdAdmission:
             next_arrival=pending.next_arrival,
             base_offset=offset,
             due_us=header.deliver_at_us if is_delayed(header) else 0,
+            entry=entry,
             keep_first=window.settings.keep_first,
+            cancelled=(window.cancelled, sorted(pending.cancelled)),
         )
         if found is None:
             return None
@@ -175,6 +184,27 @@ class IdAdmission:
             self._use(topic_id, pending)
         return None
 
+    def may_cancel(self, topic_id: int, arrival: int) -> bool:
+        """Whether the message that arrived so is applied, in the window, and not cancelled, also
+        once everything accepted is applied."""
+        window = self.window(topic_id)
+        if window is None:
+            return False
+        pending = self._pending(topic_id, window)
+        return (
+            pending.first_arrival <= arrival < window.next_arrival
+            and arrival not in pending.cancelled
+            and not window.is_cancelled(arrival)
+        )
+
+    def use_cancel(self, topic_id: int, arrival: int) -> None:
+        """Notes an accepted cancellation, for which `may_cancel` was asked."""
+        window = self.window(topic_id)
+        assert window is not None, "only a topic that compares ids cancels"
+        pending = self._pending(topic_id, window)
+        pending.cancelled.add(arrival)
+        self._use(topic_id, pending)
+
     def unsettled(self, topic_id: int) -> Refused | None:
         """Refuses a batch while a record in flight begins or ends the comparing of ids."""
         if self._records.changes_ids(topic_id):
@@ -224,8 +254,11 @@ class IdAdmission:
     def on_applied(self, results: Many[ApplyResult]) -> None:
         """Ends the uses of the records of a frame."""
         for result in results:
-            if isinstance(result, MoveApplied) and result.ids:
+            if isinstance(result, DelayedCancelled):
                 topic_id: int = result.queue_key.topic_id
+                self._windows[topic_id].cancelled.remove(result.arrival)
+            elif isinstance(result, MoveApplied) and result.ids:
+                topic_id = result.queue_key.topic_id
             elif isinstance(result, IdsChecked | IdsEvicted):
                 topic_id = result.topic_id
             else:

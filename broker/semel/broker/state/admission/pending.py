@@ -30,6 +30,7 @@ from semel.broker.state.apply.expired import Expired
 from semel.broker.state.apply.results import (
     ApplyResult,
     BatchApplied,
+    DelayedCancelled,
     DelayedReleased,
     Done,
     FenceApplied,
@@ -107,6 +108,7 @@ class PendingQueue:
 
     __slots__ = (
         "batch_bytes_max",
+        "cancelling",
         "delaying",
         "deleted",
         "expired",
@@ -133,6 +135,8 @@ class PendingQueue:
         """A split of the queue was accepted; only the state says whether it is applied."""
         self.sealing = False
         """The SEAL of a move was accepted and is not applied yet."""
+        self.cancelling: dict[int, set[int]] = {}
+        """The rows of delayed batches, by ordinal, whose CANCEL is accepted and not applied."""
         self.delaying = 0
         """How many delayed batches are accepted and not applied yet."""
         self.releasing = False
@@ -156,6 +160,7 @@ class RecordUse(Enum):
     DROP_PIN = "drop_pin"
     PUBLISH = "publish"
     RELEASE = "release_delayed"
+    CANCEL = "cancel_delayed"
     BEGIN = "move_queue, begin"
     SEAL = "move_queue, seal"
     ABORT_MOVE = "move_queue, abort"
@@ -365,6 +370,12 @@ class PendingState:
             elif isinstance(result, DelayedReleased):
                 done = self._next(RecordUse.RELEASE)
                 done.queues[0].releasing = False
+            elif isinstance(result, DelayedCancelled):
+                done = self._next(RecordUse.CANCEL)
+                rows = done.queues[0].cancelling[result.ordinal]
+                rows.remove(result.row)
+                if not rows:
+                    del done.queues[0].cancelling[result.ordinal]
             elif isinstance(result, MoveApplied) and result.step in _MOVED:
                 done = self._next(_MOVED[result.step])
                 for queue in done.queues:

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from semel.broker.state.apply.cancelled_rows import CancelledRows
 from semel.broker.state.apply.delays import DELAYED_EXTENT, DelayedPlace
 
 _EXTENT: Final = np.dtype(
@@ -51,9 +52,14 @@ class DueHistogram:
         """When the first batch that counts is due; 0 without one."""
         self.last_due_us = 0
 
-    def add(self, packed: bytes) -> DelayedPlace:
-        """Adds extents that come behind all before, at least one. Returns the place of the last."""
+    def add(self, packed: bytes, cancelled: CancelledRows | None = None) -> DelayedPlace:
+        """Adds extents that come behind all before, at least one, without the messages that are
+        cancelled. Returns the place of the last."""
         extents = np.frombuffer(packed, _EXTENT)
+        if cancelled is not None and cancelled.batches:
+            extents = extents.copy()
+            for at in np.flatnonzero(np.isin(extents["ordinal"], cancelled.ordinals())).tolist():
+                extents["messages"][at] -= cancelled.count(int(extents["ordinal"][at]))
         last = DelayedPlace(int(extents["due_us"][-1]), int(extents["ordinal"][-1]))
         counted = extents["ordinal"] < self._below_ordinal
         if not counted.all():

@@ -5,7 +5,8 @@ extent* of its queue. A RELEASE record takes the first extents and appends them 
 reference: their offsets begin where the queue ends. Every node takes the same ones, because they
 are ordered by due time, then by *ordinal*, a number that the broker group gives each extent when it
 is added. The master names how many to take, and below which ordinal. So extents that are added
-between its decision and the apply do not change what is released.
+between its decision and the apply do not change what is released. A CANCEL record takes one message
+out of a batch that is not due yet: its row is noted, and the release leaves it out.
 
 The extents of one queue are packed in blocks, in their order: a million of them take 36 MB, and a
 checkpoint takes them as they are. Queues are in a heap by their first due time, so that a search
@@ -13,16 +14,18 @@ for due batches costs nothing for queues that have none.
 
 Invariants
 1. The extents of a queue rise strictly by (due_us, ordinal); an ordinal is used only once.
-2. `bytes`, `messages` and `batches` are the sums over all extents. Each extent is live for
-   cleaning, kept files and snapshots.
+2. `bytes`, `messages` and `batches` are the sums over all extents; cancelled messages do not count.
+   Each extent is live for cleaning, kept files and snapshots.
 3. A queue has an entry here if and only if it has delayed batches.
 4. A queue with delayed batches is neither split nor moved (checked at admission and at apply).
 5. Blocks and heap follow from the extents; where blocks are cut never shows in the bytes.
+6. Nothing is cancelled that is due at the time of the entry, and nothing is released before. So a
+   release in flight never takes a batch from which an entry behind it cancels.
 
 Format. docs/formats/state.md.
 
-Not here: whether a batch may be delayed and what a release takes
-(`state/admission/delay_admission.py`), when a release is proposed
+Not here: cancelled rows (`cancelled_rows.py`), whether a batch may be delayed and what a release
+takes (`state/admission/delay_admission.py`), when a release is proposed
 (`semel.broker.background.delayed_release`), offsets (`queues.py`).
 """
 
@@ -36,9 +39,10 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Final, NamedTuple
 
+from semel.broker.state.apply.cancelled_rows import CancelledRows
 from semel.broker.state.apply.codec import Reader
 from semel.broker.state.apply.queues import QueueState
-from semel.broker.state.apply.results import DelayedReleased, StateDiverged
+from semel.broker.state.apply.results import DelayedCancelled, DelayedReleased, StateDiverged
 from semel.protos.batch import BatchFlags
 from semel.protos.errors import CorruptSegment
 from semel.protos.ids import QueueId, QueueKey, TopicId
@@ -76,16 +80,18 @@ class DelayedExtent(NamedTuple):
     length: int
     """Length of the record's payload: broker header and batch."""
     messages: int
+    """Rows of the batch, cancelled ones as well."""
 
 
 class DelayedQueue:
     """The delayed batches of one queue, at least one."""
 
-    __slots__ = ("_blocks", "batches", "bytes", "messages")
+    __slots__ = ("_blocks", "batches", "bytes", "cancelled", "messages")
 
     def __init__(self) -> None:
         self._blocks: list[bytearray] = []
         """Packed extents in order; no block is empty."""
+        self.cancelled = CancelledRows()
         self.batches = 0
         self.messages = 0
         self.bytes = 0
@@ -125,6 +131,45 @@ class DelayedQueue:
             del block[half:]
         self._count(extent, 1)
 
+    def left(self, extent: DelayedExtent) -> int:
+        """How many messages of an extent are not cancelled."""
+        return extent.messages - self.cancelled.count(extent.ordinal)
+
+    def find(self, place: DelayedPlace) -> DelayedExtent | None:
+        """The extent at a place; None if there is none."""
+        for extent in self.due_at(place.due_us):
+            if extent.ordinal == place.ordinal:
+                return extent
+        return None
+
+    def due_at(self, due_us: int) -> Iterator[DelayedExtent]:
+        """The extents that are due at a time."""
+        for extent in self._behind(DelayedPlace(due_us, -1)):
+            if extent.due_us != due_us:
+                return
+            yield extent
+
+    def cancel(self, extent: DelayedExtent, row: int) -> bool:
+        """Cancels a row that is not cancelled yet; True if it was the last one of the extent, which
+        is gone then."""
+        if self.left(extent) > 1:
+            self.cancelled.add(extent.ordinal, row)
+            self.messages -= 1
+            return False
+        for at, block in enumerate(self._blocks):
+            last = _place(block, len(block) // DELAYED_EXTENT.size - 1)
+            if last >= extent[:2]:
+                kept = b"".join(
+                    DELAYED_EXTENT.pack(*each)
+                    for each in DELAYED_EXTENT.iter_unpack(block)
+                    if each[1] != extent.ordinal
+                )
+                self._blocks[at : at + 1] = [bytearray(kept)] if kept else []
+                break
+        self._count(extent, -1)
+        self.cancelled.forget(extent.ordinal)
+        return True
+
     def first(self, until_us: int, below_ordinal: int, batches_max: int) -> list[DelayedExtent]:
         """The first `batches_max` extents below the ordinal that are due at `until_us`."""
         found: list[DelayedExtent] = []
@@ -152,7 +197,7 @@ class DelayedQueue:
             if found and (messages >= messages_max or length > bytes_max):
                 return found, True
             found.append(extent)
-            messages += extent.messages
+            messages += self.left(extent)
         return found, False
 
     def packed(self, after: DelayedPlace | None, blocks_max: int) -> bytes:
@@ -188,6 +233,7 @@ class DelayedQueue:
                 if extent.ordinal in gone:
                     gone.discard(extent.ordinal)
                     self._count(extent, -1)
+                    self.cancelled.forget(extent.ordinal)
                     if not gone:
                         break
                 else:
@@ -207,30 +253,41 @@ class DelayedQueue:
 
     def _count(self, extent: DelayedExtent, sign: int) -> None:
         self.batches += sign
-        self.messages += sign * extent.messages
+        self.messages += sign * self.left(extent)
         self.bytes += sign * extent.length
 
     def __iter__(self) -> Iterator[DelayedExtent]:
         for block in self._blocks:
             yield from map(DelayedExtent._make, DELAYED_EXTENT.iter_unpack(block))
 
-    def parts(self) -> list[bytes]:
-        """Canonical bytes."""
-        return [bytes(block) for block in self._blocks]
+    def parts(self, *, cancelled: bool) -> list[bytes]:
+        """Canonical bytes; `cancelled` adds the cancelled rows."""
+        rows = self.cancelled.parts() if cancelled else []
+        return [*(bytes(block) for block in self._blocks), *rows]
 
     @classmethod
-    def read(cls, data: bytes) -> DelayedQueue:
-        """The inverse of `parts`, joined. Raises CorruptSegment."""
+    def read_parts(cls, reader: Reader, batches: int, *, cancelled: bool) -> DelayedQueue:
+        """The inverse of `parts`. Raises CorruptSegment."""
         queue = cls()
+        data = bytes(reader.take(batches * DELAYED_EXTENT.size))
+        if cancelled:
+            queue.cancelled = CancelledRows.read_parts(reader)
         queue._blocks = [
             bytearray(data[at : at + _BLOCK_BYTES]) for at in range(0, len(data), _BLOCK_BYTES)
         ]
         before = (-1, -1)
+        concerned = 0
         for extent in queue:
             if extent[:2] <= before:
                 raise CorruptSegment(f"state holds delayed batch {extent} after {before}")
             before = extent[:2]
             queue._count(extent, 1)
+            if rows := queue.cancelled.rows(extent.ordinal):
+                concerned += 1
+                if rows[-1] >= extent.messages or queue.left(extent) <= 0:
+                    raise CorruptSegment(f"state holds too many cancelled rows of {extent}")
+        if concerned != len(queue.cancelled.batches):
+            raise CorruptSegment("state holds cancelled rows of batches that are not delayed")
         return queue
 
 
@@ -274,7 +331,7 @@ class Delays:
         """Appends the batches that the record names to the queue. Raises StateDiverged."""
         key = queue_key_of(record.queue)
         found = self.first(key, record.until_us, record.below_ordinal, record.batches)
-        messages = sum(extent.messages for extent in found)
+        messages = sum(self.left(key, extent) for extent in found)
         if (
             queue is None
             or not 0 < record.batches <= RELEASE_BATCHES_MAX
@@ -288,12 +345,14 @@ class Delays:
                 f"entry {index} of {now_us} releases {record}; there are {len(found)} batches with"
                 f" {messages} messages, the end is {queue and queue.log_end_offset}"
             )
+        cancelled = self.queues[key].cancelled
+        stretches = [cancelled.stretches(extent.ordinal, extent.messages) for extent in found]
         self._remove(key, found)
         append_time_us = queue.append_time_us(now_us)
-        for extent in found:
-            queue.append(
-                extent.messages, extent.entry, extent.position, extent.length, append_time_us
-            )
+        for extent, parts in zip(found, stretches, strict=True):
+            stored = extent.entry, extent.position, extent.length
+            for first_row, count in parts:
+                queue.append(count, *stored, append_time_us, first_row=first_row)
         return DelayedReleased(
             queue_key=key,
             base_offset=record.base_offset,
@@ -301,6 +360,43 @@ class Delays:
             batches=len(found),
             late_us=now_us - found[0].due_us,
         )
+
+    def cancel(
+        self, record: control_pb2.CancelDelayed, index: int, now_us: int
+    ) -> DelayedCancelled:
+        """Takes one message out of a batch that is not due. Raises StateDiverged."""
+        key = queue_key_of(record.queue)
+        extent = self.to_cancel(record, now_us)
+        if extent is None:
+            raise StateDiverged(
+                f"entry {index} of {now_us} cancels {record}, which is not there, or due"
+            )
+        queue = self.queues[key]
+        first_us = queue.first_due_us
+        gone = queue.cancel(extent, record.row)
+        self._sum(-gone, -1, -extent.length if gone else 0)
+        if not queue.batches:
+            del self.queues[key]
+        elif queue.first_due_us != first_us:
+            self._push(key, queue)
+        self._prune()
+        return DelayedCancelled(
+            queue_key=key, ordinal=record.ordinal, row=record.row, arrival=record.arrival
+        )
+
+    def to_cancel(self, record: control_pb2.CancelDelayed, now_us: int) -> DelayedExtent | None:
+        """The extent from which a row may be cancelled at log time `now_us`; None if it may not."""
+        queue = self.queues.get(queue_key_of(record.queue))
+        if queue is None or record.due_us <= now_us:
+            return None
+        extent = queue.find(DelayedPlace(record.due_us, record.ordinal))
+        if extent is None or record.row >= extent.messages:
+            return None
+        return None if queue.cancelled.holds(extent.ordinal, record.row) else extent
+
+    def left(self, key: QueueKey, extent: DelayedExtent) -> int:
+        """How many messages of an extent of a queue are not cancelled."""
+        return self.queues[key].left(extent)
 
     def first(
         self, key: QueueKey, until_us: int, below_ordinal: int, batches_max: int
@@ -311,12 +407,9 @@ class Delays:
 
     def _remove(self, key: QueueKey, extents: list[DelayedExtent]) -> None:
         queue = self.queues[key]
+        messages = sum(map(queue.left, extents))
         queue.remove(extents)
-        self._sum(
-            -len(extents),
-            -sum(extent.messages for extent in extents),
-            -sum(extent.length for extent in extents),
-        )
+        self._sum(-len(extents), -messages, -sum(extent.length for extent in extents))
         if queue.batches:
             self._push(key, queue)
         else:
@@ -384,23 +477,24 @@ class Delays:
 
     # --- canonical bytes --------------------------------------------------------------------
 
-    def parts(self) -> list[bytes]:
-        """Canonical bytes: queues by rising number, each with its extents in order."""
+    def parts(self, *, cancelled: bool) -> list[bytes]:
+        """Canonical bytes: queues by rising number, each with its extents in order; `cancelled`
+        adds the rows that are cancelled."""
         parts = [HEAD.pack(self.next_ordinal, len(self.queues))]
         for key in sorted(self.queues):
             queue = self.queues[key]
             parts.append(DELAYED_QUEUE.pack(*key, queue.batches))
-            parts += queue.parts()
+            parts += queue.parts(cancelled=cancelled)
         return parts
 
     @classmethod
-    def read_parts(cls, reader: Reader) -> Delays:
+    def read_parts(cls, reader: Reader, *, cancelled: bool) -> Delays:
         """The inverse of `parts`. Raises CorruptSegment."""
         delays = cls()
         delays.next_ordinal, count = reader.unpack(HEAD)
         for _ in range(count):
             topic_id, queue_id, batches = reader.unpack(DELAYED_QUEUE)
-            queue = DelayedQueue.read(bytes(reader.take(batches * DELAYED_EXTENT.size)))
+            queue = DelayedQueue.read_parts(reader, batches, cancelled=cancelled)
             if not batches:
                 raise CorruptSegment(f"state lists queue {queue_id} without a delayed batch")
             delays.queues[QueueKey(TopicId(topic_id), QueueId(queue_id))] = queue

@@ -30,6 +30,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from semel.broker.state.apply.codec import Reader
 from semel.protos.errors import CorruptSegment
 
@@ -230,8 +232,33 @@ class Extents:
         del self._sealed[: ordinal // CHUNK - self.first // CHUNK]
         self.first = ordinal
 
+    def find_entry(self, ordinal: int, entry: int, mask: int) -> list[int]:
+        """Ordinals from `ordinal` on of extents whose index agrees with `entry` in the bits of
+        `mask`."""
+        found: list[int] = []
+        start = self.first // CHUNK * CHUNK
+        for sealed in (*self._sealed, None):
+            if start + CHUNK > ordinal:
+                indexes = (
+                    np.frombuffer(self._indexes, np.int64)
+                    if sealed is None
+                    else np.frombuffer(sealed.data, np.int64, CHUNK, _INDEX_AT * 8)
+                )
+                hits = np.flatnonzero((indexes & mask) == entry & mask) + start
+                found += hits[hits >= ordinal].tolist()
+            start += CHUNK
+        return found
+
     def records(self, lo_index: int, hi_index: int) -> Iterator[tuple[int, int, int]]:
-        """(index, position, length) of live extents with lo_index <= index < hi_index."""
+        """(index, position, length) of the records of live extents with lo_index <= index <
+        hi_index; of those with cancelled messages, which have several extents, once."""
+        before = None
+        for record in self._records(lo_index, hi_index):
+            if record != before:
+                yield record
+            before = record
+
+    def _records(self, lo_index: int, hi_index: int) -> Iterator[tuple[int, int, int]]:
         ordinal = self.first
         for sealed in self._sealed:
             end = (ordinal // CHUNK + 1) * CHUNK

@@ -6,6 +6,9 @@ bounded by bytes, optionally also by time, and an EVICT_IDS record moves its beg
 agree about what the window holds without comparing a single id; the ids themselves are in the index
 of each node (`semel.broker.dedup`), which follows the log.
 
+A message that is cancelled before it is due takes its id with it. The index only grows, so the
+window holds the arrivals of *cancelled* ids, and look-ups leave them out.
+
 A budget is for the whole topic. This broker group has the part of it that its queues have of the
 slots. Log time at which messages arrived is known by *marks*, a few hundred of them in a window.
 
@@ -13,6 +16,7 @@ Invariants
 1. `first_arrival <= next_arrival`, and neither falls.
 2. Marks rise by arrival and by time. A window has a mark if and only if it has an id; the first one
    is not above its beginning, and says how old the oldest id may be. The second one is above it.
+3. Cancelled arrivals are in the window, and rise.
 
 Not here: which messages of a batch are duplicates (`state/admission/id_admission.py`), the ids.
 """
@@ -20,9 +24,11 @@ Not here: which messages of a batch are duplicates (`state/admission/id_admissio
 from __future__ import annotations
 
 import struct
-from bisect import bisect_right
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from semel.broker.state.apply.codec import Reader
@@ -50,8 +56,10 @@ _EVICTIONS_PER_WINDOW: Final = 1_024
 _COUNT: Final = struct.Struct("<I")
 _TOPIC: Final = struct.Struct("<Q")
 _COPIED: Final = struct.Struct("<QIQ")
-WINDOW: Final = struct.Struct("<QqqI16sQQQQI")
+WINDOW: Final = struct.Struct("<QqqI16sQQQQII")
 MARK: Final = struct.Struct("<Qq")
+ARRIVAL_BYTES: Final = 8
+"""What a cancelled id takes in the state, until the window leaves it behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +100,7 @@ class IdWindow:
     """The window of one topic."""
 
     __slots__ = (
+        "cancelled",
         "conflicts",
         "dropped",
         "duplicates",
@@ -111,6 +120,8 @@ class IdWindow:
         self.marks: list[Mark] = []
         self.dropped = DroppedBatches()
         """For the answers to retries."""
+        self.cancelled = array("Q")
+        """Arrivals whose messages are cancelled, rising: their ids are not known any more."""
 
     @property
     def ids(self) -> int:
@@ -161,6 +172,20 @@ class IdWindow:
         if len(self.marks) > _MARKS_MAX:  # the settings were other ones
             del self.marks[1::2]
 
+    def is_cancelled(self, arrival: int) -> bool:
+        """Whether the message that arrived so is cancelled."""
+        at = bisect_left(self.cancelled, arrival)
+        return at < len(self.cancelled) and self.cancelled[at] == arrival
+
+    def cancel(self, arrival: int) -> None:
+        """Forgets the id of a message that is cancelled. Raises StateDiverged."""
+        if not self.first_arrival <= arrival < self.next_arrival or self.is_cancelled(arrival):
+            raise StateDiverged(
+                f"the message that arrived as {arrival} is cancelled; the window is"
+                f" [{self.first_arrival}, {self.next_arrival})"
+            )
+        self.cancelled.insert(bisect_left(self.cancelled, arrival), arrival)
+
     def evict(self, first_arrival: int) -> int:
         """Moves the beginning of the window, and returns how many ids it left behind.
 
@@ -172,6 +197,7 @@ class IdWindow:
             )
         evicted = max(0, first_arrival - self.first_arrival)
         self.first_arrival += evicted
+        del self.cancelled[: bisect_left(self.cancelled, self.first_arrival)]
         if not self.ids:
             self.marks.clear()
         else:
@@ -219,8 +245,10 @@ class IdWindow:
             self.duplicates,
             self.conflicts,
             len(self.marks),
+            len(self.cancelled),
         )
-        return [head, *(MARK.pack(*mark) for mark in self.marks), *self.dropped.parts()]
+        marks = [MARK.pack(*mark) for mark in self.marks]
+        return [head, *marks, self.cancelled.tobytes(), *self.dropped.parts()]
 
 
 class IdWindows:
@@ -325,6 +353,15 @@ class IdWindows:
         window.take(record.first_arrival, count, 0, 0, now_us)
         return count
 
+    def cancel(self, topic_id: int, arrival: int) -> None:
+        """Forgets the id of a message that is cancelled. Raises StateDiverged."""
+        window = self.topics.get(topic_id)
+        if window is None:
+            raise StateDiverged(
+                f"topic {topic_id} compares no ids, and a message of it is cancelled"
+            )
+        window.cancel(arrival)
+
     def evict(self, record: control_pb2.EvictIds) -> IdsEvicted:
         """Moves the beginning of a window. Raises StateDiverged."""
         window = self.topics.get(record.topic_id)
@@ -349,14 +386,15 @@ class IdWindows:
         """The inverse of `parts`. Raises CorruptSegment."""
         windows = cls()
         for _ in range(reader.unpack(_COUNT)[0]):
-            topic_id, size, keep_ms, keep_first, seed, *numbers, count = reader.unpack(WINDOW)
+            topic_id, size, keep_ms, keep_first, seed, *numbers = reader.unpack(WINDOW)
             settings = IdSettings(
                 window_bytes=size, keep_ms=keep_ms, keep_first=bool(keep_first), seed=seed
             )
             window = windows.topics[topic_id] = IdWindow(settings)
-            first, following, window.duplicates, window.conflicts = numbers
-            window.first_arrival, window.next_arrival = first, following
-            window.marks = [Mark(*reader.unpack(MARK)) for _ in range(count)]
+            window.first_arrival, window.next_arrival = numbers[:2]
+            window.duplicates, window.conflicts, marks, cancelled = numbers[2:]
+            window.marks = [Mark(*reader.unpack(MARK)) for _ in range(marks)]
+            window.cancelled.frombytes(bytes(reader.take(cancelled * ARRIVAL_BYTES)))
             window.dropped = DroppedBatches.read(reader)
             _check(topic_id, window)
         for _ in range(reader.unpack(_COUNT)[0]):
@@ -368,7 +406,13 @@ class IdWindows:
 
 
 def _check(topic_id: int, window: IdWindow) -> None:
-    if not 0 <= window.first_arrival <= window.next_arrival or _falls(window.marks):
+    first, following, cancelled = window.first_arrival, window.next_arrival, window.cancelled
+    bounds = (first - 1, *cancelled, following)
+    if (
+        not 0 <= first <= following
+        or _falls(window.marks)
+        or (cancelled and any(low >= high for low, high in pairwise(bounds)))
+    ):
         raise CorruptSegment(f"state holds a malformed window of ids of topic {topic_id}")
 
 

@@ -97,7 +97,7 @@ class QueueState:
         self.log_start_offset = 0
         self.log_end_offset = 0
         self.bytes = 0
-        """Total length of the live extents."""
+        """Total length of the live extents; a batch with cancelled messages may have several."""
         self.last_append_us = 0
         self.expired = Expired()
         self.token_floor = 0
@@ -133,10 +133,18 @@ class QueueState:
         return max(now_us, self.last_append_us)
 
     def append(
-        self, count: int, index: int, position: int, length: int, append_time_us: int
+        self,
+        count: int,
+        index: int,
+        position: int,
+        length: int,
+        append_time_us: int,
+        *,
+        first_row: int = 0,
     ) -> None:
-        """Appends a stored batch of `count` messages, with all its rows, to the queue."""
-        self.extents.append(self.log_end_offset, 0, index, position, length, append_time_us)
+        """Appends `count` messages of a stored batch, from `first_row` on, to the queue."""
+        base = self.log_end_offset
+        self.extents.append(base, first_row, index, position, length, append_time_us)
         self.log_end_offset += count
         self.bytes += length
         self.last_append_us = append_time_us
@@ -178,6 +186,13 @@ class QueueState:
                 break
             found.append(extent)
         return found
+
+    def extents_of_entry(self, entry: int, mask: int, since_us: int) -> list[Extent]:
+        """The extents that were appended at `since_us` or later, and whose entry agrees with
+        `entry` in the bits of `mask`."""
+        extents = self.extents
+        found = extents.find_entry(extents.find_time(since_us), entry, mask)
+        return [next(extents.read(ordinal, self.log_end_offset)) for ordinal in found]
 
     def offset_for_time(self, time_us: int) -> Offset:
         """The first offset appended at `time_us` or later; the end offset if there is none."""

@@ -299,6 +299,18 @@ class DelayedReleased:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DelayedCancelled:
+    """A message was taken out of a delayed batch."""
+
+    queue_key: QueueKey
+    ordinal: int
+    """Names the batch."""
+    row: int
+    arrival: int
+    """The number under which its id arrived."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MoveApplied:
     """A step of a move, or a copy, was applied, or refused with `error`.
 
@@ -340,6 +352,7 @@ ApplyResult = (
     | TransactionApplied
     | Published
     | DelayedReleased
+    | DelayedCancelled
     | MoveApplied
     | MembershipApplied
 )

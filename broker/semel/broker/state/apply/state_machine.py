@@ -44,6 +44,7 @@ from semel.broker.state.apply.results import (
     ApplyResult,
     BatchApplied,
     CommitApplied,
+    DelayedCancelled,
     DelayedReleased,
     Done,
     FenceApplied,
@@ -151,6 +152,7 @@ class State:
             "release_delayed": self._release_delayed,
             "check_ids": self._check_ids,
             "evict_ids": self._evict_ids,
+            "cancel_delayed": self._cancel_delayed,
         }
 
     # --- entries ----------------------------------------------------------------------------
@@ -398,6 +400,11 @@ class State:
         queue = self.queues.get(queue_key_of(record.queue))
         return self.delays.release(record, queue, self.applied_index + 1, self.log_time_us)
 
+    def _cancel_delayed(self, record: control_pb2.CancelDelayed) -> DelayedCancelled:
+        self._check_level(ID_LEVEL)
+        self.id_windows.cancel(record.queue.topic_id, record.arrival)
+        return self.delays.cancel(record, self.applied_index + 1, self.log_time_us)
+
     # --- the sequence table -----------------------------------------------------------------
 
     def _fence(self, record: control_pb2.Fence) -> FenceApplied:
@@ -593,7 +600,7 @@ class State:
         if version >= MOVE_LEVEL:
             parts += self.moves.parts()
         if version >= DELAY_LEVEL:
-            parts += self.delays.parts()
+            parts += self.delays.parts(cancelled=version >= ID_LEVEL)
         if version >= ID_LEVEL:
             parts += self.id_windows.parts()
         crc = 0
@@ -637,7 +644,7 @@ class State:
         if version >= MOVE_LEVEL:
             state.moves = Moves.read_parts(reader, state.queues)
         if version >= DELAY_LEVEL:
-            state.delays = Delays.read_parts(reader)
+            state.delays = Delays.read_parts(reader, cancelled=version >= ID_LEVEL)
         if version >= ID_LEVEL:
             state.id_windows = IdWindows.read_parts(reader)
         reader.finish()

@@ -9,7 +9,8 @@ independent of apply and admission: they use plain dicts and share no rules with
   incarnations never go back. For a child of a split it starts from what the parent had stored:
   whatever is in both was stored twice. Batches that a transaction published were stored without
   offsets, and the sequences of their stager begin at 0 in each queue. Delayed batches were stored
-  without offsets, too: they come late (and never early), or are fed last if they have none yet.
+  without offsets, too: they come late (and never early), or are fed last if they have none yet. Of
+  such a batch single messages may have been cancelled: then its rows come in stretches.
 - `TableVerifier` reads whole entries from the state of a checkpoint (or from the first entry) on,
   and rebuilds the sequence table. Its digests must equal `SequenceTable.queue_digest` at the same
   index. It also sees position marks, which leave no batch behind, so it checks every link of every
@@ -28,7 +29,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -108,7 +109,7 @@ class BatchVerifier:
 
         For a child of a split, `inherited` says with which epoch and last sequence the row of each
         producer ended in the parent. `gaps` says that whole batches may have been dropped because
-        of their message ids: a producer's sequences may then have gaps.
+        of their message ids, or cancelled: a producer's sequences may then have gaps.
         """
         self._key = key
         self._start = log_start_offset
@@ -124,6 +125,9 @@ class BatchVerifier:
         self._missing = 0
         self._digest = hashlib.sha256()
         self._problems: list[str] = []
+        self._gaps = gaps
+        self._stretch: tuple[BatchHeader, int] | None = None
+        """The delayed batch that was read last, and one past the last row that was read of it."""
         self._newest: dict[int, deque[Entry]] = {}
         """The newest batches of each producer, as many as a window holds."""
         self._ended: dict[int, int] = {}
@@ -165,7 +169,11 @@ class BatchVerifier:
         # Published and delayed batches were stored, as a whole, before they had offsets.
         delayed = is_delayed(batch)
         waited = head.base_offset == -1 and (delayed or batch.producer_id >= STAGER_ID_MIN)
-        base = offset if waited and not first_row else head.base_offset
+        begun = self._begun(batch, first_row) if delayed else False
+        self._stretch = (batch, first_row + count) if delayed else None
+        base: int = head.base_offset
+        if waited and (delayed or not first_row):
+            base = offset - first_row  # rows that were cancelled before it was due are left out
         if base + first_row != offset or first_row + count > batch.count:
             self._problem(
                 f"offset {offset}, {count} rows from {first_row}: the batch there says"
@@ -179,11 +187,21 @@ class BatchVerifier:
             )
         elif append_time_us is not None and append_time_us < batch.deliver_at_us:
             self._problem(f"offset {offset}: delivered before its time, {batch.deliver_at_us}")
+        if begun:
+            return  # the chain has the batch as a whole
         for problem in self._chains.follow(f"offset {offset}", batch, delayed=delayed):
             self._problem(problem)
 
-    def feed_delayed(self, index: int, count: int, stored: bytes) -> None:
-        """Reads a delayed batch without offsets, of entry `index`; call it after all extents."""
+    def _begun(self, batch: BatchHeader, first_row: int) -> bool:
+        """Whether this is a later stretch of the delayed batch that was read last. Between two
+        stretches there is a cancelled row: what begins nearer was released twice."""
+        return (
+            self._stretch is not None and self._stretch[0] == batch and first_row > self._stretch[1]
+        )
+
+    def feed_delayed(self, index: int, count: int, stored: bytes, cancelled: int = 0) -> None:
+        """Reads a delayed batch of `count` rows without offsets, of entry `index`; `cancelled` of
+        them will not be delivered. Call it after all extents."""
         try:
             head = decode_broker_header(stored)
             batch = check_batch(stored, BROKER_HEADER_BYTES)
@@ -196,7 +214,7 @@ class BatchVerifier:
             self._problem(
                 f"entry {index}: {count} messages are delayed, the batch has {batch.count}"
             )
-        self._delayed += batch.count
+        self._delayed += batch.count - cancelled
         for problem in self._chains.follow(f"entry {index}", batch, delayed=True):
             self._problem(problem)
 
@@ -209,8 +227,8 @@ class BatchVerifier:
         """Compares with the windows of the sequence table, after every extent was fed."""
         for problem in window_problems(windows, self._newest, self._start, self._ended):
             self._problem(problem)
-        if self._start:
-            return  # delayed batches may have been released and trimmed
+        if self._start or self._gaps:
+            return  # delayed batches may have been released and trimmed, or cancelled as a whole
         for producer, window in sorted(windows.items()):
             for base, last, offset, count, _ in window:
                 if offset < 0 and count and not self._chains.knows(producer, base, last):
@@ -285,6 +303,9 @@ class TableVerifier:
         self._level = start.feature_level if start else 0
         """The feature level of the log, from which delivery times and message ids count."""
         self._moved = MovedTables(start)
+        self.cancelled: Counter[QueueKey] = Counter()
+        """How many delayed messages were cancelled in the entries that were read."""
+        self._cancelled: set[tuple[QueueKey, int, int]] = set()
         self._checked: control_pb2.CheckIds | None = None
         """The master's decision about the message ids of the batch in the next record."""
         self._arrivals: dict[int, int] = {}
@@ -378,6 +399,8 @@ class TableVerifier:
             rows = self._tables.get(queue_key_of(record.expire_producers.queue), {})
             for producer_id in record.expire_producers.producer_ids:
                 rows.pop(producer_id, None)
+        elif record.HasField("cancel_delayed"):
+            self._cancel(record.cancel_delayed, time_us)
         elif record.HasField("check_ids"):
             self._checked = record.check_ids
         elif record.HasField("alter_topic"):
@@ -443,6 +466,20 @@ class TableVerifier:
                 f" {self._ends.get(key)}"
             )
         self._ends[key] = record.base_offset + record.messages
+
+    def _cancel(self, record: control_pb2.CancelDelayed, time_us: int) -> None:
+        """A message is taken out before it is due, so its id is no longer known."""
+        key = queue_key_of(record.queue)
+        where = f"entry {self.index + 1}, queue {key.queue_id}"
+        if record.due_us <= time_us:
+            self._problem(f"{where}: a message that was due at {record.due_us} is cancelled")
+        if record.arrival >= self._arrivals.get(key.topic_id, 0):
+            self._problem(f"{where}: a message is cancelled that never arrived: {record.arrival}")
+        message = key, record.ordinal, record.row
+        if message in self._cancelled:
+            self._problem(f"{where}: row {record.row} of batch {record.ordinal} is cancelled twice")
+        self._cancelled.add(message)
+        self.cancelled[key] += 1
 
     def _split(self, record: control_pb2.SplitQueue) -> None:
         """Children start with the rows of their parent, which know no offsets."""

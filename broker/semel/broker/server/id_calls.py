@@ -1,0 +1,162 @@
+"""Calls about single messages that are known by their ids: find one, cancel one that is delayed.
+
+How it works. The index of message ids gives the place of the newest message with the id, and the
+stored batch is read there, if it is still there. Both follow a confirmed read, so a master that was
+replaced tells nothing. A cancellation becomes a control record that names batch and row; admission
+decides it against what is in flight. If the message is no longer where it was found, it is sought
+again: it was released, or another caller has cancelled it.
+
+The answer "cancelled" does not depend on who has cancelled: a caller whose first answer was lost
+asks again, and gets the same one, for as long as the window knows the id.
+
+Not here: the index (`replica/message_ids.py`), reading (`stored_rows.py`), the decision
+(`state/admission/cancel_admission.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from semel.broker.dedup.fingerprints import MESSAGE_ID_BYTES_MAX
+from semel.broker.replica.clock import monotonic_ms
+from semel.broker.replica.replica import Replica
+from semel.broker.server.checks import check_settled
+from semel.broker.server.stored_rows import FoundRow, candidates, read_row
+from semel.broker.state import DelayedCancelled
+from semel.protos.errors import InvalidRequest, Throttled, UnknownQueue
+from semel.protos.ids import QueueId, QueueKey, TopicId
+from semel.protos.queue_refs import queue_ref
+from semel.protos.v1 import broker_pb2, control_pb2
+
+CANCEL_MS_MAX: Final = 3_000
+"""So long a cancellation waits for a message that is due to be delivered, or to be decided."""
+_RETRY_MS: Final = 20
+
+
+class IdCalls:
+    """Serves the calls of semel.protos.v1.Broker about messages with ids."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+
+    async def FindMessage(  # noqa: N802
+        self, request: broker_pb2.FindMessageRequest, context: object
+    ) -> broker_pb2.FindMessageReply:
+        await self._replica.confirm_read()
+        topic_id = self._checked(request.topic_id, request.message_id)
+        reply, _, _ = await self._find(topic_id, request.message_id)
+        return reply
+
+    async def CancelMessage(  # noqa: N802
+        self, request: broker_pb2.CancelMessageRequest, context: object
+    ) -> broker_pb2.CancelMessageReply:
+        deadline_ms = monotonic_ms() + CANCEL_MS_MAX
+        while True:
+            await self._replica.confirm_read()
+            topic_id = self._checked(request.topic_id, request.message_id)
+            try:
+                return await self._cancel(topic_id, request.message_id)
+            except Throttled as error:
+                if monotonic_ms() >= deadline_ms:
+                    raise
+                await asyncio.sleep(max(_RETRY_MS, error.retry_after_ms) / 1_000)
+
+    async def _cancel(self, topic_id: TopicId, message_id: bytes) -> broker_pb2.CancelMessageReply:
+        """Raises InvalidRequest, and Throttled if the message must be sought again."""
+        found, arrival, row = await self._find(topic_id, message_id)
+        reply = broker_pb2.CancelMessageReply(
+            fate=found.fate,
+            offset=found.offset,
+            due_us=found.due_us,
+            append_time_us=found.append_time_us,
+        )
+        if found.fate == broker_pb2.MESSAGE_FATE_UNKNOWN:
+            return reply
+        reply.queue.CopyFrom(found.queue)
+        if not found.due_us:
+            raise InvalidRequest(
+                f"the message with the id {message_id!r} was not delayed: it has been in queue"
+                f" {found.queue.queue_id} at offset {found.offset} since it was stored; only a"
+                " delayed message can be cancelled"
+            )
+        if found.fate != broker_pb2.MESSAGE_FATE_DELAYED:
+            return reply
+        assert row is not None
+        if found.due_us <= self._replica.log_time_us():
+            raise Throttled("the message is due and being delivered", retry_after_ms=_RETRY_MS)
+        record = control_pb2.CancelDelayed(
+            queue=found.queue,
+            due_us=found.due_us,
+            ordinal=row.candidate.ordinal,
+            row=row.row,
+            arrival=arrival,
+        )
+        result = await self._replica.submit_control(
+            control_pb2.ControlRecord(cancel_delayed=record)
+        )
+        assert isinstance(result, DelayedCancelled)
+        reply.fate = broker_pb2.MESSAGE_FATE_CANCELLED
+        return reply
+
+    def _checked(self, topic_id: int, message_id: bytes) -> TopicId:
+        """Raises UnknownQueue and InvalidRequest."""
+        state = self._replica.state
+        if not 0 < len(message_id) <= MESSAGE_ID_BYTES_MAX:
+            raise InvalidRequest(
+                f"a message id has 1 to {MESSAGE_ID_BYTES_MAX} bytes, not {len(message_id)}"
+            )
+        if topic_id not in state.id_windows.topics:
+            queues = (queue for key, queue in state.queues.items() if key.topic_id == topic_id)
+            queue = next(queues, None)
+            if queue is None:
+                raise UnknownQueue(
+                    f"topic {topic_id} has no queue on broker group"
+                    f" {self._replica.config.group_id}; refresh the routes"
+                )
+            raise InvalidRequest(
+                f"topic {queue.topic!r} compares no message ids, so no message is known by its id;"
+                f" `semel topic alter {queue.topic} --dedup-by-id 4GiB` turns it on for messages"
+                " from then on"
+            )
+        return TopicId(topic_id)
+
+    async def _find(
+        self, topic_id: TopicId, message_id: bytes
+    ) -> tuple[broker_pb2.FindMessageReply, int, FoundRow | None]:
+        """The answer, the arrival of the id, and the message where it is readable.
+
+        Raises Throttled, CorruptBatch, CorruptSegment.
+        """
+        replica = self._replica
+        unknown = broker_pb2.FindMessageReply(offset=-1)
+        place = await replica.ids.locate(topic_id, message_id)
+        window = replica.state.id_windows.topics.get(topic_id)
+        if place is None or window is None or place.arrival < window.first_arrival:
+            return unknown, -1, None
+        key = QueueKey(topic_id, QueueId(place.queue_id))
+        reply = broker_pb2.FindMessageReply(
+            fate=broker_pb2.MESSAGE_FATE_REMOVED,
+            queue=queue_ref(key),
+            offset=place.offset,
+            due_us=place.due_us,
+        )
+        if window.is_cancelled(place.arrival):
+            reply.fate = broker_pb2.MESSAGE_FATE_CANCELLED
+            return reply, place.arrival, None
+        check_settled(replica, key)
+        among, log = candidates(replica.state, key, place), replica.log
+        if not among:
+            return reply, place.arrival, None
+        row = await replica.in_reader(lambda: read_row(log, among, message_id))
+        if row is None:
+            # Another id with the same fingerprint, if the message cannot have gone.
+            return (reply if place.due_us else unknown), place.arrival, None
+        extent = row.candidate.extent
+        reply.fate = (
+            broker_pb2.MESSAGE_FATE_DELAYED if extent is None else broker_pb2.MESSAGE_FATE_STORED
+        )
+        reply.offset = row.offset
+        reply.append_time_us = 0 if extent is None else extent.append_time_us
+        reply.stored, reply.row = row.stored, row.row
+        return reply, place.arrival, row

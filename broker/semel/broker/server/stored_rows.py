@@ -1,0 +1,119 @@
+"""Finds a message by its id in stored batches that may hold it.
+
+How it works. The index of message ids says where a message was when it arrived: at an offset; or
+due at a time, and in which entry of the log. So a few batches at most may hold it. They are read,
+and the ids in them are compared byte by byte: the index knows fingerprints only.
+
+Not here: the index (`replica/message_ids.py`), what a caller is told (`id_calls.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from semel.broker.dedup.id_places import ENTRY_MASK
+from semel.broker.log import IndexUnavailable, Log
+from semel.broker.replica.message_ids import IdPlace
+from semel.broker.state import DelayedExtent, Extent, State
+from semel.protos.batch import BROKER_HEADER_BYTES, check_batch
+from semel.protos.columns import decode_columns
+from semel.protos.errors import CorruptBatch
+from semel.protos.ids import QueueKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """Rows of a stored batch, one of which may be the message."""
+
+    entry: int
+    position: int
+    length: int
+    first_row: int
+    count: int
+    extent: Extent | None
+    """The extent of the queue; None for a delayed batch."""
+    ordinal: int
+    """Names the delayed batch; -1 for one with offsets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundRow:
+    """A message that was found."""
+
+    candidate: Candidate
+    stored: bytes
+    """Broker header and batch."""
+    row: int
+
+    @property
+    def offset(self) -> int:
+        """Its offset; -1 if it is delayed."""
+        extent = self.candidate.extent
+        return -1 if extent is None else extent.base_offset + self.row - extent.first_row
+
+
+def candidates(state: State, key: QueueKey, place: IdPlace) -> list[Candidate]:
+    """The batches of a queue that may hold the message at a place, as of now."""
+    queue, delayed = state.queues.get(key), state.delays.queues.get(key)
+    if queue is None:
+        return []
+    if not place.due_us:
+        if not queue.log_start_offset <= place.offset < queue.log_end_offset:
+            return []
+        return list(map(_of_extent, queue.extents_from(place.offset, 1)))
+    found = [
+        _of_delayed(extent)
+        for extent in (delayed.due_at(place.due_us) if delayed else ())
+        if extent.entry & ENTRY_MASK == place.entry
+    ]
+    released = queue.extents_of_entry(place.entry, ENTRY_MASK, place.due_us)
+    return found + list(map(_of_extent, released))
+
+
+def read_row(log: Log, among: Sequence[Candidate], message_id: bytes) -> FoundRow | None:
+    """BLOCKING. The message with the id; None if none of the batches has it.
+
+    Raises CorruptBatch, CorruptSegment.
+    """
+    wanted = pa.scalar(message_id, pa.binary())
+    for each in among:
+        try:
+            stored = bytes(log.read_record(each.entry, each.position, each.length))
+        except IndexUnavailable as error:
+            raise CorruptBatch(f"a batch is not readable on this node: {error}") from None
+        data = stored[BROKER_HEADER_BYTES:]
+        ids = decode_columns(data, check_batch(data)).message_ids
+        if ids is None:
+            continue
+        row = pc.index(ids, wanted).as_py()
+        if each.first_row <= row < each.first_row + each.count:
+            return FoundRow(candidate=each, stored=stored, row=row)
+    return None
+
+
+def _of_extent(extent: Extent) -> Candidate:
+    return Candidate(
+        entry=extent.index,
+        position=extent.position,
+        length=extent.length,
+        first_row=extent.first_row,
+        count=extent.count,
+        extent=extent,
+        ordinal=-1,
+    )
+
+
+def _of_delayed(extent: DelayedExtent) -> Candidate:
+    return Candidate(
+        entry=extent.entry,
+        position=extent.position,
+        length=extent.length,
+        first_row=0,
+        count=extent.messages,
+        extent=None,
+        ordinal=extent.ordinal,
+    )
