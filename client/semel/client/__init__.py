@@ -5,6 +5,7 @@ See `docs/client.md`. Errors live in `semel.protos.errors` and are re-exported h
 
 from semel.client import _fork as _fork  # first: before gRPC is imported
 from semel.client.admin.delays import DelayBucket, DelayedMessage, DelayStats
+from semel.client.admin.found_message import CancelResult, FoundMessage
 from semel.client.admin.inspection import Inspection
 from semel.client.admin.nodes import DrainResult, MemberProgress, MembershipResult
 from semel.client.admin.resets import OffsetReset, Shift
@@ -57,6 +58,7 @@ __all__ = [
     "AsyncTransactions",
     "BulkFuture",
     "BulkSummary",
+    "CancelResult",
     "Client",
     "ClientConfig",
     "Committed",
@@ -67,6 +69,7 @@ __all__ = [
     "DelayStats",
     "DelayedMessage",
     "DrainResult",
+    "FoundMessage",
     "IdDedup",
     "Inspection",
     "LetterFilter",

@@ -1,4 +1,4 @@
-"""`semel delay list|stats`: messages that are stored and not due yet."""
+"""`semel delay list|stats|cancel`: messages that are stored and not due yet."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENDS: Final = ("overdue", "later")
 
 @click.group()
 def delay() -> None:
-    """Messages that are stored and not due yet: which there are, and how many when."""
+    """Messages that are stored and not due yet: which there are, how many when; take one out."""
 
 
 @delay.command(
@@ -55,7 +55,7 @@ def delay() -> None:
 def list_delayed(
     topic: str, before: datetime | None, limit: int, bootstrap: str, as_json: bool
 ) -> None:
-    """Lists delayed messages of TOPIC, those that are due first at the top."""
+    """Lists delayed messages of TOPIC, those that are due first on top."""
     with open_client(bootstrap) as client:
         found = client.admin.list_delayed(topic, before=before, limit=limit)
     drawn = render.table(
@@ -100,6 +100,43 @@ def stats(topic: str, bootstrap: str, as_json: bool) -> None:
     value["buckets"] = value.pop("buckets")  # the long part at the end
     drawn = _histogram(found) if found.messages else "no delayed messages"
     render.Output(as_json=as_json).show(value, drawn)
+
+
+@delay.command(
+    epilog=examples(
+        "semel delay cancel reminders 7f3a-41",
+        "semel delay cancel reminders 7f3a-41 --json",
+        more="The result is cancelled (also if it was cancelled before), delivered, or unknown: the"
+        " exit status is 0. A message that was never delayed is an error. The topic must compare"
+        " message ids.",
+    )
+)
+@click.argument("topic", shell_complete=completion.topics)
+@click.argument("message_id", metavar="ID")
+@client_options
+def cancel(topic: str, message_id: str, bootstrap: str, as_json: bool) -> None:
+    """Takes the delayed message with an id out of TOPIC, unless it is due.
+
+    It is never delivered then, and its id can be used again.
+    """
+    with open_client(bootstrap) as client:
+        found = client.admin.cancel(topic, message_id)
+    value: dict[str, Any] = {"topic": topic}
+    value |= bytes_field("message_id", found.message_id)
+    value |= {
+        "result": found.result,
+        "queue": found.queue,
+        "offset": found.offset,
+        "due": _time(found.due_us or 0),
+        "delivered": _time(found.delivered_us or 0),
+    }
+    text = found.result
+    if found.result == "delivered":
+        text = f"already delivered in queue {found.queue}, and not retained any more"
+        if found.delivered_us is not None:
+            when = render.when(found.delivered_us)
+            text = f"already delivered at {when} UTC: queue {found.queue}, offset {found.offset}"
+    render.Output(as_json=as_json).show(value, text)
 
 
 def _histogram(found: DelayStats) -> RenderableType:

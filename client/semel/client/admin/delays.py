@@ -166,8 +166,13 @@ class _DelayedQueue:
         for batch in batches:
             count = decode_header(batch.stored, BROKER_HEADER_BYTES).count
             rows = Rows(self._topic, self._queue.key, memoryview(batch.stored), 0, 0, count)
-            messages = rows.messages(0, min(count, count_max - len(found)))
-            found += [self._described(each, batch.place.due_us) for each in messages]
+            gone, wanted = set(batch.cancelled), count_max - len(found)
+            messages = [
+                each
+                for row, each in enumerate(rows.messages(0, min(count, wanted + len(gone))))
+                if row not in gone
+            ]
+            found += [self._described(each, batch.place.due_us) for each in messages[:wanted]]
         return found
 
     def _described(self, message: Message, due_us: int) -> DelayedMessage:

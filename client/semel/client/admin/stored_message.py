@@ -87,7 +87,7 @@ async def show_message(
         _refuse(topic, known, offset)
     delivery = await _fetch(cluster, runtime, topic, owner, offset)
     producer_id = decode_header(delivery.stored, BROKER_HEADER_BYTES).producer_id
-    producer = await _name_of(cluster, producer_id)
+    producer = await name_of_producer(cluster, producer_id)
     # The I/O thread has more urgent things to do than to take a batch apart.
     return await asyncio.to_thread(_described, delivery, known.append_time_us, producer)
 
@@ -153,7 +153,7 @@ async def _fetch(
     )
 
 
-async def _name_of(cluster: Cluster, producer_id: int) -> str | None:
+async def name_of_producer(cluster: Cluster, producer_id: int) -> str | None:
     """Returns a producer's name, if it has one and a controller tells."""
     try:
         reply = await cluster.controller(

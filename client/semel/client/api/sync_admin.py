@@ -31,6 +31,12 @@ from semel.client.admin.descriptions import (
     TopicSummary,
     VerifyResult,
 )
+from semel.client.admin.found_message import (
+    CancelResult,
+    FoundMessage,
+    cancel_message,
+    find_message,
+)
 from semel.client.admin.inspection import Inspection
 from semel.client.admin.nodes import DrainResult, MemberProgress, MembershipResult, MembershipWork
 from semel.client.admin.resets import OffsetReset, Shift, Target
@@ -267,6 +273,29 @@ class Admin:
         """
         session = self._session
         return session.run(show_message(session.cluster, session.runtime, topic, queue, offset))
+
+    def find_message(self, topic: str, message_id: bytes | str) -> FoundMessage | None:
+        """Returns the newest message with an id, and where it is: stored at an offset, delayed,
+        removed by retention or cancelled. None if the topic's window of ids has left it behind, or
+        never had it.
+
+        Raises UnknownTopic; InvalidRequest for an id of 0 bytes or more than 128, and for a topic
+        that compares no ids; UnsupportedVersion for a broker that is too old to tell.
+        """
+        session = self._session
+        return session.run(find_message(session.cluster, topic, message_id))
+
+    def cancel(self, topic: str, message_id: bytes | str) -> CancelResult:
+        """Takes a delayed message out before it is due: it is never delivered, and its id can be
+        used again.
+
+        The result is "cancelled", also if it was cancelled before; "delivered", with queue, offset
+        and time, if it was due; or "unknown". Raises UnknownTopic; InvalidRequest for an id of 0
+        bytes or more than 128, for a topic that compares no ids, and for a message that was never
+        delayed; UnsupportedVersion for a broker that is too old.
+        """
+        session = self._session
+        return session.run(cancel_message(session.cluster, topic, message_id))
 
     def list_delayed(
         self, topic: str, *, before: datetime | int | None = None, limit: int = LIMIT_DEFAULT

@@ -170,6 +170,14 @@ async def test_no_more_is_asked_for_than_the_limit_needs(topic: Topic) -> None:
     assert topic.asked == [(1, 2), (0, 1)]
 
 
+@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+async def test_cancelled_messages_are_not_listed(limit: int) -> None:
+    batch = delayed_batch(0, 1, 0, [b"a", b"b", b"c", b"d", b"e"])
+    batch.cancelled.extend([0, 2])
+    found = await listed(Topic({0: [batch]}), limit=limit)
+    assert [each.sequence for each in found] == [1, 3, 4][:limit]
+
+
 async def test_headers_count_for_the_size() -> None:
     headers = [[("waiter", b"Ann")]]
     topic = Topic({0: [delayed_batch(0, 1, 0, [b"tea"], headers=headers, keys=[b"k"])]})
