@@ -65,11 +65,8 @@ def candidates(state: State, key: QueueKey, place: IdPlace) -> list[Candidate]:
         if not queue.log_start_offset <= place.offset < queue.log_end_offset:
             return []
         return list(map(_of_extent, queue.extents_from(place.offset, 1)))
-    found = [
-        _of_delayed(extent)
-        for extent in (delayed.due_at(place.due_us) if delayed else ())
-        if extent.entry & ENTRY_MASK == place.entry
-    ]
+    waiting = delayed.due_at(place.due_us, place.entry, ENTRY_MASK) if delayed else ()
+    found = list(map(_of_delayed, waiting))
     released = queue.extents_of_entry(place.entry, ENTRY_MASK, place.due_us)
     return found + list(map(_of_extent, released))
 

@@ -30,8 +30,8 @@ def delay_refusal(header: BatchHeader, level: int, time_us: int) -> Refused | No
     if header.flags & COLUMN_FLAG:
         return Refused(
             InvalidRequest(
-                "group messages by time: a batch has one delivery time for all its messages;"
-                " different times in one batch are not supported yet"
+                "group messages by time: a batch has one delivery time for all its messages; send"
+                " one batch for each time, as `send_many` does with a column of times"
             )
         )
     if header.deliver_at_us and level < DELAY_LEVEL:

@@ -10,24 +10,12 @@ Not here: where extents are kept, and their format (`delays.py`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from semel.broker.state.apply.cancelled_rows import CancelledRows
-from semel.broker.state.apply.delays import DELAYED_EXTENT, DelayedPlace
-
-_EXTENT: Final = np.dtype(
-    [
-        ("due_us", "<i8"),
-        ("ordinal", "<u8"),
-        ("entry", "<i8"),
-        ("position", "<u4"),
-        ("length", "<u4"),
-        ("messages", "<u4"),
-    ]
-)
-assert _EXTENT.itemsize == DELAYED_EXTENT.size
+from semel.broker.state.apply.delays import EXTENT, DelayedPlace
 
 
 class DelayFigures(NamedTuple):
@@ -55,7 +43,7 @@ class DueHistogram:
     def add(self, packed: bytes, cancelled: CancelledRows | None = None) -> DelayedPlace:
         """Adds extents that come behind all before, at least one, without the messages that are
         cancelled. Returns the place of the last."""
-        extents = np.frombuffer(packed, _EXTENT)
+        extents = np.frombuffer(packed, EXTENT)
         if cancelled is not None and cancelled.batches:
             extents = extents.copy()
             for at in np.flatnonzero(np.isin(extents["ordinal"], cancelled.ordinals())).tolist():

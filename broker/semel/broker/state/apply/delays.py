@@ -32,12 +32,14 @@ takes (`state/admission/delay_admission.py`), when a release is proposed
 from __future__ import annotations
 
 import struct
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Final, NamedTuple
+
+import numpy as np
 
 from semel.broker.state.apply.cancelled_rows import CancelledRows
 from semel.broker.state.apply.codec import Reader
@@ -55,6 +57,17 @@ COLUMN_FLAG: Final = BatchFlags.DELIVER_AT
 HEAD: Final = struct.Struct("<QI")
 DELAYED_QUEUE: Final = struct.Struct("<QII")
 DELAYED_EXTENT: Final = struct.Struct("<qQqIII")
+EXTENT: Final = np.dtype(
+    [
+        ("due_us", "<i8"),
+        ("ordinal", "<u8"),
+        ("entry", "<i8"),
+        ("position", "<u4"),
+        ("length", "<u4"),
+        ("messages", "<u4"),
+    ]
+)
+assert EXTENT.itemsize == DELAYED_EXTENT.size
 _BLOCK_BYTES: Final = 512 * DELAYED_EXTENT.size
 _DUE: Final = struct.Struct("<q")
 _PLACE: Final = struct.Struct("<qQ")
@@ -137,17 +150,19 @@ class DelayedQueue:
 
     def find(self, place: DelayedPlace) -> DelayedExtent | None:
         """The extent at a place; None if there is none."""
-        for extent in self.due_at(place.due_us):
-            if extent.ordinal == place.ordinal:
-                return extent
-        return None
+        extent = next(self._behind(DelayedPlace(place.due_us, place.ordinal - 1)), None)
+        return extent if extent is not None and extent[:2] == place else None
 
-    def due_at(self, due_us: int) -> Iterator[DelayedExtent]:
-        """The extents that are due at a time."""
-        for extent in self._behind(DelayedPlace(due_us, -1)):
-            if extent.due_us != due_us:
+    def due_at(self, due_us: int, entry: int, mask: int) -> Iterator[DelayedExtent]:
+        """The extents that are due at a time, and whose entry agrees with `entry` in the bits of
+        `mask`. A million that are due at once take some ten milliseconds."""
+        for block in self._blocks_behind(DelayedPlace(due_us, -1)):
+            extents = np.frombuffer(bytes(block), EXTENT)
+            agree = (extents["due_us"] == due_us) & ((extents["entry"] & mask) == entry & mask)
+            for at in np.flatnonzero(agree).tolist():
+                yield DelayedExtent(*extents[at].tolist())
+            if extents["due_us"][-1] > due_us:
                 return
-            yield extent
 
     def cancel(self, extent: DelayedExtent, row: int) -> bool:
         """Cancels a row that is not cancelled yet; True if it was the last one of the extent, which
@@ -156,16 +171,14 @@ class DelayedQueue:
             self.cancelled.add(extent.ordinal, row)
             self.messages -= 1
             return False
-        for at, block in enumerate(self._blocks):
-            last = _place(block, len(block) // DELAYED_EXTENT.size - 1)
-            if last >= extent[:2]:
-                kept = b"".join(
-                    DELAYED_EXTENT.pack(*each)
-                    for each in DELAYED_EXTENT.iter_unpack(block)
-                    if each[1] != extent.ordinal
-                )
-                self._blocks[at : at + 1] = [bytearray(kept)] if kept else []
-                break
+        place = DelayedPlace(extent.due_us, extent.ordinal)
+        at = bisect_right(self._blocks, place, key=_place) - 1
+        block = self._blocks[at]
+        ordinals = range(len(block) // DELAYED_EXTENT.size)
+        cut = bisect_left(ordinals, place, key=lambda each: _place(block, each))
+        del block[cut * DELAYED_EXTENT.size : (cut + 1) * DELAYED_EXTENT.size]
+        if not block:
+            del self._blocks[at]
         self._count(extent, -1)
         self.cancelled.forget(extent.ordinal)
         return True
