@@ -345,12 +345,13 @@ class MessageIds:
         if reading.cancelled():
             return
         error = reading.exception()
-        if isinstance(error, CorruptIndex) and topic is self._topics.get(header.topic_id):
-            self.on_damage(error)
         proposer = self._node.proposer
         if proposer is not asked:
+            # The ids that it has found may be cut off since, so it knows nothing of damage either.
             sink.refuse(header, self._node.not_master())
             return
+        if isinstance(error, CorruptIndex) and topic is self._topics.get(header.topic_id):
+            self.on_damage(error)
         proposer.pending_bytes -= len(data)
         if error is not None:
             logger.error("message ids not looked up error=%s", error)

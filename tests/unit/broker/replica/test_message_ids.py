@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from semel.broker.dedup.id_store import CorruptIndex, MemoryIdStore
+from semel.broker.dedup.looked_up import LookedUp
 from semel.broker.dedup.rocks_store import RocksIdStore
 from semel.broker.replica.message_ids import Lacking, Loan, MessageIds
 from semel.broker.state import Admission, State, batch_record_parts
@@ -94,6 +96,33 @@ async def test_a_position_mark_needs_no_decision(node: IdNode) -> None:
     node.last = 4
     await node.send(numbered(0, 3))
     assert node.state.id_windows.topics[KEY.topic_id].next_arrival == 3
+
+
+async def test_a_look_up_of_a_lost_mastership_tells_of_no_damage(
+    node: IdNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have found ids that were cut off meanwhile, of which memory knows no place."""
+    await node.send(numbered(0, 10))
+    await node.ids.settle({KEY.topic_id: 10})
+    index, finish, lost = node.index, LookedUp.finish, threading.Event()
+
+    def late(looked_up: LookedUp) -> LookedUp:
+        assert lost.wait(10)
+        return finish(looked_up)
+
+    monkeypatch.setattr(LookedUp, "finish", late)
+    await node.send({"new": "v"}, commit=False)
+    data = node.batch({"id 3": "v", "new": "v"})
+    node.propose()
+    node.ids.submit(check_batch(data), data, node.sink)
+    assert node.ids._looking_up
+    node.proposer = None
+    node.ids.on_lost()
+    lost.set()
+    await settled(node)
+    assert isinstance(node.sink.refused[11], NotMaster)
+    assert node.index is index
+    assert not node.ids.behind
 
 
 async def test_a_malformed_id_refuses_its_batch(node: IdNode) -> None:
