@@ -7,8 +7,9 @@ tree by time: every run holds a range of arrivals, and runs that the window has 
 dropped whole. Ids are sorted, merged and written many at a time with numpy; RocksDB keeps the
 chunks, makes changes atomic and caches what is read.
 
-A look-up has two steps. `search_memory` asks memory and the filters of all runs, and never
-blocks. It returns the ids that may be on disk; `search_disk` reads those in a thread.
+A look-up has three steps. `search_runs` asks all filters, and never blocks. It returns the ids that
+may be on disk; `search_disk` reads those in a thread. `search_since` looks in memory, at the last
+moment, so that nothing is missed that arrives in between.
 
 The owner of the log calls `add` for what is applied. One background thread calls `maintain`, which
 writes, merges and drops. All that they share is in one view, which is replaced as a whole; of its
@@ -56,7 +57,7 @@ from semel.broker.dedup.id_runs import (
     topic_prefix,
 )
 from semel.broker.dedup.id_store import CorruptIndex, IdStore, Writes
-from semel.broker.dedup.recent_ids import RecentIds, Seen
+from semel.broker.dedup.recent_ids import RecentIds
 from semel.broker.dedup.sorted_ids import Hits, SortedIds
 
 MEMORY_IDS: Final = 2_000_000
@@ -76,15 +77,15 @@ _RUNS_AFTER: Final = b"s"
 
 
 class Search(NamedTuple):
-    """The first step of a look-up."""
+    """A look-up in all runs."""
 
     hits: Hits
-    """Rows that were found in memory."""
+    """Rows that were found."""
     view: _View
     maybe: tuple[tuple[IdRun, npt.NDArray[np.int64]], ...]
     """Runs that may have some of the rows, and those rows."""
-    seen: Seen
-    """For the look-up that completes this one."""
+    end_arrival: int
+    """What arrived from here on is not in these runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,46 +416,43 @@ class IdIndex:
 
     # --- look-ups ---------------------------------------------------------------------------
 
-    def search_memory(self, keys: U64, first_arrival: int) -> Search:
-        """Looks in memory for ids that arrived at `first_arrival` or later. It reads no disk."""
+    def search_runs(self, keys: U64, first_arrival: int) -> Search:
+        """Asks the filters of all runs for ids that arrived at `first_arrival` or later."""
         view = self._view
-        hits, seen = view.fresh.look(keys, first_arrival)
-        if view.frozen is not None:
-            hits = Hits.joined([hits, view.frozen.look(keys, first_arrival)[0]])
         maybe = []
         runs = [run for run in view.runs if run.info.end_arrival > first_arrival]
         if runs:
-            unknown = np.ones(len(keys), np.bool_)
-            unknown[hits.rows] = False
             probes = Probes.of(keys[:, 0], keys[:, 1])
             for run in runs:
-                rows = np.flatnonzero(run.might_hold(probes) & unknown)
+                rows = np.flatnonzero(run.might_hold(probes))
                 if len(rows):
                     maybe.append((run, rows))
-        return Search(hits, view, tuple(maybe), seen)
+        memory = view.fresh if view.frozen is None else view.frozen
+        return Search(Hits.none(), view, tuple(maybe), memory.first_arrival)
 
-    def search_since(self, keys: U64, arrival: int, seen: Seen | None = None) -> Hits | None:
-        """Looks in memory only, for ids that arrived at `arrival` or later; `seen` is of a search
-        that ended there or before.
+    def search_memory(self, keys: U64, first_arrival: int) -> Search:
+        """Looks in memory, too, for ids that arrived at `first_arrival` or later."""
+        search = self.search_runs(keys, first_arrival)
+        return search._replace(hits=self._in_memory(search.view, keys, first_arrival))
+
+    def search_since(self, keys: U64, arrival: int) -> Hits | None:
+        """Looks in memory only, for ids that arrived at `arrival` or later.
 
         None if some of them have left memory since: look for all again.
         """
         view = self._view
         if arrival < (view.fresh if view.frozen is None else view.frozen).first_arrival:
             return None
-        if arrival >= view.fresh.end_arrival:
-            return Hits.none()
-        if seen is not None and arrival >= view.fresh.first_arrival:
-            again = view.fresh.look_again(keys, seen, arrival)
-            if again is not None:
-                return again
-        hits = [view.fresh.look(keys, arrival)[0]]
-        if view.frozen is not None:
-            hits.append(view.frozen.look(keys, arrival)[0])
-        return Hits.joined(hits)
+        return self._in_memory(view, keys, arrival)
+
+    def _in_memory(self, view: _View, keys: U64, first_arrival: int) -> Hits:
+        hits = view.fresh.look(keys, first_arrival)
+        if view.frozen is None:
+            return hits
+        return Hits.joined([hits, view.frozen.look(keys, first_arrival)])
 
     def search_disk(self, search: Search, keys: U64, first_arrival: int) -> Search:
-        """Ends a look-up that `search_memory` began. Raises CorruptIndex and OSError."""
+        """Reads what may be in runs. Raises CorruptIndex and OSError."""
         while True:
             try:
                 found = [run.find(rows, keys, first_arrival) for run, rows in search.maybe]
@@ -462,7 +460,7 @@ class IdIndex:
                 if self._view.runs == search.view.runs:
                     raise
                 # Another thread has merged or dropped what this look-up was about to read.
-                search = self.search_memory(keys, first_arrival)
+                search = self.search_runs(keys, first_arrival)._replace(hits=search.hits)
                 continue
             return search._replace(hits=Hits.joined([search.hits, *found]), maybe=())
 

@@ -43,6 +43,11 @@ class Found(NamedTuple):
     entries: npt.NDArray[np.int64]
     """ENTRY_MASK of the number of the entry that holds a delayed message; 0 for others."""
 
+    @classmethod
+    def none(cls) -> Found:
+        """No message."""
+        return cls(*(np.zeros(0, np.int64) for _ in cls._fields))
+
     def take(self, chosen: Any) -> Found:
         """Those that `chosen` names, places or one truth for each."""
         return Found(*(column[chosen] for column in self))

@@ -1,9 +1,9 @@
 """A batch on its way through dedup by message id: fingerprints, look-up, decision.
 
-How it works. `LookedUp.begin` computes the fingerprints of a batch and asks the index in memory. If
+How it works. `LookedUp.begin` computes the fingerprints of a batch and asks the filters of runs. If
 some ids may be on disk, `finish` reads them, in a thread. `decide` is called when the batch is
-accepted. It completes the look-up with the ids that have arrived since, decides each message, makes
-the batch of those that are kept, and adds their ids to the index.
+accepted. It looks in memory for the ids that are not in runs, decides each message, makes the batch
+of those that are kept, and adds their ids to the index.
 
 Invariants
 1. `decide` changes the index if it returns a decision, and else nothing.
@@ -80,10 +80,8 @@ class LookedUp:
         self._columns = columns
         self._prints = prints
         self._first_arrival = first_arrival
-        self._search: Search = index.search_memory(prints.keys, first_arrival)
-        self._places: Found | None = None
-        if not self._search.maybe:
-            self._places = index.places_of(self._search.hits.arrivals)
+        self._search: Search = index.search_runs(prints.keys, first_arrival)
+        self._places = Found.none()
 
     @classmethod
     def begin(
@@ -94,7 +92,7 @@ class LookedUp:
         data: bytes,
         first_arrival: int,
     ) -> LookedUp:
-        """Asks memory; the window begins at `first_arrival`.
+        """Asks the filters; the window begins at `first_arrival`.
 
         Raises CorruptBatch and InvalidRequest.
         """
@@ -166,20 +164,23 @@ class LookedUp:
         )
 
     def _known(self, first_arrival: int, cancelled: Sequence[Sequence[int]]) -> Known | None:
-        """Returns what is known by now; None if memory no longer tells what has arrived since."""
-        hits, seen, places = self._search.hits, self._search.seen, self._places
-        assert places is not None, "`finish` comes first"
+        """Returns what is known by now; None if ids have moved from memory to a run since."""
+        search, hits, places = self._search, self._search.hits, self._places
+        assert not search.maybe, "`finish` comes first"
         alive = (hits.arrivals >= np.uint64(first_arrival)) & _counting(hits, cancelled)
         if not alive.all():
             hits, places = hits.take(alive), places.take(alive)
-        begin = max(seen.end_arrival, first_arrival)
-        since = self._index.search_since(self._prints.keys, begin, seen)
+        begin = max(search.end_arrival, first_arrival)
+        since = self._index.search_since(self._prints.keys, begin)
         if since is None:
             return None
         since = since.take(_counting(since, cancelled))
         if not len(since.rows):
             return Known(hits, places)
-        # What arrived since was not known before, or was cancelled, or the window had left it.
+        # An id in a run may have come again: it was cancelled, or the window had left it behind, or
+        # its queue has moved here twice. The later arrival counts.
+        older = ~np.isin(hits.rows, since.rows)
+        hits, places = hits.take(older), places.take(older)
         added = self._index.places_of(since.arrivals)
         rows = np.concatenate([hits.rows, since.rows])
         order = np.argsort(rows)

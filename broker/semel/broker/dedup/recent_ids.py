@@ -6,9 +6,6 @@ upper bits of a key's first half, with the newest id of the slot, and for each i
 in its slot. numpy links and follows a whole batch at once, one step for all of them at a time. Most
 slots are empty, so most new ids end at the first step.
 
-A look-up can be completed later with what has arrived since: only slots that have another newest id
-have got any.
-
 Invariants
 1. Every linked id is in the chain of its slot, and the links of a chain lead to lower rows in the
    end: there is no circle.
@@ -26,7 +23,7 @@ from __future__ import annotations
 
 import threading
 from copy import copy
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +36,9 @@ _FIRST, _SECOND, _DIGEST = range(3)
 _SLOTS_PER_ID: Final = 2
 _SLOT_BITS_MIN: Final = 10
 _ROWS_MIN: Final = 1 << 10
+_GROWTH: Final = 4
+_SPARE: Final = 8
+"""Ids are expected to be frozen when there are an eighth more than `ids_max`."""
 _KEY_BITS: Final = 64
 
 Slots = npt.NDArray[np.int64]
@@ -49,9 +49,17 @@ Links = npt.NDArray[np.uint32]
 class _Rows:
     """A matrix that grows to the right."""
 
-    def __init__(self, height: int) -> None:
-        self._columns: U64 = np.empty((height, _ROWS_MIN), np.uint64)
+    def __init__(self, height: int, room: int, most: int = 0) -> None:
+        """Has room for `room`; about `most` are expected, so that it is copied a few times while it
+        is small, and not when it is large."""
+        self._columns: U64 = np.empty((height, room), np.uint64)
+        self._most = most
         self.count = 0
+
+    @property
+    def room(self) -> int:
+        """How many it has room for."""
+        return int(self._columns.shape[1])
 
     @property
     def columns(self) -> U64:
@@ -61,8 +69,11 @@ class _Rows:
     def make_room(self, count: int) -> U64:
         """Makes room for `count` more, and returns it to be written; then `count` rises."""
         end = self.count + count
-        if end > self._columns.shape[1]:
-            wider = np.empty((len(self._columns), 2 * end), np.uint64)
+        if end > self.room:
+            room = _GROWTH * end
+            if room > self._most // _GROWTH:
+                room = max(self._most, 2 * end)
+            wider = np.empty((len(self._columns), room), np.uint64)
             wider[:, : self.count] = self.columns
             self._columns = wider
         return self._columns[:, self.count : end]
@@ -77,14 +88,12 @@ class _Rows:
 class _Table:
     """The newest id of each slot, and for each id the one before it in its slot."""
 
-    def __init__(self, ids: int) -> None:
-        """`ids` is how many are expected; more make it slower."""
-        bits = max(_SLOT_BITS_MIN, (_SLOTS_PER_ID * ids - 1).bit_length())
+    def __init__(self, bits: int) -> None:
+        """Has two to the power of `bits` slots."""
+        self.bits = bits
         self._shift = np.uint64(_KEY_BITS - bits)
         self.newest: Links = np.zeros(1 << bits, np.uint32)
         self.before: Links = np.zeros(_ROWS_MIN, np.uint32)
-        self.reach = 0
-        """No id from here on is linked, nor is being linked."""
         self._linked = 0
         self._linking = threading.Lock()
 
@@ -103,7 +112,6 @@ class _Table:
                 longer = np.zeros(2 * count, np.uint32)
                 longer[:start] = self.before[:start]
                 self.before = longer
-            self.reach = count
             slots = self.slots(first[start:])
             links = np.arange(start + 1, count + 1, dtype=np.uint32)
             while len(links):
@@ -115,26 +123,22 @@ class _Table:
             self._linked = count
 
 
-class Seen(NamedTuple):
-    """How slots were when ids were looked up."""
-
-    end_arrival: int
-    """What arrives from here on was not looked at."""
-    table: _Table
-    slots: Slots
-    newest: Links
+def _bits_for(ids: int) -> int:
+    return max(_SLOT_BITS_MIN, (_SLOTS_PER_ID * ids - 1).bit_length())
 
 
 class RecentIds:
     """The ids of a range of arrivals, and their places."""
 
-    def __init__(self, first_arrival: int, ids_max: int) -> None:
-        """No ids yet; about `ids_max` are expected."""
+    def __init__(self, first_arrival: int, ids_max: int, *, like: RecentIds | None = None) -> None:
+        """No ids yet; about `ids_max` are expected at most, and as many as `like` had, if any."""
         self.first_arrival = first_arrival
         self._ids_max = ids_max
-        self._ids = _Rows(3)
-        self._places = _Rows(PLACE_COLUMNS)
-        self._table = _Table(ids_max)
+        self._bits_max = _bits_for(ids_max)
+        room = _ROWS_MIN if like is None else like._ids.room
+        self._ids: _Rows = _Rows(3, room, ids_max + ids_max // _SPARE)
+        self._places = _Rows(PLACE_COLUMNS, _ROWS_MIN)
+        self._table: _Table = _Table(_SLOT_BITS_MIN if like is None else like._table.bits)
 
     def __len__(self) -> int:
         return self._ids.count
@@ -168,7 +172,7 @@ class RecentIds:
         """Those that arrived before `arrival`, and the others, to which more can be added. Neither
         these nor the first part may get more."""
         if arrival >= self.end_arrival:
-            return self, RecentIds(self.end_arrival, self._ids_max)
+            return self, RecentIds(self.end_arrival, self._ids_max, like=self)
         arrival = max(arrival, self.first_arrival)
         below = copy(self)
         below._ids = self._ids.head(arrival - self.first_arrival)
@@ -176,7 +180,7 @@ class RecentIds:
         return below, self._part(arrival, self.end_arrival, self.places.since(arrival))
 
     def _part(self, first_arrival: int, end_arrival: int, places: Places) -> RecentIds:
-        part = RecentIds(first_arrival, self._ids_max)
+        part = RecentIds(first_arrival, self._ids_max, like=self)
         chosen = slice(first_arrival - self.first_arrival, end_arrival - self.first_arrival)
         first, second, digests = self._ids.columns[:, chosen]
         part.add(np.stack([first, second], axis=1), digests, places)
@@ -197,36 +201,19 @@ class RecentIds:
         chosen = columns[:, first - self.first_arrival : end - self.first_arrival]
         return np.concatenate([chosen, numbers[np.newaxis]])
 
-    def look(self, keys: U64, first_arrival: int) -> tuple[Hits, Seen]:
-        """Rows that arrived at `first_arrival` or later, and what `look_again` wants."""
+    def look(self, keys: U64, first_arrival: int) -> Hits:
+        """Rows that arrived at `first_arrival` or later."""
         columns, table = self._ids.columns, self._table
+        if table.bits < min(self._bits_max, _bits_for(columns.shape[1])):
+            bits = min(self._bits_max, _bits_for(_GROWTH * columns.shape[1]))
+            self._table = table = _Table(bits)
         table.link(columns[_FIRST])
-        slots, count = table.slots(keys[:, 0]), columns.shape[1]
-        newest = table.newest[slots]
+        newest = table.newest[table.slots(keys[:, 0])]
         rows = np.flatnonzero(newest)
-        hits = self._follow(columns, keys, rows, newest[rows], first_arrival)
-        if table.reach > count:  # another thread has linked more, which was left out here
-            newest = np.zeros_like(newest)
-        return hits, Seen(self.first_arrival + count, table, slots, newest)
-
-    def look_again(self, keys: U64, seen: Seen, first_arrival: int) -> Hits | None:
-        """Rows that arrived at `first_arrival` or later, and after `seen`; None if that was of
-        other ids."""
-        columns, table = self._ids.columns, self._table
-        if seen.table is not table:
-            return None
-        table.link(columns[_FIRST])
-        newest = table.newest[seen.slots]
-        rows = np.flatnonzero(newest != seen.newest)
-        return self._follow(columns, keys, rows, newest[rows], first_arrival)
-
-    def _follow(
-        self, columns: U64, keys: U64, rows: Slots, links: Links, first_arrival: int
-    ) -> Hits:
-        """Follows the chains of `rows`, which begin at `links`."""
+        links, before = newest[rows], table.before
         first, second, digests = columns
+        sought = keys[:, 0]
         start, count, parts = max(0, first_arrival - self.first_arrival), len(first), []
-        before, sought = self._table.before, keys[:, 0]
         while len(rows) and count:
             at = links.astype(np.int64) - 1
             if int(at.max()) >= count:  # the table of what was frozen has later ids, too

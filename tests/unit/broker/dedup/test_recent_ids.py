@@ -29,7 +29,7 @@ def add(ids: RecentIds, numbers: list[int]) -> None:
 
 
 def look(ids: RecentIds, numbers: list[int], first_arrival: int = 0) -> dict[int, int]:
-    hits, _ = ids.look(keys_of(numbers), first_arrival)
+    hits = ids.look(keys_of(numbers), first_arrival)
     assert hits.digests.tolist() == [7 * numbers[row] for row in hits.rows.tolist()]
     rows, arrivals = hits.rows.tolist(), hits.arrivals.tolist()
     return {numbers[row]: arrival for row, arrival in zip(rows, arrivals, strict=True)}
@@ -44,20 +44,13 @@ def test_recent_ids_are_a_dictionary(batches: list[list[int]], percent: int) -> 
         ids = RecentIds(FIRST, 4)
         model: dict[int, int] = {}
         everything = list(range(301))
-        seen = ids.look(keys_of(everything), 0)[1]
         for batch in batches:
             new = [each for each in dict.fromkeys(batch) if each not in model]
             model |= {each: ids.end_arrival + at for at, each in enumerate(new)}
             add(ids, new)
-            # The order of the two look-ups must not matter: either links what is new.
-            if len(new) % 2:
+            if len(new) % 2:  # often several batches are linked at once
                 assert look(ids, everything) == model
-            late = ids.look_again(keys_of(everything), seen, seen.end_arrival)
-            assert late is not None
-            found = dict(zip(late.rows.tolist(), late.arrivals.tolist(), strict=True))
-            assert found == {k: v for k, v in model.items() if v >= seen.end_arrival}
-            assert look(ids, everything) == model
-            seen = ids.look(keys_of(everything), 0)[1]
+        assert look(ids, everything) == model
         middle = FIRST + len(ids) * percent // 100
         assert look(ids, everything, middle) == {k: v for k, v in model.items() if v >= middle}
         ordered = ids.sorted(middle)
@@ -73,10 +66,8 @@ def test_recent_ids_are_a_dictionary(batches: list[list[int]], percent: int) -> 
 def test_ids_that_were_taken_back_are_not_found_when_others_take_their_rows() -> None:
     ids = RecentIds(FIRST, 4)
     add(ids, list(range(40)))
-    old, seen = ids.look(keys_of(list(range(80))), 0)
-    assert len(old.rows) == 40
+    assert len(look(ids, list(range(80)))) == 40
     ids = ids.cut(FIRST + 25)
-    assert ids.look_again(keys_of(list(range(80))), seen, 0) is None
     add(ids, list(range(60, 80)))
     known = [*range(25), *range(60, 80)]
     expected = {each: FIRST + at for at, each in enumerate(known)}
@@ -84,18 +75,12 @@ def test_ids_that_were_taken_back_are_not_found_when_others_take_their_rows() ->
     assert ids.places.find(np.array([FIRST + 44], np.uint64)).offsets.tolist() == [FIRST + 44]
 
 
-def test_a_look_up_that_saw_later_links_is_completed_with_them() -> None:
-    # Another thread adds and links while this one looks: it has links to more than it looks at.
+def test_a_part_leaves_out_what_was_linked_behind_it() -> None:
     ids = RecentIds(FIRST, 4)
     add(ids, list(range(30)))
     earlier, _ = ids.split(FIRST + 10)
     assert len(look(ids, list(range(30)))) == 30
-    hits, seen = earlier.look(keys_of(list(range(30))), 0)
-    assert hits.rows.tolist() == list(range(10))
-    assert seen.end_arrival == FIRST + 10
-    late = ids.look_again(keys_of(list(range(30))), seen, seen.end_arrival)
-    assert late is not None
-    assert late.rows.tolist() == list(range(10, 30))
+    assert look(earlier, list(range(30))) == {each: FIRST + each for each in range(10)}
 
 
 def test_many_ids_in_one_slot_are_all_linked() -> None:
