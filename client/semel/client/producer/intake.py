@@ -457,7 +457,9 @@ class Intake:
             if chunk is not None:
                 intake.sealed.append(chunk)
             chunk, begun = self._begin(intake, extra.due_us), True
-        if extra.message_id is not None or chunk.message_ids is not None:
+        if chunk.message_ids is not None:
+            chunk.message_ids.append(extra.message_id)
+        elif extra.message_id is not None:
             _append(chunk, "message_ids", extra.message_id, None)
         plain = chunk.due_us == AT_ONCE and chunk.message_ids is None
         intake.plain = chunk if plain else None
