@@ -29,6 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from semel.client.core.dropped_rows import DroppedRows
+from semel.client.core.message_ids import routing_keys
 from semel.client.core.routing import TopicRoute
 from semel.protos.batch import MESSAGE_BYTES_MAX
 from semel.protos.body import header_buffers, offsets_of
@@ -262,7 +263,8 @@ def route(
 
     `sticky` is the index in `topic.queues` for messages that may go anywhere. `resume` is given
     with source positions only: the last sequence of each queue when the producer was opened.
-    Raises InvalidRequest for a column that cannot be stored, UnknownQueue.
+    Raises InvalidRequest for a column that cannot be stored, or ids that the topic cannot compare;
+    UnknownQueue.
     """
     given = _few_rows(chunk) or _columns(chunk)
     count = chunk.count
@@ -270,7 +272,7 @@ def route(
     if resume is not None:
         positions = np.asarray(chunk.positions, np.int64)
         chunk.positions = None
-    owners = _owners(chunk, given.keys, positions, topic, sticky)
+    owners = _owners(chunk, _routing_keys(chunk, given, topic), positions, topic, sticky)
     queues = len(topic.queues)
     if isinstance(owners, int) and positions is not None and resume is not None:
         owners = np.full(count, owners, np.int32)
@@ -360,6 +362,24 @@ def _columns(chunk: Chunk) -> Columns:
         timestamps=chunk.timestamps,
         message_ids=chunk.message_ids,
     )
+
+
+def _routing_keys(
+    chunk: Chunk, given: Columns | FewRows, topic: TopicRoute
+) -> pa.Array | list[bytes] | None:
+    """Returns what determines the queues of rows: their keys or, if the topic compares ids, the
+    ids of rows without a key. Raises InvalidRequest."""
+    if isinstance(given, FewRows) or given.message_ids is None or not topic.id_rules.compared:
+        return given.keys
+    named = chunk.queues
+    if isinstance(named, list):
+        named = np.array(named) != NO_QUEUE
+    elif named is not None:
+        named = True
+    else:
+        named = False
+    topic.id_rules.check_many(given.message_ids, given.keys, named)
+    return routing_keys(given.keys, given.message_ids)
 
 
 def _owners(

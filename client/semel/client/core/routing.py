@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from semel.client.core.message_ids import COMPARED_ID_BYTES_MAX, NOT_COMPARED, IdRules
 from semel.protos.errors import QueueMoved
 from semel.protos.ids import GroupId, NodeId, QueueId, QueueKey, Term, TopicId
 from semel.protos.v1 import broker_pb2, control_pb2, controller_pb2
@@ -55,10 +56,21 @@ class TopicRoute:
     """0: the default."""
     batch_bytes_max: int
     """0: the default."""
+    compares_ids: bool = False
+    """A message whose id is known is not stored again."""
+    id_rules: IdRules = field(init=False, repr=False)
+    """The rules for message ids, by the groups that have the open queues."""
     by_slot: npt.NDArray[np.int32] = field(repr=False)
     """Indices in `queues`, by rising slot."""
     slot_starts: npt.NDArray[np.int32] = field(repr=False)
     """First slot of each of `by_slot`."""
+
+    def __post_init__(self) -> None:
+        rules = NOT_COMPARED
+        if self.compares_ids:
+            groups = {queue.group_id for queue in self.queues}
+            rules = IdRules(self.name, COMPARED_ID_BYTES_MAX, len(groups))
+        object.__setattr__(self, "id_rules", rules)
 
     def queues_of_slots(self, slots: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
         """Returns the index in `queues` of the owner of each slot."""
@@ -160,6 +172,7 @@ def topic_route(topic: controller_pb2.TopicRoute) -> TopicRoute:
         sealed=tuple(sorted(routes(topic.sealed, sealed=True), key=_number)),
         message_bytes_max=topic.settings.message_bytes_max,
         batch_bytes_max=topic.settings.batch_bytes_max,
+        compares_ids=topic.settings.HasField("dedup"),
         by_slot=empty,
         slot_starts=empty,
     )

@@ -29,6 +29,7 @@ from semel.client.core.batching import (
     row_sizes,
     take_rows,
 )
+from semel.client.core.message_ids import routing_keys
 from semel.protos.batch import decode_header
 from semel.protos.columns import Columns, decode_columns
 from semel.protos.few_rows import FewRows
@@ -79,16 +80,21 @@ def of_encoded(part: Part, payload: bytes, trimmed: int) -> Inheritance:
     )
 
 
-def divide(inheritance: Inheritance, heirs: Sequence[Heir], anywhere: int) -> list[Part]:
+def divide(
+    inheritance: Inheritance, heirs: Sequence[Heir], anywhere: int, *, by_id: bool = False
+) -> list[Part]:
     """Puts new parts into the chunk in place of the part and returns them. Parts that are stored
     already have their outcome.
 
     `heirs` are sorted by slot; `anywhere` is the index of the one for rows that may go anywhere.
+    `by_id`: the topic compares ids, so rows without a key go by their ids.
     """
     part = inheritance.part
     assert part.outcome is None, "a part with an outcome is not taken apart"
     made = (
-        _marks(part, heirs) if inheritance.columns is None else _rows(inheritance, heirs, anywhere)
+        _marks(part, heirs)
+        if inheritance.columns is None
+        else _rows(inheritance, heirs, anywhere, by_id)
     )
     chunk = part.chunk
     assert chunk.parts is not None
@@ -110,12 +116,18 @@ def _marks(part: Part, heirs: Sequence[Heir]) -> list[Part]:
     return made
 
 
-def _rows(inheritance: Inheritance, heirs: Sequence[Heir], anywhere: int) -> list[Part]:
+def _rows(
+    inheritance: Inheritance, heirs: Sequence[Heir], anywhere: int, by_id: bool
+) -> list[Part]:
     part, columns, stored = inheritance.part, inheritance.columns, inheritance.stored
     assert columns is not None
     chunk, count = part.chunk, part.count - stored
     positions = None if part.positions is None else part.positions[stored:]
-    owners = _owners(columns, positions, heirs, anywhere)
+    found = columns.keys
+    if by_id and columns.message_ids is not None:
+        found = routing_keys(found, columns.message_ids)
+    keys = [None] * count if found is None else found.to_pylist()
+    owners = _owners(keys, positions, heirs, anywhere)
     if positions is not None:
         lasts = np.array([heir.last_sequence for heir in heirs], np.int64)
         owners = owners + len(heirs) * (positions <= lasts[owners])
@@ -150,13 +162,11 @@ def _rows(inheritance: Inheritance, heirs: Sequence[Heir], anywhere: int) -> lis
 
 
 def _owners(
-    columns: Columns, positions: Rows | None, heirs: Sequence[Heir], anywhere: int
+    keys: list[bytes | None], positions: Rows | None, heirs: Sequence[Heir], anywhere: int
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Returns the index of each row's heir. Rows that were sent to the parent by its number,
     whatever their slot, go to the first or the last heir: rows of one key stay together."""
     starts = [heir.slot_start for heir in heirs]
-    count = len(columns)
-    keys = [None] * count if columns.keys is None else columns.keys.to_pylist()
     free = np.array([key is None for key in keys], bool)
     slots = np.array([0 if key is None else slot_of_key(key) for key in keys], np.int64)
     if positions is not None:

@@ -116,7 +116,8 @@ class _RelayProducer(ProducerCore):
         chunk = Chunk(name, time.time_ns() // 1000, self._deadline())
         chunk.values, chunk.keys = columns.values, columns.keys
         chunk.headers, chunk.timestamps = columns.headers, columns.timestamps
-        chunk.message_ids = columns.message_ids
+        if not topic.route.id_rules.compared:  # with its id, a copy would be one of its original
+            chunk.message_ids = columns.message_ids
         chunk.positions = positions
         chunk.message_bytes_max = MESSAGE_BYTES_MAX + COPY_BYTES_MAX
         chunk.count = len(columns)

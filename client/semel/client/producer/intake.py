@@ -54,7 +54,7 @@ from semel.client.core.fields import (
     check_queue,
     check_time,
 )
-from semel.client.core.message_ids import check_ids
+from semel.client.core.message_ids import NOT_COMPARED
 from semel.client.producer.memory import ProducerMemory
 from semel.client.producer.rare_fields import NO_EXTRA, Extra
 from semel.client.transport.runtime import IO_THREAD
@@ -82,6 +82,7 @@ class TopicIntake:
 
     __slots__ = (
         "forgotten",
+        "id_rules",
         "last_position",
         "message_bytes_max",
         "name",
@@ -99,6 +100,7 @@ class TopicIntake:
         """The open chunk if a message without rare fields can join it, else None."""
         self.sealed: deque[Chunk] = deque()
         self.message_bytes_max = MESSAGE_BYTES_MAX
+        self.id_rules = NOT_COMPARED
         self.seal_bytes = batch_bytes
         self.seal_bytes_routed = batch_bytes
         """For chunks whose rows go to several queues."""
@@ -192,6 +194,7 @@ class Intake:
             )
         size += ROW_BYTES
         if extra is not None and extra.message_id is not None:
+            intake.id_rules.check_one(extra.message_id, key, queue)
             size += len(extra.message_id)
         with self._lock:
             if self._failure is not None:
@@ -231,7 +234,7 @@ class Intake:
             self.buffered += size
             if chunk.bytes >= intake.seal_bytes and (
                 chunk.bytes >= intake.seal_bytes_routed
-                or (chunk.keys is None and not self._positions)
+                or not (self._positions or self._by_key(intake, chunk))
             ):
                 intake.sealed.append(chunk)
                 intake.open = intake.plain = None
@@ -290,10 +293,10 @@ class Intake:
                 limit_bytes=intake.message_bytes_max,
             )
         if columns.message_ids is not None:
-            sizes += check_ids(columns.message_ids)
+            sizes += intake.id_rules.check_many(columns.message_ids, columns.keys, False)
         if order is not None:
             columns, sizes = take_rows(columns, order), sizes[order]
-        routed = columns.keys is not None or self._positions
+        routed = self._positions or self._by_key(intake, columns)
         limit = intake.seal_bytes_routed if routed else intake.seal_bytes
         ends = np.concatenate(([0], np.cumsum(sizes + ROW_BYTES)))
         return intake, [
@@ -449,6 +452,13 @@ class Intake:
         conditions to notify once the lock is released."""
         change, self._told = self.buffered - self._told, self.buffered
         return self._memory.add(change)
+
+    @staticmethod
+    def _by_key(intake: TopicIntake, given: Chunk | Columns) -> bool:
+        """Keys, or ids that are compared, may send the rows to several queues."""
+        return given.keys is not None or (
+            given.message_ids is not None and intake.id_rules.compared
+        )
 
     def _open(self, intake: TopicIntake, extra: Extra) -> tuple[Chunk, bool]:
         """Returns the open chunk for a message, whose id it adds, and whether the chunk is new."""

@@ -228,6 +228,7 @@ class ProducerCore:
         topic = ProducerTopic(route, lanes, self.config, self.lane_to)
         intake = self.intake.topic(name)
         intake.message_bytes_max = topic.message_bytes_max
+        intake.id_rules = route.id_rules
         intake.seal_bytes = topic.batch_bytes
         intake.seal_bytes_routed = max(
             topic.batch_bytes, min(SEAL_BYTES_MAX, topic.batch_bytes * len(route.queues))
@@ -477,7 +478,8 @@ class ProducerCore:
             lane.key.queue_id,
             [child.key.queue_id for child in children],
         )
-        for parts, done in hand_over(lane, batches, children):
+        by_id = route.id_rules.compared
+        for parts, done in hand_over(lane, batches, children, by_id=by_id):
             topic.unsettled += len(parts) - 1
             self.stats.duplicates += sum(part.count for part in done)
             for part in parts:

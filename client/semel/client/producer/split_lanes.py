@@ -63,10 +63,11 @@ async def open_children(
 
 
 def hand_over(
-    parent: Lane, batches: Sequence[InFlight], children: Sequence[Lane]
+    parent: Lane, batches: Sequence[InFlight], children: Sequence[Lane], *, by_id: bool
 ) -> Iterator[tuple[list[Part], list[Part]]]:
     """Divides the parent's parts, oldest first. Yields for each the parts to send and those that
-    are settled already. The caller must not await anything meanwhile."""
+    are settled already. The caller must not await anything meanwhile. `by_id` is that of
+    `divide`."""
     heirs = [
         Heir(
             key=child.key,
@@ -83,7 +84,7 @@ def hand_over(
     inherited += [of_waiting(part) for part in parent.pending if part.outcome is None]
     parent.pending.clear()
     for number, one in enumerate(inherited):
-        made = divide(one, heirs, number % len(heirs))
+        made = divide(one, heirs, number % len(heirs), by_id=by_id)
         yield (
             [part for part in made if part.outcome is None],
             [part for part in made if part.outcome is not None],
