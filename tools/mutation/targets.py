@@ -156,6 +156,7 @@ TARGETS: Final = {
                 "membership/founding",
                 "identity",
                 "replica/member_book",
+                "replica/id_indexes",
                 "replica/message_ids",
                 "membership/changes",
                 "snapshots/checkpoints",

@@ -20,7 +20,6 @@ Not here: the rules (`state/`), the calls as clients see them (`server/transacti
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Coroutine
 from typing import Any, Final
@@ -29,7 +28,7 @@ from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.group_calls import GroupCalls
 from semel.broker.replica.replica import Replica
 from semel.broker.state import Pin, TransactionApplied
-from semel.protos.errors import NotMaster, SemelError, TransactionAborted
+from semel.protos.errors import NotMaster, SemelError, Throttled, TransactionAborted
 from semel.protos.v1 import control_pb2, transaction_records_pb2
 
 logger = logging.getLogger(__name__)
@@ -39,6 +38,7 @@ FORGET_LOOK_S: Final = 60.0
 CALL_S: Final = 5.0
 PAUSE_MAX_S: Final = 5.0
 AT_ONCE_MAX: Final = 1_000
+_LOOK_UPS_MAX: Final = 5
 
 
 class TransactionWork:
@@ -123,8 +123,20 @@ class TransactionWork:
             return
         asked = transaction_records_pb2.PublishTransaction()
         asked.CopyFrom(record)
-        with contextlib.suppress(TransactionAborted):  # another call has ended it
-            await self.submit(publish=asked)
+        step = control_pb2.ControlRecord(
+            transaction=transaction_records_pb2.TransactionRecord(publish=asked)
+        )
+        for left in reversed(range(_LOOK_UPS_MAX)):
+            looked_up = await self._replica.look_up_pinned(record.transaction_id, record.attempt)
+            try:
+                await self._replica.submit_control(step, looked_up)
+                return
+            except TransactionAborted:
+                return  # another call has ended it
+            except Throttled as error:  # what was looked up may be too old
+                if not looked_up or not left:
+                    raise
+                await asyncio.sleep((error.retry_after_ms or 0) / 1000)
 
     async def settle(self, transaction_id: str) -> bool:
         """Asks the coordinator about a pin and obeys its decision; True if no pin is left."""

@@ -111,6 +111,18 @@ class LookedUp:
         self._places = self._index.places_of(self._search.hits.arrivals)
         return self
 
+    def catch_up(self, first_arrival: int, cancelled: Sequence[Sequence[int]]) -> bool:
+        """Completes the look-up with what has arrived since: from here to the next turn of the
+        event loop, where alone memory is frozen, `decide` has all that it needs; False if memory no
+        longer tells."""
+        known = self._known(first_arrival, cancelled)
+        if known is None:
+            return False
+        end_arrival = self._index.end_arrival
+        self._search = self._search._replace(hits=known.hits, end_arrival=end_arrival)
+        self._places = known.places
+        return True
+
     def decide(
         self,
         *,

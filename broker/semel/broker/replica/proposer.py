@@ -41,6 +41,8 @@ from semel.broker.state import (
     DelayedReleased,
     Duplicate,
     DuplicateInFlight,
+    KeptBatch,
+    LookedUpBatches,
     LookUpIds,
     Parked,
     ParkKey,
@@ -48,6 +50,7 @@ from semel.broker.state import (
     Staged,
     batch_record_parts,
     record_refusal,
+    retry_later,
 )
 from semel.protos.batch import BatchHeader
 from semel.protos.errors import InvalidRequest, SemelError
@@ -99,6 +102,8 @@ class _Batch:
 class _Control:
     record: ControlRecord
     future: asyncio.Future[ApplyResult]
+    looked_up: LookedUpBatches | None = None
+    """The pinned batches of a publication to topics that compare message ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +168,9 @@ class Proposer:
         add_moved: Callable[[MoveQueue], None] = lambda _: None,
         answer_again: Callable[[BatchHeader, int, AckSink], None] | None = None,
     ) -> None:
-        """`look_up` takes a batch whose message ids must be looked up, and submits it again;
-        `add_moved` takes the ids of an accepted IDS step of a move. `answer_again` answers a retry
-        of a batch of which messages were dropped; it gets the batch's offset."""
+        """`look_up` takes a batch whose message ids must be looked up, and submits it again,
+        `add_moved` the ids of an accepted step of a move. `answer_again` answers a retry of a batch
+        that lost messages and is stored at an offset."""
         self._admission = admission
         self._on_released = on_released
         self._look_up = look_up
@@ -176,8 +181,8 @@ class Proposer:
         self._duplicates: dict[BatchKey, list[tuple[_Batch, int]]] = {}
         self._dropped: dict[BatchKey, bytes] = {}
         """Messages of accepted batches that are not stored, packed for the producer."""
-        self._preceding: RecordParts | None = None
-        """The record that must stand before the batch that was just accepted."""
+        self._preceding: list[RecordParts] = []
+        """The records that must stand before the one that was just accepted."""
         self._parked: dict[ParkKey, _Batch] = {}
         self._releasing: set[QueueKey] = set()
         """Queues whose release waits in the queue."""
@@ -229,16 +234,20 @@ class Proposer:
         self._queue.append(_Batch(header, data, sink, ids))
         self.pending_bytes += len(data)
 
-    def submit_control(self, record: ControlRecord) -> asyncio.Future[ApplyResult]:
+    def submit_control(
+        self, record: ControlRecord, looked_up: LookedUpBatches | None = None
+    ) -> asyncio.Future[ApplyResult]:
         """The future gives the record's result, or raises: refused, NotMaster.
 
-        A record beyond the limits (`state/admission/record_limits.py`) is refused at once.
+        `looked_up` are the pinned batches of a publication to topics that compare message ids; if
+        they must be looked up again, the future raises Throttled. A record beyond the limits
+        (`state/admission/record_limits.py`) is refused at once.
         """
         future: asyncio.Future[ApplyResult] = asyncio.get_running_loop().create_future()
         if (refusal := record_refusal(record)) is not None:
             future.set_exception(refusal)
         else:
-            self._queue.append(_Control(record, future))
+            self._queue.append(_Control(record, future, looked_up))
             size = record.ByteSize()
             self.pending_control_bytes += size
             self.pending_bytes += size
@@ -302,20 +311,20 @@ class Proposer:
                 break
             if isinstance(item, _Release) and self._released >= RELEASE_BATCHES_MAX:
                 break  # the next entry takes the rest
+            if isinstance(item, _Control) and item.looked_up and records:
+                break  # it may fill an entry alone
             queue.popleft()
             if isinstance(item, _Batch | _Control | _Copy):
                 self.pending_bytes -= length
-            preceding: RecordParts | None = None
             if isinstance(item, _Batch):
                 accepted = self._admit_batch(item, time_us, term, now_ms)
-                preceding, self._preceding = self._preceding, None
             elif isinstance(item, _Control):
                 self.pending_control_bytes -= length
                 room = self._admission.forget_before(item.record.transaction)
                 if room is not None:
                     records.append(_control_parts(ControlRecord(transaction=room)))
                     owners.append(_Preceding())
-                accepted = self._admit_control(item)
+                accepted = self._admit_control(item, time_us, term)
             elif isinstance(item, _Copy):
                 accepted = RecordKind.COPY, (item.stored,)
             elif isinstance(item, _Release):
@@ -326,10 +335,11 @@ class Proposer:
                 accepted = self._propose_expiry(item)
             if accepted is None:
                 continue
-            if preceding is not None:
+            for preceding in self._preceding:
                 records.append(preceding)
                 owners.append(_Preceding())
-                size += len(preceding[1][0]) + _RECORD_OVERHEAD
+                size += sum(map(len, preceding[1])) + _RECORD_OVERHEAD
+            self._preceding.clear()
             records.append(accepted)
             owners.append(item)
             size += length + _RECORD_OVERHEAD
@@ -357,7 +367,7 @@ class Proposer:
             if decision.checked is not None:
                 data = decision.checked.decision.batch
                 record = ControlRecord(check_ids=decision.checked.record)
-                self._preceding = _control_parts(record)
+                self._preceding.append(_control_parts(record))
                 if decision.checked.decision.answer:
                     key = BatchKey(header.queue_key, header.producer_id, header.base_sequence)
                     self._dropped[key] = decision.checked.decision.answer
@@ -411,9 +421,10 @@ class Proposer:
             item = self._parked.pop(key)
             item.sink.refuse(item.header, error)
 
-    def _admit_control(self, item: _Control) -> RecordParts | None:
+    def _admit_control(self, item: _Control, time_us: int, term: int) -> RecordParts | None:
         record = item.record
-        decision: ControlDecision = Accepted()
+        decision: ControlDecision | LookUpIds = Accepted()  # all others are decided at apply
+        kept: list[KeptBatch] = []
         match record.WhichOneof("record"):
             case "create_queue":
                 decision = self._admission.queues.admit_create_queue(record.create_queue)
@@ -430,24 +441,34 @@ class Proposer:
             case "alter_topic":
                 decision = self._admission.queues.admit_alter_topic(record.alter_topic)
             case "cancel_delayed":
-                decision = self._admission.admit_cancel(
-                    record.cancel_delayed, time_us=self._time_us
-                )
+                cancel = record.cancel_delayed
+                decision = self._admission.admit_cancel(cancel, time_us=self._time_us)
             case "trim":
                 decision = self._admission.queues.admit_trim(record.trim)
             case "fence":
                 decision = self._admission.admit_fence(record.fence)
             case "transaction":
-                decision = self._admission.admit_transaction(record.transaction)
+                decision = self._admission.admit_transaction(
+                    record.transaction, item.looked_up, kept, self._index
+                )
             case None:
                 decision = Refused(InvalidRequest("the control record is empty"))
-            case _:
-                pass  # decided at apply
+        if isinstance(decision, LookUpIds):
+            decision = retry_later("the transaction's message ids must be looked up (again)")
         if isinstance(decision, Refused):
             _answer(item, decision.error)
             return None
         if record.move_queue.ids:
             self._add_moved(record.move_queue)
+        for batch in kept:
+            self._preceding.append(_control_parts(ControlRecord(check_ids=batch.checked.record)))
+            parts = batch_record_parts(
+                batch.checked.decision.batch,
+                base_offset=batch.base_offset,
+                append_time_us=self._admission.append_time_us(batch.queue_key, time_us),
+                term=Term(term),
+            )
+            self._preceding.append((RecordKind.STAGED, parts))
         if record.WhichOneof("record") == "fence":
             for queue in record.fence.queues:
                 self._unpark(queue_key_of(queue), ProducerId(record.fence.producer_id))

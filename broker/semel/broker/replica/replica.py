@@ -16,14 +16,14 @@ start and end (`node.py`), snapshots and checkpoints (`snapshots/`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from random import Random
 from typing import TypeVar
 
 from semel.broker.config import BrokerConfig
 from semel.broker.dedup.id_store import IdStore
-from semel.broker.log import HardStateFile, Log
+from semel.broker.log import HardStateFile, IndexUnavailable, Log
 from semel.broker.raft import RaftCore, Role
 from semel.broker.replica.applier import Applier
 from semel.broker.replica.clock import monotonic_ms
@@ -38,9 +38,9 @@ from semel.broker.replica.message_ids import MessageIds
 from semel.broker.replica.peers import Peers
 from semel.broker.replica.proposer import AckSink, Proposer
 from semel.broker.replica.term_and_vote import TermAndVote
-from semel.broker.state import ApplyResult, LockClock, State
+from semel.broker.state import ApplyResult, LockClock, LookedUpBatches, StagedExtent, State
 from semel.protos.batch import BatchHeader
-from semel.protos.errors import NotMaster, SemelError, Throttled
+from semel.protos.errors import NotMaster, SemelError, Throttled, Unavailable
 from semel.protos.ids import NodeId, QueueKey
 from semel.protos.v1.common_pb2 import Levels
 from semel.protos.v1.control_pb2 import ControlRecord
@@ -285,8 +285,32 @@ class Replica:
         self.mastership.proposer.submit_batch(header, data, sink)
         self.driver.schedule_turn()
 
-    async def submit_control(self, record: ControlRecord) -> ApplyResult:
-        """The record's result, once it is applied.
+    async def look_up_pinned(self, transaction_id: str, attempt: int) -> LookedUpBatches:
+        """The pinned batches of topics that compare message ids, looked up.
+
+        Raises Throttled and StorageError.
+        """
+        staging = self.state.transactions.staging
+        pin = staging.pin_of(transaction_id, attempt)
+        extents = [
+            extent
+            for key, each in (() if pin is None else staging.pinned_extents(pin).items())
+            if self.ids.compares(key.topic_id)
+            for extent in each
+        ]
+        if not extents:
+            return {}
+        stored = await asyncio.get_running_loop().run_in_executor(
+            self.readers, _read_staged, self.log, extents
+        )
+        found = await self.ids.look_up_staged(stored)
+        names = [(extent.entry, extent.position) for extent in extents]
+        return dict(zip(names, found, strict=True))
+
+    async def submit_control(
+        self, record: ControlRecord, looked_up: LookedUpBatches | None = None
+    ) -> ApplyResult:
+        """The record's result, once it is applied. `looked_up` are the batches of a publication.
 
         Raises NotMaster, Throttled, or the error with which admission refused it.
         """
@@ -303,7 +327,7 @@ class Replica:
                 f" {waiting_bytes:,} bytes of control records; send again",
                 retry_after_ms=_RETRY_AFTER_MS,
             )
-        future = proposer.submit_control(record)
+        future = proposer.submit_control(record, looked_up)
         self.driver.schedule_turn()
         return await future
 
@@ -392,3 +416,14 @@ class Replica:
         """
         self.mastership.stop(error)
         self.driver.reads.fail(self.not_master)
+
+
+def _read_staged(log: Log, extents: Sequence[StagedExtent]) -> list[bytes]:
+    """Runs in the reader pool; the log checks frames. Raises CorruptSegment and Unavailable."""
+    found = []
+    for extent in extents:
+        try:
+            found.append(bytes(log.read_record(extent.entry, extent.position, extent.length)))
+        except IndexUnavailable as error:
+            raise Unavailable(f"a staged batch is not readable on this node: {error}") from None
+    return found

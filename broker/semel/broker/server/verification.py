@@ -294,8 +294,8 @@ def _read_queue(
 def _frames(log: Log, lo: int, hi: int) -> Iterator[bytes]:
     """Frames of the entries `[lo, hi)`. Raises CorruptSegment."""
     while lo < hi:
-        end = log.fit(lo, hi, _FRAMES_BYTES)
         try:
+            end = log.fit(lo, hi, _FRAMES_BYTES)
             frames = log.read_frames(lo, end)
         except IndexUnavailable as error:
             raise CorruptSegment(f"entries were cleaned while they were read: {error}") from None

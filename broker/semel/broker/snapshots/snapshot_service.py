@@ -26,7 +26,7 @@ from semel.broker.dedup.id_store import CorruptIndex
 from semel.broker.dedup.run_copies import pieces
 from semel.broker.identity import NodeIdentity
 from semel.broker.log import IndexUnavailable, RecordRef
-from semel.broker.replica.message_ids import Lacking
+from semel.broker.replica.id_indexes import Lacking
 from semel.broker.replica.replica import Replica
 from semel.broker.snapshots.checkpoints import Checkpoints
 from semel.broker.snapshots.records import read_or_none

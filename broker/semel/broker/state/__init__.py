@@ -22,9 +22,15 @@ from semel.broker.state.admission.decisions import (
     Parked,
     ParkKey,
     Refused,
+    retry_later,
 )
 from semel.broker.state.admission.id_admission import CheckedIds
 from semel.broker.state.admission.record_limits import NAME_CHARACTERS_MAX, record_refusal
+from semel.broker.state.admission.transaction_admission import (
+    KeptBatch,
+    LookedUpBatches,
+    StagedIds,
+)
 from semel.broker.state.apply.coordination import Begun, Coordination
 from semel.broker.state.apply.delay_figures import DueHistogram
 from semel.broker.state.apply.delays import (
@@ -69,6 +75,7 @@ from semel.broker.state.apply.results import (
     PublishedPart,
     Released,
     Staged,
+    StagedChecked,
     StateDiverged,
     TransactionApplied,
     WindowEntry,
@@ -76,7 +83,7 @@ from semel.broker.state.apply.results import (
 from semel.broker.state.apply.rows import WINDOW_BATCHES, Outcome, OutcomeKind
 from semel.broker.state.apply.slices import make_slice, read_slice
 from semel.broker.state.apply.splits import ancestors, unread_error
-from semel.broker.state.apply.staging import Pin, Stager, Staging
+from semel.broker.state.apply.staging import Pin, StagedExtent, Stager, Staging
 from semel.broker.state.apply.state_machine import State
 from semel.broker.state.apply.transactions import Transactions
 from semel.broker.state.lag import Progress, progress
@@ -121,11 +128,13 @@ __all__ = [
     "IdWindow",
     "IdsChecked",
     "Incoming",
+    "KeptBatch",
     "LockClock",
     "LockGranted",
     "LockRefused",
     "LogClock",
     "LookUpIds",
+    "LookedUpBatches",
     "Membership",
     "MembershipApplied",
     "MoveApplied",
@@ -150,6 +159,9 @@ __all__ = [
     "Released",
     "SequenceTable",
     "Staged",
+    "StagedChecked",
+    "StagedExtent",
+    "StagedIds",
     "Stager",
     "Staging",
     "State",
@@ -167,6 +179,7 @@ __all__ = [
     "progress",
     "read_slice",
     "record_refusal",
+    "retry_later",
     "row_message",
     "unread_error",
 ]

@@ -12,7 +12,13 @@ import pytest
 from semel.broker.background.transaction_work import TransactionWork
 from semel.broker.config import BrokerConfig
 from semel.broker.state import Refused
-from semel.protos.errors import NotMaster, SemelError, TransactionAborted, Unavailable
+from semel.protos.errors import (
+    NotMaster,
+    SemelError,
+    Throttled,
+    TransactionAborted,
+    Unavailable,
+)
 from semel.protos.ids import GroupId, NodeId
 from semel.protos.v1 import control_pb2, transactions_pb2
 from semel.protos.v1 import transaction_records_pb2 as records
@@ -33,6 +39,8 @@ class FakeReplica:
         self.confirming: Callable[[], None] = lambda: None
         """Called by each confirmation; may raise."""
         self.now_us = 0
+        self.looked_up: dict[Any, Any] = {}
+        self.look_ups = 0
 
     async def confirm_read(self) -> None:
         self.confirming()
@@ -40,7 +48,11 @@ class FakeReplica:
     def log_time_us(self) -> int:
         return self.now_us
 
-    async def submit_control(self, record: control_pb2.ControlRecord) -> Any:
+    async def look_up_pinned(self, transaction_id: str, attempt: int) -> Any:
+        self.look_ups += 1
+        return self.looked_up
+
+    async def submit_control(self, record: control_pb2.ControlRecord, looked_up: Any = None) -> Any:
         await asyncio.sleep(0)
         decision = self.group.admission.admit_transaction(record.transaction)
         if isinstance(decision, Refused):
@@ -122,7 +134,7 @@ def test_an_epoch_is_not_finished_while_nothing_is_published_here() -> None:
     calls.away = None
     real = replica.submit_control
 
-    async def refuse(record: control_pb2.ControlRecord) -> Any:
+    async def refuse(record: control_pb2.ControlRecord, looked_up: Any = None) -> Any:
         if record.transaction.HasField("publish"):
             raise Unavailable("not now")
         return await real(record)
@@ -254,12 +266,30 @@ def test_one_call_asks_the_coordinator_for_all_that_wait() -> None:
 def test_a_publication_that_another_call_has_made_is_no_error() -> None:
     work, replica, _ = decided(OWN)
 
-    async def ended(record: control_pb2.ControlRecord) -> Any:
+    async def ended(record: control_pb2.ControlRecord, looked_up: Any = None) -> Any:
         raise TransactionAborted("there is no such pin")
 
     replica.submit_control = ended  # type: ignore[method-assign]
     asked = records.PublishTransaction(transaction_id="t", epoch=0, attempt=1)
     asyncio.run(work.publish(asked))
+
+
+@pytest.mark.parametrize("ids", [True, False], ids=["with ids", "without"])
+def test_message_ids_are_looked_up_again_when_too_much_has_happened_since(ids: bool) -> None:
+    work, replica, _ = decided(OWN)
+    refusals = [Throttled("look up again", retry_after_ms=1)] * (2 if ids else 1)
+    admit = replica.submit_control
+    replica.looked_up = {(1, 0): None} if ids else {}
+
+    async def submit(record: control_pb2.ControlRecord, looked_up: Any = None) -> Any:
+        if record.transaction.HasField("publish") and refusals:
+            raise refusals.pop()
+        return await admit(record)
+
+    replica.submit_control = submit  # type: ignore[method-assign]
+    assert asyncio.run(work.redrive("t")) is ids
+    assert published(replica) is ids
+    assert replica.look_ups == (3 if ids else 1)
 
 
 def test_only_stagers_that_are_still_expired_when_it_is_applied_are_given_up() -> None:
@@ -273,7 +303,7 @@ def test_only_stagers_that_are_still_expired_when_it_is_applied_are_given_up() -
     replica.now_us = 1 << 60
     sent: list[control_pb2.ControlRecord] = []
 
-    async def note(record: control_pb2.ControlRecord) -> Any:
+    async def note(record: control_pb2.ControlRecord, looked_up: Any = None) -> Any:
         sent.append(record)
         raise NotMaster("not any more")
 

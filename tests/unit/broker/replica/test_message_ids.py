@@ -14,7 +14,8 @@ import pytest
 from semel.broker.dedup.id_store import CorruptIndex, MemoryIdStore
 from semel.broker.dedup.looked_up import LookedUp
 from semel.broker.dedup.rocks_store import RocksIdStore
-from semel.broker.replica.message_ids import Lacking, Loan, MessageIds
+from semel.broker.replica.id_indexes import Lacking, Loan
+from semel.broker.replica.message_ids import MessageIds
 from semel.broker.state import Admission, State, batch_record_parts
 from semel.broker.state.apply.id_windows import ID_BYTES
 from semel.client.core.encoding import encode_mark

@@ -9,41 +9,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semel.broker.dedup.fingerprints import Fingerprints
-from semel.broker.dedup.id_index import IdIndex
-from semel.broker.dedup.id_places import Places
-from semel.broker.dedup.id_store import MemoryIdStore
-from semel.broker.dedup.looked_up import LookedUp, prints_of
+from semel.broker.dedup.looked_up import LookedUp
 from semel.broker.state import (
     Accepted,
     Admission,
-    BatchVerifier,
     Duplicate,
     DuplicateInFlight,
     LookUpIds,
     Refused,
-    State,
     StateDiverged,
     TableVerifier,
     batch_record_parts,
 )
 from semel.broker.state.apply.id_windows import ID_BYTES
 from semel.broker.state.apply.results import IdsChecked
-from semel.protos.batch import BROKER_HEADER_BYTES, check_batch
-from semel.protos.columns import decode_columns
+from semel.protos.batch import check_batch
 from semel.protos.dropped import DROPPED, Verdict, read_answer
 from semel.protos.errors import InvalidRequest, SequenceConflict, Throttled, UnsupportedVersion
 from semel.protos.frames import RecordKind, build_frame, decode_frame_header, iter_records
 from semel.protos.ids import Offset, QueueKey, Term
 from semel.protos.levels import ID_LEVEL
 from semel.protos.v1 import common_pb2, control_pb2
-from tests.kit.id_group import OTHER, SEED, WINDOW_BYTES, IdGroup, dedup
+from tests.kit.id_checks import check_slave, dropped_of, verify
+from tests.kit.id_group import OTHER, WINDOW_BYTES, IdGroup, dedup
 from tests.kit.state_log import KEY, Group, control, ref
-
-
-def dropped_of(decision: Any) -> list[tuple[int, int, int, Verdict]]:
-    answer = read_answer(decision.checked.decision.answer)
-    return [(each.sequence, each.queue_id, each.offset, each.verdict) for each in answer]
 
 
 def test_a_known_id_is_not_stored_again_whoever_sends_it() -> None:
@@ -271,14 +260,6 @@ def test_the_window_ends_with_the_last_queue_of_the_topic() -> None:
         assert group.state.id_windows.may_have_dropped(KEY.topic_id) is left
 
 
-def test_transactions_do_not_go_to_topics_that_compare_ids() -> None:
-    group = IdGroup()
-    data = group.batch([(b"a", b"1")])
-    decision = group.admission.admit_staged(check_batch(data), time_us=group.now_us)
-    assert isinstance(decision, Refused)
-    assert "transactions do not" in str(decision.error)
-
-
 # --- apply --------------------------------------------------------------------------------------
 
 
@@ -403,61 +384,6 @@ def test_the_log_holds_each_id_once_and_a_slave_has_the_same_index(events: list[
     assert state.digest() == group.state.digest()
     check_slave(group)
     verify(group)
-
-
-def verify(group: IdGroup, start: int = 0) -> None:
-    """Recomputes tables and queues from the log, the tables from entry `start` on."""
-    state = State()
-    for frame in group.frames[:start]:
-        state.apply_frame(frame)
-    table = TableVerifier(state if start else None)
-    for frame in group.frames[start:]:
-        table.feed(frame)
-    assert table.problems == []
-    for key in (KEY, OTHER):
-        queue = group.state.queues[key]
-        assert table.log_end_offset(key) == queue.log_end_offset
-        assert table.queue_digest(key) == group.state.producers.queue_digest(key)
-        batches = BatchVerifier(key, 0, queue.log_end_offset, gaps=True)
-        for extent in queue.extents_from(0, 1 << 40):
-            stored = group.payload(extent.index, extent.position)
-            batches.feed(
-                extent.base_offset, extent.count, stored, extent.first_row, extent.append_time_us
-            )
-        batches.hold_against(table.windows(key))
-        report = batches.finish()
-        assert report.problems == ()
-        assert (report.duplicates, report.missing) == (0, 0)
-
-
-def check_slave(group: IdGroup) -> None:
-    """A node that only applies the log finds the same ids at the same places."""
-    state, index = State(), IdIndex(MemoryIdStore(), KEY.topic_id, SEED, memory_ids=100)
-    for frame in group.frames:
-        follow(group.fingerprints, state, index, frame)
-    everything = group.look_up(group.batch([(b"%d" % n, b"") for n in range(16)]))._prints.keys
-    found = []
-    for each in (index, group.index):
-        search = each.search_disk(each.search_memory(everything, 0), everything, 0)
-        hits, places = search.hits, each.places_of(search.hits.arrivals)
-        columns = [column.tolist() for column in (*hits, *places)]
-        found.append(columns)
-    assert found[0] == found[1]
-
-
-def follow(prints: Fingerprints, state: State, index: IdIndex, frame: bytes) -> None:
-    """Applies a frame, and adds the ids of its batches as a slave does."""
-    results = state.apply_frame(frame)
-    records = list(iter_records(frame))
-    for at, result in enumerate(results):
-        if isinstance(result, IdsChecked) and result.ids:
-            data = bytes(records[at + 1][2])[BROKER_HEADER_BYTES:]
-            batch: Any = results[at + 1]
-            of = prints_of(prints, decode_columns(data, check_batch(data)))
-            places = Places.of(
-                result.first_arrival, batch.queue_key.queue_id, batch.base_offset, of.rows
-            )
-            index.add(of.keys, of.digests, places, result.first_arrival)
 
 
 def test_the_log_says_what_was_dropped() -> None:

@@ -77,6 +77,8 @@ from semel.broker.state.admission.pending import (
 )
 from semel.broker.state.admission.queue_admission import QueueAdmission
 from semel.broker.state.admission.transaction_admission import (
+    KeptBatch,
+    LookedUpBatches,
     admit_step,
     find_staged,
     forget_before,
@@ -404,15 +406,11 @@ class Admission:
         queue = self._state.queues.get(header.queue_key)
         if queue is None:
             return Refused(self._state.absent(header.queue_key))
-        if self.ids.window(header.topic_id) is not None:
-            return Refused(
-                InvalidRequest(
-                    f"topic {header.topic_id} compares message ids, and transactions do not"
-                )
-            )
         transactions = self._state.transactions
         if (certain := find_staged(transactions, header, queue)) is not None:
             return certain
+        if (unsettled := self.ids.unsettled(header.topic_id)) is not None:
+            return unsettled
         if queue.frozen:
             return retry_later("the queue is sealed by a move")
         room = self._staged_bytes_max - self._staging_bytes - transactions.staging.bytes
@@ -427,8 +425,19 @@ class Admission:
         self._staging_bytes += header.batch_length + BROKER_HEADER_BYTES
         return Accepted()
 
-    def admit_transaction(self, step: transaction_records_pb2.TransactionRecord) -> ControlDecision:
-        """Most steps are decided at apply; a publication gets its offsets here."""
+    def admit_transaction(
+        self,
+        step: transaction_records_pb2.TransactionRecord,
+        looked_up: LookedUpBatches | None = None,
+        kept: list[KeptBatch] | None = None,
+        entry: int = 0,
+    ) -> ControlDecision | LookUpIds:
+        """Most steps are decided at apply; a publication gets its offsets here.
+
+        `looked_up` are the pinned batches of topics that compare message ids; `kept` gets what is
+        kept of those that have ids, to be appended in front of the record, in that order. `entry`
+        is the index of the entry.
+        """
         state = self._state
         for reference in step.open_stager.queues:
             key = queue_key_of(reference)
@@ -439,6 +448,10 @@ class Admission:
             self._pending,
             state.feature_level,
             step,
+            ids=self.ids,
+            looked_up=looked_up or {},
+            kept=[] if kept is None else kept,
+            entry=entry,
             stagers_max=self._stagers_max,
             rows_max=self._transactions_max,
         )

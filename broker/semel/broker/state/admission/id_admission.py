@@ -56,6 +56,11 @@ WINDOW_BYTES_MIN: Final = 1 << 20
 class CheckedIds(Protocol):
     """A batch whose ids were looked up."""
 
+    def catch_up(self, first_arrival: int, cancelled: Many[Many[int]]) -> bool:
+        """Completes the look-up with what has arrived since, so that `decide` does not return None
+        before the next turn of the event loop; False if the ids must be looked up again."""
+        ...
+
     def decide(
         self,
         *,
@@ -135,6 +140,14 @@ class IdAdmission:
         pending.next_arrival += found.arrived
         self._use(topic_id, pending)
         return CheckedBatch(found, record)
+
+    def catch_up(self, topic_id: int, ids: CheckedIds) -> bool:
+        """Whether a batch of the topic can be decided before the next turn of the event loop."""
+        window = self.window(topic_id)
+        assert window is not None, "the topic compares ids"
+        pending = self._pending(topic_id, window)
+        cancelled = window.cancelled, sorted(pending.cancelled)
+        return ids.catch_up(pending.first_arrival, cancelled)
 
     def propose_eviction(
         self, topic_id: int, now_us: int, arrival: int = 0
@@ -225,6 +238,12 @@ class IdAdmission:
                 window = None
             if (refused := self._refusal(wanted, window)) is not None:
                 return refused
+            if window is None and (
+                self._records.may_pin or self._state.transactions.staging.has_staged(topic_id)
+            ):
+                return retry_later(
+                    "a transaction that is not committed yet has messages of the topic"
+                )
         if (wanted is None) != (window is None):
             return (TopicIds(topic_id),)
         return self.unsettled(topic_id) or ()

@@ -10,14 +10,19 @@ Not here: how the steps are applied (`state/apply/transactions.py`), the calls b
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 from semel.broker.state.admission.decisions import (
+    NO_OFFSET,
     Accepted,
+    CheckedBatch,
     ControlDecision,
     Duplicate,
+    LookUpIds,
     Refused,
 )
+from semel.broker.state.admission.id_admission import CheckedIds, IdAdmission
 from semel.broker.state.admission.pending import PendingState
 from semel.broker.state.apply.queues import QueueState
 from semel.broker.state.apply.splits import sealed_error
@@ -28,7 +33,7 @@ from semel.protos.errors import (
     TransactionAborted,
     UnsupportedVersion,
 )
-from semel.protos.ids import Offset
+from semel.protos.ids import Offset, QueueKey
 from semel.protos.levels import TRANSACTION_LEVEL, lacking
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import transaction_records_pb2
@@ -37,6 +42,27 @@ RETRY_MS: Final = 20
 FULL_RETRY_MS: Final = 500
 FORGET_MAX: Final = 1_000
 """One record forgets at most this many transaction ids."""
+
+
+class StagedIds(NamedTuple):
+    """A pinned batch whose message ids were looked up."""
+
+    header: BatchHeader
+    ids: CheckedIds
+
+
+LookedUpBatches = Mapping[tuple[int, int], StagedIds | None]
+"""Pinned batches of topics that compare ids, by index and position of their records; None for one
+without ids."""
+
+
+class KeptBatch(NamedTuple):
+    """What a publication keeps of a staged batch with message ids."""
+
+    checked: CheckedBatch
+    queue_key: QueueKey
+    base_offset: Offset
+    """-1 if it is delayed."""
 
 
 def find_staged(
@@ -68,10 +94,18 @@ def admit_step(
     level: int,
     step: Step,
     *,
+    ids: IdAdmission,
+    looked_up: LookedUpBatches,
+    kept: list[KeptBatch],
+    entry: int,
     stagers_max: int,
     rows_max: int,
-) -> ControlDecision:
-    """Whether a step may be proposed. The record of a publication gets its offsets here."""
+) -> ControlDecision | LookUpIds:
+    """Whether a step may be proposed as part of the entry `entry`. The record of a publication gets
+    its offsets here.
+
+    `looked_up` and `kept` are those of a publication to topics that compare message ids.
+    """
     if level < TRANSACTION_LEVEL:
         return Refused(lacking(TRANSACTION_LEVEL, level, "the broker group"))
     match step.WhichOneof("step"):
@@ -102,7 +136,9 @@ def admit_step(
         case "drop_pin":
             pending.use_pin("drop_pin", step.drop_pin.transaction_id)
         case "publish":
-            return _admit_publication(transactions, pending, step.publish)
+            return _admit_publication(
+                transactions, pending, step.publish, ids, looked_up, kept, entry
+            )
         case None:
             return Refused(
                 UnsupportedVersion("this version does not know that step of a transaction")
@@ -114,8 +150,16 @@ def _admit_publication(
     transactions: Transactions,
     pending: PendingState,
     record: transaction_records_pb2.PublishTransaction,
-) -> ControlDecision:
-    """Gives the record the offsets of what is pinned, in each queue that is not being deleted."""
+    ids: IdAdmission,
+    looked_up: LookedUpBatches,
+    kept: list[KeptBatch],
+    entry: int,
+) -> ControlDecision | LookUpIds:
+    """Gives the record the offsets of what is pinned, in each queue that is not being deleted.
+
+    If topics compare message ids, `looked_up` are the batches of these, and `kept` gets what is
+    kept of those that have ids: append it in front. LookUpIds if any has to be looked up (again).
+    """
     pin = transactions.staging.pin_of(record.transaction_id, record.attempt)
     if pin is None or pin.epoch != record.epoch:
         return Refused(
@@ -134,12 +178,41 @@ def _admit_publication(
         )
     del record.parts[:]
     queues = []
-    for key, extents in transactions.staging.pinned_extents(pin).items():
-        queue = pending.queue(key)
-        if queue is None:
-            continue  # the deletion of the queue is accepted and will be applied first
+    # A queue whose deletion is accepted is left out: that will be applied first.
+    present = {
+        key: (queue, extents)
+        for key, extents in transactions.staging.pinned_extents(pin).items()
+        if (queue := pending.queue(key)) is not None
+    }
+    for key, (_, extents) in present.items():
+        if (unsettled := ids.unsettled(key.topic_id)) is not None:
+            return unsettled
+        if ids.window(key.topic_id) is None:
+            continue
+        for extent in extents:
+            name = extent.entry, extent.position
+            if name not in looked_up:
+                return LookUpIds()
+            found = looked_up[name]
+            if found is not None and not ids.catch_up(key.topic_id, found.ids):
+                return LookUpIds()
+    for key, (queue, extents) in present.items():
         assert not queue.splitting, "a queue is not split while something is pinned for it"
         messages = messages_at_once(extents)
+        window = ids.window(key.topic_id)
+        if window is not None:
+            offset = queue.log_end_offset
+            for extent in extents:
+                found = looked_up[extent.entry, extent.position]
+                count = extent.messages
+                if found is not None:
+                    checked = ids.decide(found.header, window, found.ids, offset, entry)
+                    assert checked is not None, "its look-up was completed"
+                    count = checked.decision.count
+                    delayed = bool(extent.due_us and count)
+                    kept.append(KeptBatch(checked, key, NO_OFFSET if delayed else Offset(offset)))
+                offset += 0 if extent.due_us else count
+            messages = offset - queue.log_end_offset
         record.parts.add(
             queue=queue_ref(key),
             base_offset=queue.log_end_offset,

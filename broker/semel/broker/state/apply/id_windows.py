@@ -43,6 +43,7 @@ from semel.protos.dropped import DROPPED
 from semel.protos.errors import CorruptSegment
 from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.slots import SLOT_COUNT
+from semel.protos.staging import STAGER_ID_MIN
 from semel.protos.v1 import common_pb2, control_pb2
 
 MOVED_ID_BYTES: Final = 40
@@ -337,8 +338,9 @@ class IdWindows:
         window.take(record.first_arrival, record.ids, record.duplicates, record.conflicts, now_us)
         if count == record.count:
             return count, record.content_crc
-        name = BatchName(queue_key.queue_id, producer_id, base_sequence)
-        window.dropped.remember(name, record.dropped)
+        if producer_id < STAGER_ID_MIN:  # what a transaction has published is never sent again
+            name = BatchName(queue_key.queue_id, producer_id, base_sequence)
+            window.dropped.remember(name, record.dropped)
         return record.count | DROPPED_FLAG, record.content_crc
 
     def take_moved(self, record: control_pb2.MoveQueue, now_us: int) -> int:

@@ -257,6 +257,16 @@ class Staged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StagedChecked:
+    """The kept part of a staged batch with message ids, which the entry's PUBLISH makes visible."""
+
+    queue_key: QueueKey
+    base_offset: int
+    """-1 if its messages are delayed."""
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionApplied:
     """A step of a transaction was applied, or refused with `error`."""
 
@@ -349,6 +359,7 @@ ApplyResult = (
     | Released
     | OffsetReset
     | Staged
+    | StagedChecked
     | TransactionApplied
     | Published
     | DelayedReleased

@@ -53,6 +53,12 @@ DUE: Final = struct.Struct("<q")
 PIN: Final = struct.Struct("<QQIqI")
 _ID: Final = struct.Struct("<Q")
 _COUNT: Final = struct.Struct("<I")
+CHECKED_BYTES_MAX: Final = 4 << 20
+CHECKED_MESSAGES_MAX: Final = 65_536
+CHECKED_BATCHES_MAX: Final = 8_192
+"""What one transaction may publish of a broker group to topics that compare message ids. Their
+batches are decided in one entry, and stand in it once more without the messages that are dropped.
+With 40 bytes a message and 200 a batch for the decision that fits into one."""
 REPEAT_LEVEL: Final = 6
 """From this feature level on an attempt may pin what the attempt before it has pinned: a commit
 that is repeated with the same receipts. Below this level such a commit is aborted."""
@@ -250,10 +256,12 @@ class Staging:
         queues: Mapping[QueueKey, QueueState],
         now_us: int,
         level: int = REPEAT_LEVEL,
+        compared: Container[int] = (),
     ) -> SemelError | None:
         """Pins the winners, or returns why it cannot, and then nothing has changed.
 
-        A lower attempt can no longer be decided, so this attempt may pin the stagers of its pin.
+        Topics in `compared` compare message ids. A lower attempt can no longer be decided, so this
+        attempt may pin the stagers of its pin.
         """
         winners = tuple(winner.stager_id for winner in record.winners)
         present = self.pins.get(record.transaction_id)
@@ -279,6 +287,8 @@ class Staging:
                 return reason
         if len(set(winners)) != len(winners):
             return _other(record.transaction_id)
+        if (reason := self._too_much(record, compared)) is not None:
+            return reason
         if present is not None:
             del self.pins[present.transaction_id]
             for number in set(present.winners).difference(winners):
@@ -355,6 +365,41 @@ class Staging:
                     " begin it again"
                 )
         return None
+
+    def _too_much(
+        self, record: transaction_records_pb2.PinTransaction, compared: Container[int]
+    ) -> TransactionAborted | None:
+        """Refuses what would not fit into the entry of the publication; None if it fits."""
+        extents = [
+            extent
+            for winner in record.winners
+            for key, staged in self.stagers[winner.stager_id].queues.items()
+            if key.topic_id in compared
+            for extent in staged.extents
+        ]
+        size = sum(extent.length for extent in extents)
+        messages = sum(extent.messages for extent in extents)
+        if (
+            size <= CHECKED_BYTES_MAX
+            and messages <= CHECKED_MESSAGES_MAX
+            and len(extents) <= CHECKED_BATCHES_MAX
+        ):
+            return None
+        return TransactionAborted(
+            f"epoch {record.epoch} of transaction {record.transaction_id!r} has {messages:,}"
+            f" messages in {len(extents):,} batches of {size:,} bytes for topics of this broker"
+            f" group that compare message ids; at most {CHECKED_MESSAGES_MAX:,} in"
+            f" {CHECKED_BATCHES_MAX:,} batches of {CHECKED_BYTES_MAX:,} bytes are taken. Nothing is"
+            " stored; use smaller transactions"
+        )
+
+    def has_staged(self, topic_id: int) -> bool:
+        """Whether any batch is staged for a queue of the topic."""
+        return any(
+            key.topic_id == topic_id and staged.extents
+            for stager in self.stagers.values()
+            for key, staged in stager.queues.items()
+        )
 
     def pin_of(self, transaction_id: str, attempt: int) -> Pin | None:
         """The pin of exactly this attempt; None if there is none."""

@@ -41,6 +41,7 @@ from semel.broker.state.apply.moves import Moves
 from semel.broker.state.apply.producers import SequenceTable
 from semel.broker.state.apply.queues import SLOTS, Child, QueueSettings, QueueState
 from semel.broker.state.apply.results import (
+    DROPPED_FLAG,
     ApplyResult,
     BatchApplied,
     CommitApplied,
@@ -92,6 +93,8 @@ STATE_MAGIC: Final = b"SMST"
 _STORED: Final = struct.Struct("<qqQ8x6xHI8xIQIIQIIqqq16xq24x")
 """The fields of both headers of a stored batch that are needed here. Their CRCs were checked with
 the frame, and a dataclass of all fields would double the cost of a batch."""
+_CHECKED: Final = (RecordKind.BATCH, RecordKind.STAGED)
+"""What may follow a decision about message ids."""
 _HEAD: Final = struct.Struct("<4sIQQqI")
 _MEMBERS: Final = struct.Struct("<QII")
 _COUNT: Final = struct.Struct("<I")
@@ -169,7 +172,7 @@ class State:
             self.applied_term = header.term
             results: list[ApplyResult] = []
             for position, kind, payload in iter_records(frame):
-                if self.id_windows.checked is not None and kind is not RecordKind.BATCH:
+                if self.id_windows.checked is not None and kind not in _CHECKED:
                     break
                 match kind:
                     case RecordKind.BATCH:
@@ -187,7 +190,7 @@ class State:
                         results.append(self._stage(header, position, payload))
         except (CorruptFrame, CorruptBatch, DecodeError) as error:
             raise StateDiverged(f"entry {self.applied_index + 1}: {error}") from error
-        if self.id_windows.checked is not None:
+        if self.id_windows.checked is not None or self.transactions.unpublished:
             raise StateDiverged(f"entry {header.index} checks the ids of a batch and has none")
         self.applied_index = header.index
         return results
@@ -458,6 +461,17 @@ class State:
 
     def _stage(self, frame: FrameHeader, position: int, payload: memoryview) -> ApplyResult:
         self._check_level(TRANSACTION_LEVEL)
+        if self.id_windows.checked is not None:
+            batch = decode_header(payload, BROKER_HEADER_BYTES)
+            key, producer_id = batch.queue_key, batch.producer_id
+            found = self.id_windows.take(
+                key, producer_id, batch.base_sequence, batch.count, frame.time_us
+            )
+            assert found is not None, "there is a decision"
+            sent, content_crc = found[0] & ~DROPPED_FLAG, found[1]
+            return self.transactions.stage_checked(
+                payload, sent, content_crc, frame.index, position
+            )
         return self.transactions.stage(
             payload, self.queues, frame.index, position, self.log_time_us, self.feature_level
         )
@@ -465,7 +479,8 @@ class State:
     def _transaction(self, step: transaction_records_pb2.TransactionRecord) -> ApplyResult:
         self._check_level(TRANSACTION_LEVEL)
         entry = self.applied_index + 1, self.log_time_us, self.feature_level
-        return self.transactions.apply(step, self.queues, self.delays, *entry)
+        compared = self.id_windows.topics
+        return self.transactions.apply(step, self.queues, self.delays, *entry, compared)
 
     def _check_level(self, level: int) -> None:
         if self.feature_level < level:

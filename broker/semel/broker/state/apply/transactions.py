@@ -7,7 +7,8 @@ PIN is in flight or something is pinned, so pinned batches can always be publish
 
 Invariants
 1. A publication takes all of a pin or nothing, in one record. Batches that are due later become
-   delayed batches by it.
+   delayed batches by it. Batches of topics that compare message ids stand in front of it, in the
+   same entry, with the messages that are kept of them.
 2. A queue is never split while something is pinned for it.
 
 Not here: the admission of steps (`state/admission/transaction_admission.py`), the rules of stagers
@@ -17,7 +18,8 @@ and pins (`staging.py`) and of the coordinator (`coordination.py`), the calls be
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
+from typing import NamedTuple
 
 from semel.broker.state.apply.codec import Reader
 from semel.broker.state.apply.coordination import Begun, Coordination
@@ -28,11 +30,12 @@ from semel.broker.state.apply.results import (
     Published,
     PublishedPart,
     Staged,
+    StagedChecked,
     StateDiverged,
     TransactionApplied,
 )
 from semel.broker.state.apply.staging import StagedExtent, Staging
-from semel.protos.batch import BROKER_HEADER_BYTES, decode_header
+from semel.protos.batch import BROKER_HEADER_BYTES, decode_broker_header, decode_header
 from semel.protos.delays import is_delayed
 from semel.protos.errors import SemelError
 from semel.protos.ids import QueueKey
@@ -44,14 +47,30 @@ Step = transaction_records_pb2.TransactionRecord
 Queues = dict[QueueKey, QueueState]
 
 
+class _Checked(NamedTuple):
+    """A staged batch whose message ids were decided, and the record that takes its place."""
+
+    queue_key: QueueKey
+    base_sequence: int
+    sent: int
+    """Messages of the batch as it was staged."""
+    content_crc: int
+    base_offset: int
+    extent: StagedExtent
+    """The record of the kept messages."""
+
+
 class Transactions:
     """The part of the replicated state that belongs to transactions."""
 
-    __slots__ = ("coordination", "staging")
+    __slots__ = ("_checked", "coordination", "staging")
 
     def __init__(self) -> None:
         self.staging = Staging()
         self.coordination = Coordination()
+        self._checked: list[_Checked] = []
+        """Batches that the entry's publication has yet to take; none between entries, so it is no
+        part of the state."""
 
     # --- changes ----------------------------------------------------------------------------
 
@@ -78,10 +97,47 @@ class Transactions:
             error=found if isinstance(found, SemelError) else None,
         )
 
+    def stage_checked(
+        self, payload: memoryview, sent: int, content_crc: int, index: int, position: int
+    ) -> StagedChecked:
+        """Applies a STAGED record behind a decision about message ids: what is kept of a batch
+        that was staged with `sent` messages. Raises CorruptBatch."""
+        base_offset = decode_broker_header(payload).base_offset
+        batch = decode_header(payload, BROKER_HEADER_BYTES)
+        due_us = batch.deliver_at_us if batch.count and is_delayed(batch) else 0
+        extent = StagedExtent(
+            index,
+            position,
+            len(payload),
+            batch.count,
+            batch.base_sequence,
+            batch.content_crc,
+            due_us,
+        )
+        self._checked.append(
+            _Checked(batch.queue_key, batch.base_sequence, sent, content_crc, base_offset, extent)
+        )
+        return StagedChecked(queue_key=batch.queue_key, base_offset=base_offset, count=batch.count)
+
+    @property
+    def unpublished(self) -> bool:
+        """Whether the entry has checked batches that it does not publish."""
+        return bool(self._checked)
+
     def apply(
-        self, step: Step, queues: Queues, delays: Delays, index: int, now_us: int, level: int
+        self,
+        step: Step,
+        queues: Queues,
+        delays: Delays,
+        index: int,
+        now_us: int,
+        level: int,
+        compared: Container[int] = (),
     ) -> ApplyResult:
-        """Applies a step of a control record. Raises StateDiverged."""
+        """Applies a step of a control record. Topics in `compared` compare message ids.
+
+        Raises StateDiverged.
+        """
         name = step.WhichOneof("step")
         staging, coordination = self.staging, self.coordination
         error: SemelError | None = None
@@ -93,7 +149,7 @@ class Transactions:
                 )
                 error, value = _split(opened)
             case "pin":
-                error = staging.pin(step.pin, queues, now_us, level)
+                error = staging.pin(step.pin, queues, now_us, level, compared)
             case "publish":
                 return self._publish(step.publish, queues, delays, index, now_us)
             case "drop_pin":
@@ -128,7 +184,7 @@ class Transactions:
         now_us: int,
     ) -> Published:
         pin = self.staging.pin_of(record.transaction_id, record.attempt)
-        found = {} if pin is None else self.staging.pinned_extents(pin)
+        found = {} if pin is None else self._kept(self.staging.pinned_extents(pin), queues)
         parts = tuple(
             PublishedPart(queue_key_of(part.queue), part.base_offset, part.messages)
             for part in record.parts
@@ -151,12 +207,45 @@ class Transactions:
             queue = queues[key]
             append_time_us = queue.append_time_us(now_us)
             for entry, position, length, messages, _, _, due_us in extents:
+                if not messages:
+                    continue
                 if due_us:
                     delays.add(key, due_us, entry, position, length, messages)
                 else:
                     queue.append(messages, entry, position, length, append_time_us)
         self.staging.drop_pin(record.transaction_id, record.attempt)
         return Published(transaction_id=record.transaction_id, attempt=record.attempt, parts=parts)
+
+    def _kept(
+        self, found: dict[QueueKey, list[StagedExtent]], queues: Queues
+    ) -> dict[QueueKey, list[StagedExtent]]:
+        """The batches to publish: checked ones take the places of those that were staged.
+
+        Raises StateDiverged unless each of them has a place, in their order, with its offset.
+        """
+        checked, self._checked = self._checked, []
+        at = 0
+        kept = {}
+        for key, extents in found.items():
+            end = queues[key].log_end_offset
+            chosen = []
+            for extent in extents:
+                if at < len(checked) and checked[at][:4] == (
+                    key,
+                    extent.base_sequence,
+                    extent.messages,
+                    extent.content_crc,
+                ):
+                    extent, base_offset = checked[at].extent, checked[at].base_offset
+                    if base_offset != (-1 if extent.due_us else end):
+                        break
+                    at += 1
+                chosen.append(extent)
+                end += 0 if extent.due_us else extent.messages
+            kept[key] = chosen
+        if at < len(checked):
+            raise StateDiverged(f"a checked batch has no place in the publication: {checked[at]}")
+        return kept
 
     # --- canonical bytes --------------------------------------------------------------------
 

@@ -326,6 +326,13 @@ class TableVerifier:
         for _, kind, payload in iter_records(frame):
             if kind is RecordKind.BATCH:
                 self._batch(payload, head.time_us)
+            elif kind is RecordKind.STAGED and self._checked is not None:
+                checked, self._checked = self._checked, None
+                self._as_sent(
+                    decode_header(payload, BROKER_HEADER_BYTES),
+                    checked,
+                    f"entry {self.index + 1}, a transaction",
+                )
             elif kind is RecordKind.CONTROL:
                 self._control(control_pb2.ControlRecord.FromString(bytes(payload)), head.time_us)
         self.index = head.index
