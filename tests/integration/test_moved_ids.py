@@ -107,7 +107,8 @@ async def verify(group: BrokerGroup) -> list[Any]:
             try:
                 return list((await client.verify()).values())
             except grpc.aio.AioRpcError as error:
-                assert "cleaned while they were read" in str(error.details())
+                if "cleaned while they were read" not in str(error.details()):
+                    raise
 
 
 def places(dropped: list[Any]) -> list[tuple[int, Verdict]]:
