@@ -231,6 +231,8 @@ class Replica:
 
     def tell_role(self) -> None:
         """Wakes all callers that wait for a change of role (see `driver.py`)."""
+        if self.ids.behind and self.core.role is Role.MASTER:  # it lost ids while it stood
+            asyncio.get_running_loop().call_soon(self._resign_unfit)
         waiters, self._role_waiters = self._role_waiters, []
         for waiter in waiters:
             if not waiter.done():

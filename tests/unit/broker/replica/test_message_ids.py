@@ -32,6 +32,7 @@ from semel.protos.ids import Offset, ProducerId, Sequence, Term
 from semel.protos.v1 import control_pb2
 from tests.kit.id_node import SEED, IdNode, numbered, proposer_of, settled
 from tests.kit.state_log import KEY, START_US, control, ref
+from tests.unit.broker.replica import one_node
 
 
 @pytest.fixture
@@ -385,3 +386,16 @@ async def test_a_loan_is_of_the_window_and_durable(node: IdNode) -> None:
     new.ids.follow()
     assert await new.ids.lend(KEY.topic_id, SEED, 3) == Lacking(20)
     new.ids.close()
+
+
+async def test_a_candidate_that_lost_ids_does_not_stay_master() -> None:
+    """It stood before its index was found to lack some, and the votes came."""
+    async with one_node.node() as one:
+        await one.become_master()
+        replica = one.replica
+        assert replica.ids._topics == {}
+        replica.set_fit("message ids", False)
+        replica.ids.behind = True
+        replica.tell_role()
+        await one.until(lambda: not replica.is_master)
+        assert not replica.electable
