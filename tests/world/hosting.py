@@ -7,6 +7,8 @@ all. So there is no "if simulated" anywhere in the product, nothing on its hot p
 module is simulated without knowing of it. A name that was imported out of one of these modules
 would escape; `_check` refuses to run then.
 
+An executor that has one thread for the sake of order gets one (`executors.py`).
+
 A clock is the one of the process that asks: its rate, its offset, its jumps.
 
 Not here: what simulated threads and calls do (`threads.py`, `rpc.py`).
@@ -25,6 +27,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from random import Random
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -32,7 +35,9 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 
 from semel.broker.log import files, kernel_sync
+from semel.broker.replica import message_ids
 from semel.broker.server import node_status
+from tests.world.executors import OneThread
 from tests.world.loop import PROCESS
 from tests.world.rpc import SimChannel, SimServer
 
@@ -197,6 +202,7 @@ def hosted(world: World) -> Iterator[None]:
     put(grpc.aio, "server", server)
     put(files, "os", world.system)
     put(kernel_sync, "select", world.system)
+    put(message_ids, "ThreadPoolExecutor", partial(OneThread, world.threads))
     put(os, "urandom", chance.token_bytes)
     put(os, "statvfs", lambda _: _ROOM)
     put(node_status, "resident_bytes", lambda: 0)

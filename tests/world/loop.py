@@ -169,7 +169,8 @@ class SimLoop(asyncio.BaseEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Any, *args: Any
     ) -> Any:
-        """Runs `func` in a simulated thread of the calling process."""
+        """Runs `func` in a simulated thread of the calling process, that of the executor if it has
+        only one."""
         future: asyncio.Future[Any] = self.create_future()
 
         def finish(result: Any, error: BaseException | None) -> None:
@@ -188,6 +189,10 @@ class SimLoop(asyncio.BaseEventLoop):
             else:
                 self.call_soon(finish, result, None)
 
+        begin = getattr(executor, "begin", None)
+        if begin is not None:  # see `executors.py`
+            begin(work)
+            return future
         assert self.spawn_thread is not None
         self.spawn_thread(work, "executor")
         return future

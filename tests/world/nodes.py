@@ -17,6 +17,7 @@ from contextvars import Context, copy_context
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from semel.broker.config import BrokerConfig
@@ -36,6 +37,7 @@ from semel.protos.v1.common_pb2 import Levels
 from semel.protos.v1.raft_pb2 import PeerCaller
 from tests.kit.disk import SimFiles
 from tests.world.disk import Disk
+from tests.world.id_disk import IdDisk
 from tests.world.loop import Killed, Process
 from tests.world.world import World
 
@@ -110,7 +112,8 @@ class SimBroker(BrokerNode):
     """The production node with its two entry points."""
 
     def __init__(self, host: BrokerHost, process: Process, config: BrokerConfig) -> None:
-        super().__init__(config, files=host.disk.mount(process))
+        files = host.disk.mount(process)
+        super().__init__(config, files=files, open_id_store=lambda: host.ids.mount(files))
         self._host = host
         self._process = process
 
@@ -170,6 +173,7 @@ class BrokerHost:
         """All machines of its broker group."""
         self.config = config
         self.disk = Disk(world, self.name)
+        self.ids = IdDisk(Random(f"{world.seed} ids of {self.name}"))
         self.process: Process | None = None
         self.node: SimBroker | None = None
         self.context: Context | None = None
@@ -190,7 +194,7 @@ class BrokerHost:
         """True once it has left its group; it is not started again."""
         self.away_s = 0.0
         """How long it stays away after the next death, if above 0."""
-        self._instead: tuple[BrokerConfig, SimFiles] | None = None
+        self._instead: tuple[BrokerConfig, SimFiles, IdDisk] | None = None
         """Configuration of another machine at this address, and this machine's disk meanwhile."""
         self.on_send: Callable[[Message, Replica], None] = lambda *_: None
         self.on_started: Callable[[BrokerHost], None] = lambda _: None
@@ -218,8 +222,8 @@ class BrokerHost:
     def begin_as(self, config: BrokerConfig, files: SimFiles) -> None:
         """Starts another machine at this one's address; only while this one is down."""
         self._after_death()
-        self._instead = config, self.disk.files
-        self.disk.files = files
+        self._instead = config, self.disk.files, self.ids
+        self.disk.files, self.ids = files, IdDisk(self.ids.random)
         self._begin()
 
     def end_as_itself(self) -> None:
@@ -227,7 +231,7 @@ class BrokerHost:
         if self._instead is None:
             return
         self.world.crash(self.name, "the stranger has left")
-        _, self.disk.files = self._instead
+        _, self.disk.files, self.ids = self._instead
         self._instead = None
         self.start()
 
@@ -238,6 +242,7 @@ class BrokerHost:
                 self.disk.after_power_cut()
             else:
                 self.disk.after_kill()
+            self.ids.reopen()
         self.power_lost = False
 
     def _begin(self) -> None:
@@ -279,6 +284,7 @@ class BrokerHost:
         """Loses the data directory; only while the node is down."""
         self.disk.misdirect_in = None
         self.disk.files = SimFiles()
+        self.ids.lose()
         self.wiped = True
 
     def retire(self) -> None:

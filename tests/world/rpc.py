@@ -170,8 +170,17 @@ class SimCall:
             self._timers.append(loop.call_at(loop.now + wait, self._timed_out))
 
     def _connect_timeout(self) -> None:
-        if not self._connected:
+        if not self._connected and not self._is_heard():
             self._end(grpc.StatusCode.UNAVAILABLE, "connection attempt timed out")
+
+    def _is_heard(self) -> bool:
+        """Whether the call has arrived and the server only takes its time; of calls that may last
+        for ever, because all others end by their deadline."""
+        server = self.server_process
+        if self._deadline is not None or server is None or not server.alive:
+            return False
+        cut = (server.host, self.process.host) in self._network.cut
+        return not cut and server.stopped_until <= self._network.loop.now
 
     def _timed_out(self) -> None:
         self._tell_cancelled()

@@ -272,6 +272,7 @@ class Run:
             client.stopping = True
         for host in self.hosts.values():
             host.disk.has_room()
+            host.ids.full = False
             host.disk.crash_in = host.disk.fail_in = host.disk.misdirect_in = None
             host.disk.stalled_until = 0.0
             host.disk.sync_max_s = 0.002
@@ -330,13 +331,15 @@ class Run:
         return bool(host.replica.state.delays.queues)
 
     def _up(self, group: BrokerGroup) -> list[BrokerHost]:
-        """Members that serve, are whole, and have applied all that they hold."""
+        """Members that serve, are whole with their indexes of ids, and have applied all that they
+        hold."""
         return [
             host
             for host in group.members()
             if host.replica is not None
             and host.context is not None
             and self._is_whole(host, host.replica)
+            and not host.replica.ids.behind
             and host.replica.state.applied_index
             == host.replica.log.last_index
             == host.replica.log.synced_index
