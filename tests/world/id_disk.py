@@ -103,6 +103,7 @@ class SimIdStore:
         self._disk = disk
         self._files = files
         self._failed = False
+        self.failures = 0
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values of keys."""
@@ -136,6 +137,7 @@ class SimIdStore:
                 raise OSError("no space left on the device (simulated)")
         except OSError:
             self._failed = True
+            self.failures += 1
             raise
 
     def wipe(self) -> None:

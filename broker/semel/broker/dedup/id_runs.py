@@ -186,6 +186,7 @@ class RunWriter:
     def __init__(self, store: IdStore, topic_id: int, number: int, ids_max: int) -> None:
         """`ids_max` is at least the number of ids, for the size of the filter."""
         self._store = store
+        self._failures = store.failures
         self._topic_id = topic_id
         self._number = number
         self._prefix = run_prefix(topic_id, number)
@@ -234,7 +235,10 @@ class RunWriter:
         self._store.write(writes)
 
     def finish(self, level: int, first_arrival: int, end_arrival: int) -> IdRun:
-        """Writes the tables, and returns the run; the manifest does not name it yet."""
+        """Writes the tables, and returns the run; the manifest does not name it yet.
+
+        Raises OSError, also if the disk has refused anything since the run was begun.
+        """
         self._write_places(self._places.columns)
         words = self._filter.words
         first_keys = np.concatenate(self._first_keys) if self._first_keys else words[:0]
@@ -248,6 +252,8 @@ class RunWriter:
         for kind, table in ((b"k", first_keys), (b"q", first_arrivals)):
             puts.append((_numbered(self._prefix, kind, [0])[0], table.tobytes()))
         self._store.write(Writes(puts=puts))
+        if self._store.failures != self._failures:
+            raise OSError(f"run {self._number} was lost in part when another write failed")
         info = RunInfo(
             self._number,
             level,

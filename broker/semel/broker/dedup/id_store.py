@@ -35,6 +35,11 @@ class IdStore(Protocol):
     They raise CorruptIndex for damage, and OSError when the disk refuses.
     """
 
+    @property
+    def failures(self) -> int:
+        """How many changes the disk has refused; all writes since the last sync are lost then."""
+        ...
+
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values of keys, None for those that are not there."""
         ...
@@ -62,6 +67,8 @@ class IdStore(Protocol):
 
 class MemoryIdStore:
     """A store in memory, for simulations; `crash` loses what was not synced."""
+
+    failures = 0
 
     def __init__(self) -> None:
         self._values: dict[bytes, bytes] = {}

@@ -87,6 +87,7 @@ class RocksIdStore:
         self._turn = threading.Condition()
         self._without_log = _without_log()
         self._failed = False
+        self.failures = 0
 
     def _use(self, work: Callable[[Any], T]) -> T:
         """Runs `work` on the database, as others may at the same time."""
@@ -177,6 +178,7 @@ class RocksIdStore:
             self._use(work)
         except OSError:
             self._failed = True
+            self.failures += 1
             raise
 
     def wipe(self) -> None:

@@ -256,3 +256,44 @@ def test_a_copy_while_memory_is_not_written_is_in_its_place(pair: tuple[Node, No
     node.settle(0)
     node.check(0, 140)
     assert node.index.durable_arrival == 140
+
+
+def refuse(store: MemoryIdStore) -> None:
+    """The disk refuses a change, so the store is opened again: what was not synced is gone."""
+    store.failures += 1
+    store.crash()
+
+
+def test_a_copy_of_which_pieces_were_lost_is_begun_anew(pair: tuple[Node, Node]) -> None:
+    node, peer = pair
+    peer.settle(0)
+    (missing,) = node.index.missing(0)
+    run = peer.index.run_with(missing.start)
+    assert run is not None
+    copy = RunCopy(node.index, missing, ids=run.info.ids, held=range(missing.start, 120))
+    for number, piece in enumerate(pieces(run, missing.start)):
+        copy.add(piece)
+        if not number:
+            refuse(node.store)
+    with pytest.raises(OSError, match="was lost in part"):
+        copy.finish()
+    assert node.index.missing(0) == [missing]
+    copy_run(node, peer, 0)
+    node.check(0, 120)
+
+
+def test_a_merge_of_which_parts_were_lost_is_begun_anew() -> None:
+    node = Node()
+    for end in (40, 80, 120):
+        node.follow(end)
+        node.index.freeze(end)
+        assert node.index.maintain(0)
+    assert node.index.maintain(0)
+    assert node.index.run_count == 3
+    refuse(node.store)
+    with pytest.raises(OSError, match="was lost in part"):
+        node.settle(0)
+    node.check(0, 120)
+    node.settle(0)
+    assert node.index.run_count == 1
+    node.check(0, 120)
