@@ -70,13 +70,15 @@ async def pin(group: BrokerGroup, stager: int, name: str, *batches: bytes) -> in
     return int(begun.attempt)
 
 
-async def decide(group: BrokerGroup, name: str, attempt: int) -> None:
+async def decide(group: BrokerGroup, name: str, attempt: int) -> tuple[int, int]:
+    """Commits, and returns how many duplicates and conflicts were dropped."""
     record = transaction_records_pb2.DecideTransaction(
         transaction_id=name, attempt=attempt, participants=[1]
     )
     node = await group.master()
     decided = await ask(node, "Decide", transactions_pb2.DecideRequest(decide=record))
     assert decided.published
+    return decided.duplicates, decided.conflicts
 
 
 def staged(stager: int, previous: int, names: list[bytes], value: bytes = b"v") -> bytes:
@@ -101,8 +103,9 @@ async def test_a_commit_stores_each_id_once_with_another_master(tmp_path: Path) 
         old = await group.master()
         await group.settled()
         await group.stop(old.config.node_id)
-        await decide(group, "one", attempts[0])
-        await decide(group, "two", attempts[1])
+        assert await decide(group, "one", attempts[0]) == (7, 0)
+        assert await decide(group, "two", attempts[1]) == (0, 2)
+        assert await decide(group, "two", attempts[1]) == (0, 0), "it was published before"
         _, dropped = await other.send([*ids(19, 32), b"id 30"])
         assert [each[1] for each in dropped] == [19, 21, 22, 23, 24, 25, 20, 26, 27, 27]
         assert [each[2] for each in dropped[-2:]] == [Verdict.CONFLICT, Verdict.CONFLICT]

@@ -22,12 +22,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.group_calls import GroupCalls
 from semel.broker.replica.replica import Replica
-from semel.broker.state import Pin, TransactionApplied
+from semel.broker.state import Pin, Published, TransactionApplied
 from semel.protos.errors import NotMaster, SemelError, Throttled, TransactionAborted
 from semel.protos.v1 import control_pb2, transaction_records_pb2
 
@@ -41,6 +41,14 @@ AT_ONCE_MAX: Final = 1_000
 _LOOK_UPS_MAX: Final = 5
 
 
+class Dropped(NamedTuple):
+    """How many messages a publication has dropped because their ids were known."""
+
+    duplicates: int
+    conflicts: int
+    """Those that had other content than the first."""
+
+
 class TransactionWork:
     """The background work of one replica; `run` ends only by cancellation."""
 
@@ -50,6 +58,8 @@ class TransactionWork:
         self._calls = calls
         self._working: dict[str, asyncio.Task[bool]] = {}
         """Tasks under way, by what they do about which transaction: each at most once."""
+        self._dropped: dict[tuple[str, int], Dropped] = {}
+        """By transaction and epoch, for the answer to the commit; the oldest are forgotten."""
         self._pauses: dict[str, tuple[float, float]] = {}
         """After a failure: when to try again, and the pause after that; in seconds."""
 
@@ -87,7 +97,9 @@ class TransactionWork:
             return_exceptions=True,
         )
         for result in results:
-            if isinstance(result, BaseException):
+            if isinstance(result, Dropped):
+                self._note((transaction_id, epoch), result)
+            else:
                 if not isinstance(result, SemelError):
                     raise result
                 logger.info(
@@ -107,20 +119,38 @@ class TransactionWork:
 
     async def _publish_on(
         self, group: int, record: transaction_records_pb2.PublishTransaction
-    ) -> None:
+    ) -> Dropped:
         if group == self._config.group_id:
-            await self.publish(record)
-        else:
-            await self._calls.call(group, "Publish", record, CALL_S)
+            return await self.publish(record)
+        reply = await self._calls.call(group, "Publish", record, CALL_S)
+        return Dropped(reply.duplicates, reply.conflicts)
+
+    def take_dropped(self, transaction_id: str, epoch: int) -> Dropped:
+        """What publications have dropped since the last call, as far as this node knows."""
+        return self._dropped.pop((transaction_id, epoch), Dropped(0, 0))
+
+    def _note(self, name: tuple[str, int], dropped: Dropped) -> None:
+        if not any(dropped):
+            return
+        logger.info("messages with known ids dropped transaction=%s epoch=%d %s", *name, dropped)
+        before = self._dropped.pop(name, Dropped(0, 0))
+        self._dropped[name] = Dropped(
+            before.duplicates + dropped.duplicates, before.conflicts + dropped.conflicts
+        )
+        if len(self._dropped) > AT_ONCE_MAX:  # nobody asks about those that were never answered
+            del self._dropped[next(iter(self._dropped))]
 
     # --- participant ------------------------------------------------------------------------
 
-    async def publish(self, record: transaction_records_pb2.PublishTransaction) -> None:
-        """Returns once the attempt's pin is published. Raises SemelError."""
+    async def publish(self, record: transaction_records_pb2.PublishTransaction) -> Dropped:
+        """Returns once the attempt's pin is published, and what this call has dropped of it.
+
+        Raises SemelError.
+        """
         await self._replica.confirm_read()
         staging = self._replica.state.transactions.staging
         if staging.pin_of(record.transaction_id, record.attempt) is None:
-            return
+            return Dropped(0, 0)
         asked = transaction_records_pb2.PublishTransaction()
         asked.CopyFrom(record)
         step = control_pb2.ControlRecord(
@@ -129,14 +159,16 @@ class TransactionWork:
         for left in reversed(range(_LOOK_UPS_MAX)):
             looked_up = await self._replica.look_up_pinned(record.transaction_id, record.attempt)
             try:
-                await self._replica.submit_control(step, looked_up)
-                return
+                published = await self._replica.submit_control(step, looked_up)
+                assert isinstance(published, Published)
+                return Dropped(published.duplicates, published.conflicts)
             except TransactionAborted:
-                return  # another call has ended it
+                break  # another call has ended it
             except Throttled as error:  # what was looked up may be too old
                 if not looked_up or not left:
                     raise
                 await asyncio.sleep((error.retry_after_ms or 0) / 1000)
+        return Dropped(0, 0)
 
     async def settle(self, transaction_id: str) -> bool:
         """Asks the coordinator about a pin and obeys its decision; True if no pin is left."""

@@ -99,8 +99,10 @@ class TransactionsService(transactions_pb2_grpc.TransactionsServicer):
         self, request: transaction_records_pb2.PublishTransaction, context: object
     ) -> transactions_pb2.PublishReply:
         _check_name(request.transaction_id)
-        await self._work.publish(request)
-        return transactions_pb2.PublishReply()
+        dropped = await self._work.publish(request)
+        return transactions_pb2.PublishReply(
+            duplicates=dropped.duplicates, conflicts=dropped.conflicts
+        )
 
     async def Settle(  # noqa: N802
         self, request: transactions_pb2.SettleRequest, context: object
@@ -142,7 +144,11 @@ class TransactionsService(transactions_pb2_grpc.TransactionsServicer):
             published = await self._work.redrive(decide.transaction_id)
         except SemelError:
             published = False  # it is committed in any case; the next look goes on
-        return transactions_pb2.DecideReply(published=published)
+        reply = transactions_pb2.DecideReply(published=published)
+        if published:
+            dropped = self._work.take_dropped(decide.transaction_id, decide.epoch)
+            reply.duplicates, reply.conflicts = dropped
+        return reply
 
     async def Abort(  # noqa: N802
         self, request: transaction_records_pb2.AbortTransaction, context: object

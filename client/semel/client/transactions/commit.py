@@ -64,6 +64,12 @@ class Committed(NamedTuple):
     """Messages in the receipts."""
     replayed: bool
     """It was committed before; the receipts' messages are not stored again."""
+    duplicates: int = 0
+    """Messages that are not stored again, because their topic compares message ids and had them. 0
+    if that is not known: the commit was replayed, or a broker had to finish it by itself."""
+    conflicts: int = 0
+    """Messages that are not stored, because their topic has their ids with other content; likewise
+    0 if that is not known."""
 
 
 class TransactionCore:
@@ -139,14 +145,20 @@ class TransactionCore:
         request = transactions_pb2.DecideRequest(decide=decide, known=self._known(pins))
         give_up = time.monotonic() + self._cluster.config.request_timeout_ms / 1000
         try:
-            while not (await self._call(coordinator, "Decide", request)).published:
+            while not (reply := await self._call(coordinator, "Decide", request)).published:
                 if time.monotonic() > give_up:
                     raise _unpublished(transaction_id, begun.epoch)
                 await asyncio.sleep(PUBLISH_POLL_S)
         except (FencedError, TransactionAborted):
             await self._give_up(transaction_id, pins, receipts)
             raise
-        return Committed(begun.epoch, messages, replayed=False)
+        return Committed(
+            begun.epoch,
+            messages,
+            replayed=False,
+            duplicates=reply.duplicates,
+            conflicts=reply.conflicts,
+        )
 
     async def _fate(self, transaction_id: str, begun: Begun) -> SemelError | None:
         """Aborts the attempt and returns the error that says why it never commits, or None if it is

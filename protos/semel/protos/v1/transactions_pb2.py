@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from semel.protos.v1 import transaction_records_pb2 as semel_dot_protos_dot_v1_dot_transaction__records__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"semel/protos/v1/transactions.proto\x12\x0fsemel.protos.v1\x1a)semel/protos/v1/transaction_records.proto\")\n\x0fOpenStagerReply\x12\x16\n\x0elast_sequences\x18\x01 \x03(\x03\"#\n\x10\x44ropStagersReply\x12\x0f\n\x07\x64ropped\x18\x01 \x01(\r\"1\n\nKnownGroup\x12\x10\n\x08group_id\x18\x01 \x01(\r\x12\x11\n\taddresses\x18\x02 \x03(\t\"f\n\nPinRequest\x12,\n\x03pin\x18\x01 \x01(\x0b\x32\x1f.semel.protos.v1.PinTransaction\x12*\n\x05known\x18\x02 \x03(\x0b\x32\x1b.semel.protos.v1.KnownGroup\"\n\n\x08PinReply\"\x0e\n\x0cPublishReply\"\'\n\rSettleRequest\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\"\x1e\n\x0bSettleReply\x12\x0f\n\x07settled\x18\x01 \x01(\x08\"@\n\nBeginReply\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x04\x12\x12\n\nlast_epoch\x18\x03 \x01(\x03\"o\n\rDecideRequest\x12\x32\n\x06\x64\x65\x63ide\x18\x01 \x01(\x0b\x32\".semel.protos.v1.DecideTransaction\x12*\n\x05known\x18\x02 \x03(\x0b\x32\x1b.semel.protos.v1.KnownGroup\" \n\x0b\x44\x65\x63ideReply\x12\x11\n\tpublished\x18\x01 \x01(\x08\"\x1f\n\nAbortReply\x12\x11\n\tcommitted\x18\x01 \x01(\x08\"D\n\x1b\x44\x65scribeTransactionsRequest\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\"\xb4\x01\n\x16\x43oordinatedTransaction\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\x10\n\x08query_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\x11\n\tpublished\x18\x04 \x01(\x08\x12\x14\n\x0cparticipants\x18\x05 \x03(\r\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\x04\x12\x13\n\x0b\x62\x65gun_epoch\x18\x07 \x01(\x03\x12\x12\n\nchanged_us\x18\x08 \x01(\x03\"\x94\x01\n\x11PinnedTransaction\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\x12\x13\n\x0b\x63oordinator\x18\x04 \x01(\r\x12\x11\n\tpinned_us\x18\x05 \x01(\x03\x12\r\n\x05\x62ytes\x18\x06 \x01(\x04\x12\x10\n\x08messages\x18\x07 \x01(\x04\"\x92\x01\n\x11StagedTransaction\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tstager_id\x18\x03 \x01(\x04\x12\x0e\n\x06writer\x18\x04 \x01(\r\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\x12\x10\n\x08messages\x18\x06 \x01(\x04\x12\x12\n\nexpires_us\x18\x07 \x01(\x03\"\x99\x02\n\x19\x44\x65scribeTransactionsReply\x12<\n\x0b\x63oordinated\x18\x01 \x03(\x0b\x32\'.semel.protos.v1.CoordinatedTransaction\x12\x32\n\x06pinned\x18\x02 \x03(\x0b\x32\".semel.protos.v1.PinnedTransaction\x12\x32\n\x06staged\x18\x03 \x03(\x0b\x32\".semel.protos.v1.StagedTransaction\x12\x14\n\x0cstaged_bytes\x18\x04 \x01(\x04\x12\x18\n\x10staged_bytes_max\x18\x05 \x01(\x04\x12\x13\n\x0blog_time_us\x18\x06 \x01(\x03\x12\x11\n\ttruncated\x18\x07 \x01(\x08\x32\xb4\x05\n\x0cTransactions\x12\x45\n\x04Open\x12\x1b.semel.protos.v1.OpenStager\x1a .semel.protos.v1.OpenStagerReply\x12G\n\x04\x44rop\x12\x1c.semel.protos.v1.DropStagers\x1a!.semel.protos.v1.DropStagersReply\x12=\n\x03Pin\x12\x1b.semel.protos.v1.PinRequest\x1a\x19.semel.protos.v1.PinReply\x12M\n\x07Publish\x12#.semel.protos.v1.PublishTransaction\x1a\x1d.semel.protos.v1.PublishReply\x12\x46\n\x06Settle\x12\x1e.semel.protos.v1.SettleRequest\x1a\x1c.semel.protos.v1.SettleReply\x12G\n\x05\x42\x65gin\x12!.semel.protos.v1.BeginTransaction\x1a\x1b.semel.protos.v1.BeginReply\x12\x46\n\x06\x44\x65\x63ide\x12\x1e.semel.protos.v1.DecideRequest\x1a\x1c.semel.protos.v1.DecideReply\x12G\n\x05\x41\x62ort\x12!.semel.protos.v1.AbortTransaction\x1a\x1b.semel.protos.v1.AbortReply\x12\x64\n\x08\x44\x65scribe\x12,.semel.protos.v1.DescribeTransactionsRequest\x1a*.semel.protos.v1.DescribeTransactionsReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"semel/protos/v1/transactions.proto\x12\x0fsemel.protos.v1\x1a)semel/protos/v1/transaction_records.proto\")\n\x0fOpenStagerReply\x12\x16\n\x0elast_sequences\x18\x01 \x03(\x03\"#\n\x10\x44ropStagersReply\x12\x0f\n\x07\x64ropped\x18\x01 \x01(\r\"1\n\nKnownGroup\x12\x10\n\x08group_id\x18\x01 \x01(\r\x12\x11\n\taddresses\x18\x02 \x03(\t\"f\n\nPinRequest\x12,\n\x03pin\x18\x01 \x01(\x0b\x32\x1f.semel.protos.v1.PinTransaction\x12*\n\x05known\x18\x02 \x03(\x0b\x32\x1b.semel.protos.v1.KnownGroup\"\n\n\x08PinReply\"5\n\x0cPublishReply\x12\x12\n\nduplicates\x18\x01 \x01(\x04\x12\x11\n\tconflicts\x18\x02 \x01(\x04\"\'\n\rSettleRequest\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\"\x1e\n\x0bSettleReply\x12\x0f\n\x07settled\x18\x01 \x01(\x08\"@\n\nBeginReply\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x04\x12\x12\n\nlast_epoch\x18\x03 \x01(\x03\"o\n\rDecideRequest\x12\x32\n\x06\x64\x65\x63ide\x18\x01 \x01(\x0b\x32\".semel.protos.v1.DecideTransaction\x12*\n\x05known\x18\x02 \x03(\x0b\x32\x1b.semel.protos.v1.KnownGroup\"G\n\x0b\x44\x65\x63ideReply\x12\x11\n\tpublished\x18\x01 \x01(\x08\x12\x12\n\nduplicates\x18\x02 \x01(\x04\x12\x11\n\tconflicts\x18\x03 \x01(\x04\"\x1f\n\nAbortReply\x12\x11\n\tcommitted\x18\x01 \x01(\x08\"D\n\x1b\x44\x65scribeTransactionsRequest\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\"\xb4\x01\n\x16\x43oordinatedTransaction\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\x10\n\x08query_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\x11\n\tpublished\x18\x04 \x01(\x08\x12\x14\n\x0cparticipants\x18\x05 \x03(\r\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\x04\x12\x13\n\x0b\x62\x65gun_epoch\x18\x07 \x01(\x03\x12\x12\n\nchanged_us\x18\x08 \x01(\x03\"\x94\x01\n\x11PinnedTransaction\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\x12\x13\n\x0b\x63oordinator\x18\x04 \x01(\r\x12\x11\n\tpinned_us\x18\x05 \x01(\x03\x12\r\n\x05\x62ytes\x18\x06 \x01(\x04\x12\x10\n\x08messages\x18\x07 \x01(\x04\"\x92\x01\n\x11StagedTransaction\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tstager_id\x18\x03 \x01(\x04\x12\x0e\n\x06writer\x18\x04 \x01(\r\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\x12\x10\n\x08messages\x18\x06 \x01(\x04\x12\x12\n\nexpires_us\x18\x07 \x01(\x03\"\x99\x02\n\x19\x44\x65scribeTransactionsReply\x12<\n\x0b\x63oordinated\x18\x01 \x03(\x0b\x32\'.semel.protos.v1.CoordinatedTransaction\x12\x32\n\x06pinned\x18\x02 \x03(\x0b\x32\".semel.protos.v1.PinnedTransaction\x12\x32\n\x06staged\x18\x03 \x03(\x0b\x32\".semel.protos.v1.StagedTransaction\x12\x14\n\x0cstaged_bytes\x18\x04 \x01(\x04\x12\x18\n\x10staged_bytes_max\x18\x05 \x01(\x04\x12\x13\n\x0blog_time_us\x18\x06 \x01(\x03\x12\x11\n\ttruncated\x18\x07 \x01(\x08\x32\xb4\x05\n\x0cTransactions\x12\x45\n\x04Open\x12\x1b.semel.protos.v1.OpenStager\x1a .semel.protos.v1.OpenStagerReply\x12G\n\x04\x44rop\x12\x1c.semel.protos.v1.DropStagers\x1a!.semel.protos.v1.DropStagersReply\x12=\n\x03Pin\x12\x1b.semel.protos.v1.PinRequest\x1a\x19.semel.protos.v1.PinReply\x12M\n\x07Publish\x12#.semel.protos.v1.PublishTransaction\x1a\x1d.semel.protos.v1.PublishReply\x12\x46\n\x06Settle\x12\x1e.semel.protos.v1.SettleRequest\x1a\x1c.semel.protos.v1.SettleReply\x12G\n\x05\x42\x65gin\x12!.semel.protos.v1.BeginTransaction\x1a\x1b.semel.protos.v1.BeginReply\x12\x46\n\x06\x44\x65\x63ide\x12\x1e.semel.protos.v1.DecideRequest\x1a\x1c.semel.protos.v1.DecideReply\x12G\n\x05\x41\x62ort\x12!.semel.protos.v1.AbortTransaction\x1a\x1b.semel.protos.v1.AbortReply\x12\x64\n\x08\x44\x65scribe\x12,.semel.protos.v1.DescribeTransactionsRequest\x1a*.semel.protos.v1.DescribeTransactionsReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,29 +43,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PINREPLY']._serialized_start=333
   _globals['_PINREPLY']._serialized_end=343
   _globals['_PUBLISHREPLY']._serialized_start=345
-  _globals['_PUBLISHREPLY']._serialized_end=359
-  _globals['_SETTLEREQUEST']._serialized_start=361
-  _globals['_SETTLEREQUEST']._serialized_end=400
-  _globals['_SETTLEREPLY']._serialized_start=402
-  _globals['_SETTLEREPLY']._serialized_end=432
-  _globals['_BEGINREPLY']._serialized_start=434
-  _globals['_BEGINREPLY']._serialized_end=498
-  _globals['_DECIDEREQUEST']._serialized_start=500
-  _globals['_DECIDEREQUEST']._serialized_end=611
-  _globals['_DECIDEREPLY']._serialized_start=613
-  _globals['_DECIDEREPLY']._serialized_end=645
-  _globals['_ABORTREPLY']._serialized_start=647
-  _globals['_ABORTREPLY']._serialized_end=678
-  _globals['_DESCRIBETRANSACTIONSREQUEST']._serialized_start=680
-  _globals['_DESCRIBETRANSACTIONSREQUEST']._serialized_end=748
-  _globals['_COORDINATEDTRANSACTION']._serialized_start=751
-  _globals['_COORDINATEDTRANSACTION']._serialized_end=931
-  _globals['_PINNEDTRANSACTION']._serialized_start=934
-  _globals['_PINNEDTRANSACTION']._serialized_end=1082
-  _globals['_STAGEDTRANSACTION']._serialized_start=1085
-  _globals['_STAGEDTRANSACTION']._serialized_end=1231
-  _globals['_DESCRIBETRANSACTIONSREPLY']._serialized_start=1234
-  _globals['_DESCRIBETRANSACTIONSREPLY']._serialized_end=1515
-  _globals['_TRANSACTIONS']._serialized_start=1518
-  _globals['_TRANSACTIONS']._serialized_end=2210
+  _globals['_PUBLISHREPLY']._serialized_end=398
+  _globals['_SETTLEREQUEST']._serialized_start=400
+  _globals['_SETTLEREQUEST']._serialized_end=439
+  _globals['_SETTLEREPLY']._serialized_start=441
+  _globals['_SETTLEREPLY']._serialized_end=471
+  _globals['_BEGINREPLY']._serialized_start=473
+  _globals['_BEGINREPLY']._serialized_end=537
+  _globals['_DECIDEREQUEST']._serialized_start=539
+  _globals['_DECIDEREQUEST']._serialized_end=650
+  _globals['_DECIDEREPLY']._serialized_start=652
+  _globals['_DECIDEREPLY']._serialized_end=723
+  _globals['_ABORTREPLY']._serialized_start=725
+  _globals['_ABORTREPLY']._serialized_end=756
+  _globals['_DESCRIBETRANSACTIONSREQUEST']._serialized_start=758
+  _globals['_DESCRIBETRANSACTIONSREQUEST']._serialized_end=826
+  _globals['_COORDINATEDTRANSACTION']._serialized_start=829
+  _globals['_COORDINATEDTRANSACTION']._serialized_end=1009
+  _globals['_PINNEDTRANSACTION']._serialized_start=1012
+  _globals['_PINNEDTRANSACTION']._serialized_end=1160
+  _globals['_STAGEDTRANSACTION']._serialized_start=1163
+  _globals['_STAGEDTRANSACTION']._serialized_end=1309
+  _globals['_DESCRIBETRANSACTIONSREPLY']._serialized_start=1312
+  _globals['_DESCRIBETRANSACTIONSREPLY']._serialized_end=1593
+  _globals['_TRANSACTIONS']._serialized_start=1596
+  _globals['_TRANSACTIONS']._serialized_end=2288
 # @@protoc_insertion_point(module_scope)

@@ -40,8 +40,12 @@ class PinReply(_message.Message):
     def __init__(self) -> None: ...
 
 class PublishReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("duplicates", "conflicts")
+    DUPLICATES_FIELD_NUMBER: _ClassVar[int]
+    CONFLICTS_FIELD_NUMBER: _ClassVar[int]
+    duplicates: int
+    conflicts: int
+    def __init__(self, duplicates: _Optional[int] = ..., conflicts: _Optional[int] = ...) -> None: ...
 
 class SettleRequest(_message.Message):
     __slots__ = ("transaction_id",)
@@ -74,10 +78,14 @@ class DecideRequest(_message.Message):
     def __init__(self, decide: _Optional[_Union[_transaction_records_pb2.DecideTransaction, _Mapping]] = ..., known: _Optional[_Iterable[_Union[KnownGroup, _Mapping]]] = ...) -> None: ...
 
 class DecideReply(_message.Message):
-    __slots__ = ("published",)
+    __slots__ = ("published", "duplicates", "conflicts")
     PUBLISHED_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATES_FIELD_NUMBER: _ClassVar[int]
+    CONFLICTS_FIELD_NUMBER: _ClassVar[int]
     published: bool
-    def __init__(self, published: _Optional[bool] = ...) -> None: ...
+    duplicates: int
+    conflicts: int
+    def __init__(self, published: _Optional[bool] = ..., duplicates: _Optional[int] = ..., conflicts: _Optional[int] = ...) -> None: ...
 
 class AbortReply(_message.Message):
     __slots__ = ("committed",)

@@ -76,6 +76,8 @@ class FakeCalls:
         self.requests.append(request)
         if self.away is not None:
             raise self.away
+        if method == "Publish":
+            return transactions_pb2.PublishReply(duplicates=2, conflicts=1)
         return transactions_pb2.AbortReply(committed=self.committed)
 
 
@@ -272,6 +274,15 @@ def test_a_publication_that_another_call_has_made_is_no_error() -> None:
     replica.submit_control = ended  # type: ignore[method-assign]
     asked = records.PublishTransaction(transaction_id="t", epoch=0, attempt=1)
     asyncio.run(work.publish(asked))
+
+
+def test_a_commit_is_told_what_all_participants_have_dropped_and_once() -> None:
+    work, _, calls = decided(OWN, OTHER, GroupId(3))
+    calls.away = None
+    assert asyncio.run(work.redrive("t"))
+    assert work.take_dropped("t", 1) == (0, 0)
+    assert work.take_dropped("t", 0) == (4, 2)
+    assert work.take_dropped("t", 0) == (0, 0)
 
 
 @pytest.mark.parametrize("ids", [True, False], ids=["with ids", "without"])

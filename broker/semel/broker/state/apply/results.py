@@ -294,6 +294,10 @@ class Published:
     transaction_id: str
     attempt: int
     parts: tuple[PublishedPart, ...]
+    duplicates: int = 0
+    """Messages that were dropped because their ids were known."""
+    conflicts: int = 0
+    """Messages that were dropped because their ids were known with other content."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

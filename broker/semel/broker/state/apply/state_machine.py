@@ -41,7 +41,6 @@ from semel.broker.state.apply.moves import Moves
 from semel.broker.state.apply.producers import SequenceTable
 from semel.broker.state.apply.queues import SLOTS, Child, QueueSettings, QueueState
 from semel.broker.state.apply.results import (
-    DROPPED_FLAG,
     ApplyResult,
     BatchApplied,
     CommitApplied,
@@ -461,17 +460,12 @@ class State:
 
     def _stage(self, frame: FrameHeader, position: int, payload: memoryview) -> ApplyResult:
         self._check_level(TRANSACTION_LEVEL)
-        if self.id_windows.checked is not None:
+        decision = self.id_windows.checked
+        if decision is not None:
             batch = decode_header(payload, BROKER_HEADER_BYTES)
-            key, producer_id = batch.queue_key, batch.producer_id
-            found = self.id_windows.take(
-                key, producer_id, batch.base_sequence, batch.count, frame.time_us
-            )
-            assert found is not None, "there is a decision"
-            sent, content_crc = found[0] & ~DROPPED_FLAG, found[1]
-            return self.transactions.stage_checked(
-                payload, sent, content_crc, frame.index, position
-            )
+            key, base = batch.queue_key, batch.base_sequence
+            self.id_windows.take(key, batch.producer_id, base, batch.count, frame.time_us)
+            return self.transactions.stage_checked(payload, decision, frame.index, position)
         return self.transactions.stage(
             payload, self.queues, frame.index, position, self.log_time_us, self.feature_level
         )

@@ -41,7 +41,7 @@ from semel.protos.errors import SemelError
 from semel.protos.ids import QueueKey
 from semel.protos.levels import DELAY_LEVEL
 from semel.protos.queue_refs import queue_key_of
-from semel.protos.v1 import transaction_records_pb2
+from semel.protos.v1 import control_pb2, transaction_records_pb2
 
 Step = transaction_records_pb2.TransactionRecord
 Queues = dict[QueueKey, QueueState]
@@ -58,6 +58,7 @@ class _Checked(NamedTuple):
     base_offset: int
     extent: StagedExtent
     """The record of the kept messages."""
+    decision: control_pb2.CheckIds
 
 
 class Transactions:
@@ -98,10 +99,12 @@ class Transactions:
         )
 
     def stage_checked(
-        self, payload: memoryview, sent: int, content_crc: int, index: int, position: int
+        self, payload: memoryview, decision: control_pb2.CheckIds, index: int, position: int
     ) -> StagedChecked:
-        """Applies a STAGED record behind a decision about message ids: what is kept of a batch
-        that was staged with `sent` messages. Raises CorruptBatch."""
+        """Applies a STAGED record behind a decision about message ids: what is kept of a batch.
+
+        Raises CorruptBatch.
+        """
         base_offset = decode_broker_header(payload).base_offset
         batch = decode_header(payload, BROKER_HEADER_BYTES)
         due_us = batch.deliver_at_us if batch.count and is_delayed(batch) else 0
@@ -115,7 +118,15 @@ class Transactions:
             due_us,
         )
         self._checked.append(
-            _Checked(batch.queue_key, batch.base_sequence, sent, content_crc, base_offset, extent)
+            _Checked(
+                batch.queue_key,
+                batch.base_sequence,
+                decision.count,
+                decision.content_crc,
+                base_offset,
+                extent,
+                decision,
+            )
         )
         return StagedChecked(queue_key=batch.queue_key, base_offset=base_offset, count=batch.count)
 
@@ -184,6 +195,7 @@ class Transactions:
         now_us: int,
     ) -> Published:
         pin = self.staging.pin_of(record.transaction_id, record.attempt)
+        decisions = [each.decision for each in self._checked]
         found = {} if pin is None else self._kept(self.staging.pinned_extents(pin), queues)
         parts = tuple(
             PublishedPart(queue_key_of(part.queue), part.base_offset, part.messages)
@@ -214,7 +226,13 @@ class Transactions:
                 else:
                     queue.append(messages, entry, position, length, append_time_us)
         self.staging.drop_pin(record.transaction_id, record.attempt)
-        return Published(transaction_id=record.transaction_id, attempt=record.attempt, parts=parts)
+        return Published(
+            transaction_id=record.transaction_id,
+            attempt=record.attempt,
+            parts=parts,
+            duplicates=sum(each.duplicates for each in decisions),
+            conflicts=sum(each.conflicts for each in decisions),
+        )
 
     def _kept(
         self, found: dict[QueueKey, list[StagedExtent]], queues: Queues
