@@ -19,6 +19,7 @@ import pyarrow as pa
 from semel.protos.batch import BatchFlags, BatchHeader, Codec
 from semel.protos.body import numbers_of
 from semel.protos.columns import Columns, encode_batch
+from semel.protos.ids import Sequence
 
 
 def sequences_of(header: BatchHeader, columns: Columns) -> npt.NDArray[np.int64]:
@@ -53,6 +54,30 @@ def keep_rows(header: BatchHeader, columns: Columns, kept: npt.NDArray[np.bool_]
         timestamp_us=timestamp_us,
         codec=header.codec,
         deliver_at_us=deliver_at_us,
+        source_positions=True,
+    )
+
+
+def part_of(header: BatchHeader, columns: Columns, row_start: int, row_end: int) -> bytes:
+    """Returns a batch of its own for rows `[row_start, row_end)` of a delayed one, others of which
+    are cancelled. It covers the sequences of its rows only, so no two parts overlap.
+
+    Raises MessageTooLarge.
+    """
+    sequences = sequences_of(header, columns)[row_start:row_end]
+    return encode_batch(
+        replace(columns.slice(row_start, row_end), sequences=pa.array(sequences)),
+        topic_id=header.topic_id,
+        queue_id=header.queue_id,
+        producer_id=header.producer_id,
+        epoch=header.epoch,
+        session=header.session,
+        previous_sequence=Sequence(int(sequences[0]) - 1),
+        base_sequence=Sequence(int(sequences[0])),
+        last_sequence=Sequence(int(sequences[-1])),
+        timestamp_us=header.first_timestamp_us,
+        codec=header.codec,
+        deliver_at_us=header.deliver_at_us,
         source_positions=True,
     )
 

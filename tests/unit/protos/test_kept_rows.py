@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -10,7 +12,7 @@ from semel.protos.batch import BatchFlags, BatchHeader, Codec, check_batch
 from semel.protos.columns import Columns, decode_columns, encode_batch
 from semel.protos.dropped import ANSWER, Dropped, Verdict, read_answer
 from semel.protos.errors import CorruptBatch, MessageTooLarge
-from semel.protos.kept_rows import keep_rows, sequences_of
+from semel.protos.kept_rows import keep_rows, part_of, sequences_of
 
 
 def batch_of(
@@ -117,3 +119,32 @@ def test_answers_are_read_back() -> None:
 def test_malformed_answers_are_refused(data: bytes) -> None:
     with pytest.raises(CorruptBatch):
         read_answer(data)
+
+
+@pytest.mark.parametrize("last", [None, 500])
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])
+def test_parts_of_a_delayed_batch_are_batches_of_their_own(codec: Codec, last: int | None) -> None:
+    columns = full(10)
+    if last is not None:
+        numbers = pa.array([100 + 40 * n for n in range(9)] + [500])
+        columns = replace(columns, sequences=numbers)
+    header, whole = batch_of(columns, last=last, codec=codec, deliver_at_us=9_000_000)
+    before = -1
+    for start, end in ((0, 1), (2, 7), (8, 10)):
+        data = part_of(header, whole, start, end)
+        part = check_batch(data)
+        found = decode_columns(data, part)
+        numbers = sequences_of(header, whole)[start:end]
+        assert sequences_of(part, found).tolist() == numbers.tolist()
+        assert (part.count, part.base_sequence, part.last_sequence) == (
+            end - start,
+            numbers[0],
+            numbers[-1],
+        )
+        assert part.base_sequence > before
+        before = part.last_sequence
+        assert found.values.equals(whole.values.slice(start, end - start))
+        assert found.message_ids is not None
+        assert whole.message_ids is not None
+        assert found.message_ids.equals(whole.message_ids.slice(start, end - start))
+        assert (part.deliver_at_us, part.producer_id, part.codec) == (9_000_000, 77, header.codec)

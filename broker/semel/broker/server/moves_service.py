@@ -5,7 +5,8 @@ master of the group that gets it answers `PullQueue`, for which it calls the oth
 (`background/queue_copy.py`). Only the newest slice that was made is remembered between calls.
 
 Batches that a transaction published were stored before they had offsets; the broker header of the
-copy has the offsets.
+copy has the offsets. Of a delayed batch of which messages were cancelled each stretch that is left
+becomes a batch of its own.
 
 Not here: the steps themselves, which come with `ApplyQueues` (`server/queue_calls.py`).
 """
@@ -38,8 +39,10 @@ from semel.protos.batch import (
     decode_broker_header,
     decode_header,
 )
+from semel.protos.columns import decode_columns
 from semel.protos.errors import CorruptBatch, InvalidRequest, Throttled
 from semel.protos.ids import Offset, QueueKey
+from semel.protos.kept_rows import part_of
 from semel.protos.levels import MOVE_LEVEL
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import broker_pb2, broker_pb2_grpc
@@ -199,12 +202,12 @@ def _read(log: Log, extents: Sequence[Extent]) -> list[bytes]:
                 f"offsets from {extent.base_offset} are not readable on this node: {error}"
             ) from None
         head = decode_broker_header(stored)
-        count = decode_header(stored, BROKER_HEADER_BYTES).count
-        if extent.first_row or extent.count != count:
-            raise InvalidRequest(
-                f"offset {extent.base_offset} is {extent.count} of {count} messages of a batch;"
-                " parts of batches are not moved"
-            )
+        batch = decode_header(stored, BROKER_HEADER_BYTES)
+        if extent.count != batch.count:  # other messages of it are cancelled
+            data = stored[BROKER_HEADER_BYTES:]
+            row_end = extent.first_row + extent.count
+            part = part_of(batch, decode_columns(data, batch), extent.first_row, row_end)
+            stored = stored[:BROKER_HEADER_BYTES] + part
         if (head.base_offset, head.append_time_us) != (extent.base_offset, extent.append_time_us):
             head = BrokerHeader(
                 base_offset=Offset(extent.base_offset),

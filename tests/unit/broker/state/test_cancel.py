@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from semel.broker.server.moves_service import _read
 from semel.broker.state import (
     Accepted,
     BatchVerifier,
@@ -17,9 +18,13 @@ from semel.broker.state import (
     State,
     StateDiverged,
     TableVerifier,
+    make_slice,
+    read_slice,
 )
 from semel.broker.state.apply.cancelled_rows import CancelledRows
 from semel.broker.state.apply.id_windows import IdWindow
+from semel.protos.batch import BROKER_HEADER_BYTES, check_batch, decode_broker_header
+from semel.protos.columns import decode_columns
 from semel.protos.errors import CorruptSegment, Throttled
 from semel.protos.ids import QueueKey
 from semel.protos.v1 import control_pb2
@@ -362,6 +367,39 @@ def test_a_message_that_is_cancelled_twice_or_late_is_noticed(group: CancelGroup
     record.row = 4
     table._control(control_pb2.ControlRecord(cancel_delayed=record), record.due_us)
     assert "was due" in table.problems[-1]
+
+
+# --- moves --------------------------------------------------------------------------------------
+
+
+def test_a_queue_with_cancelled_messages_is_copied_without_them(group: CancelGroup) -> None:
+    for each in (b"a", b"d"):
+        group.cancel(each)
+    release(group)
+    log: Any = group
+    queue = group.state.queues[KEY]
+    extents = queue.extents_from(0, 1 << 40)
+    copied, ids = queue.bare(), []
+    copied.log_end_offset = copied.bytes = 0
+    verifier = BatchVerifier(KEY, 0, queue.log_end_offset, gaps=True)
+    for stored in _read(log, extents):
+        head = decode_broker_header(stored)
+        data = stored[BROKER_HEADER_BYTES:]
+        batch = check_batch(data)
+        assert head.base_offset == copied.log_end_offset
+        copied.append(batch.count, 1, 0, len(stored), head.append_time_us)
+        found = decode_columns(data, batch).message_ids
+        assert found is not None
+        ids += found.to_pylist()
+        verifier.feed(head.base_offset, batch.count, stored, 0, head.append_time_us)
+    assert ids == group.delivered() == [b"x", b"b", b"c", b"e"]
+    report = verifier.finish()
+    assert (report.problems, report.ok) == ((), True)
+    slice_ = read_slice(make_slice(queue, group.state.producers, group.state.groups))
+    assert slice_.misfit(copied, parts=True) is None
+    assert "bytes" in str(slice_.misfit(copied, parts=False))
+    copied.append(1, 1, 0, 1, copied.last_append_us)
+    assert slice_.misfit(copied, parts=True) is not None
 
 
 # --- against a model ----------------------------------------------------------------------------

@@ -391,7 +391,7 @@ class Moves:
             found = read_slice(incoming.slice)
         except CorruptSegment as error:
             return InvalidRequest(f"the slice of queue {key.queue_id} cannot be read: {error}")
-        reason = found.misfit(incoming.queue)
+        reason = found.misfit(incoming.queue, parts=home.feature_level >= ID_LEVEL)
         if reason is not None:
             return InvalidRequest(f"the copy of queue {key.queue_id} is incomplete: {reason}")
         self._set(record, key, MoveState.READY)
