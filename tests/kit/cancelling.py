@@ -84,6 +84,7 @@ class CancelGroup(IdGroup):
             ordinal=found.candidate.ordinal,
             row=found.row,
             arrival=place.arrival,
+            entry=found.candidate.entry,
         )
 
     def cancel(self, message_id: bytes, *, commit: bool = True) -> Any:

@@ -91,6 +91,7 @@ class IdCalls:
             ordinal=row.candidate.ordinal,
             row=row.row,
             arrival=arrival,
+            entry=row.candidate.entry,
         )
         result = await self._replica.submit_control(
             control_pb2.ControlRecord(cancel_delayed=record)

@@ -180,7 +180,8 @@ def _verify(
         cancelled_before = Counter(table.cancelled)
         for frame in _frames(log, index + 1, applied + 1):
             table.feed(frame)
-        late = table.cancelled - cancelled_before
+        for (key, entry), count in (table.cancelled - cancelled_before).items():
+            late[key] += count if entry <= index else 0
     except StorageError as error:
         broken.append(f"the sequence table cannot be recomputed: {error}")
     done = reported = 0

@@ -313,18 +313,20 @@ class EvictIds(_message.Message):
     def __init__(self, topic_id: _Optional[int] = ..., first_arrival: _Optional[int] = ...) -> None: ...
 
 class CancelDelayed(_message.Message):
-    __slots__ = ("queue", "due_us", "ordinal", "row", "arrival")
+    __slots__ = ("queue", "due_us", "ordinal", "row", "arrival", "entry")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     DUE_US_FIELD_NUMBER: _ClassVar[int]
     ORDINAL_FIELD_NUMBER: _ClassVar[int]
     ROW_FIELD_NUMBER: _ClassVar[int]
     ARRIVAL_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
     queue: _common_pb2.QueueRef
     due_us: int
     ordinal: int
     row: int
     arrival: int
-    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., due_us: _Optional[int] = ..., ordinal: _Optional[int] = ..., row: _Optional[int] = ..., arrival: _Optional[int] = ...) -> None: ...
+    entry: int
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., due_us: _Optional[int] = ..., ordinal: _Optional[int] = ..., row: _Optional[int] = ..., arrival: _Optional[int] = ..., entry: _Optional[int] = ...) -> None: ...
 
 class QueueSlice(_message.Message):
     __slots__ = ("version", "queue", "rows", "groups", "extents")

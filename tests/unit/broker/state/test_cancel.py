@@ -241,6 +241,7 @@ CHANGES: list[dict[str, Any]] = [
     {"ordinal": 1},
     {"row": 5},
     {"row": 0},  # is cancelled
+    {"entry": 1},
     {"arrival": 6},
     {"arrival": 1},  # is cancelled
 ]
@@ -332,7 +333,8 @@ def test_the_verifiers_follow(group: CancelGroup) -> None:
     table, report = recompute(group)
     assert (report.ok, report.messages, report.delayed) == (True, 1, 3)
     assert not table.problems
-    assert table.cancelled == {KEY: 2}
+    (extent,) = group.state.delays.queues[KEY]
+    assert table.cancelled == {(KEY, extent.entry): 2}
     release(group)
     group.produce_ids(messages(b"b"))
     table, report = recompute(group)

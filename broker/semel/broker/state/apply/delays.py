@@ -403,7 +403,7 @@ class Delays:
         if queue is None or record.due_us <= now_us:
             return None
         extent = queue.find(DelayedPlace(record.due_us, record.ordinal))
-        if extent is None or record.row >= extent.messages:
+        if extent is None or record.row >= extent.messages or record.entry != extent.entry:
             return None
         return None if queue.cancelled.holds(extent.ordinal, record.row) else extent
 

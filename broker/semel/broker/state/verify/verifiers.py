@@ -303,8 +303,9 @@ class TableVerifier:
         self._level = start.feature_level if start else 0
         """The feature level of the log, from which delivery times and message ids count."""
         self._moved = MovedTables(start)
-        self.cancelled: Counter[QueueKey] = Counter()
-        """How many delayed messages were cancelled in the entries that were read."""
+        self.cancelled: Counter[tuple[QueueKey, int]] = Counter()
+        """How many delayed messages were cancelled in the entries that were read, by queue and
+        entry that holds them."""
         self._cancelled: set[tuple[QueueKey, int, int]] = set()
         self._checked: control_pb2.CheckIds | None = None
         """The master's decision about the message ids of the batch in the next record."""
@@ -486,7 +487,7 @@ class TableVerifier:
         if message in self._cancelled:
             self._problem(f"{where}: row {record.row} of batch {record.ordinal} is cancelled twice")
         self._cancelled.add(message)
-        self.cancelled[key] += 1
+        self.cancelled[key, record.entry] += 1
 
     def _split(self, record: control_pb2.SplitQueue) -> None:
         """Children start with the rows of their parent, which know no offsets."""
