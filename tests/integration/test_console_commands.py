@@ -236,6 +236,48 @@ def test_dedup_by_id_is_set_altered_and_ended(semel: Console) -> None:
     assert "wrong" not in {found["name"] for found in semel.json("topic", "list")["topics"]}
 
 
+def test_produce_and_describe_tell_duplicates_and_conflicts(semel: Console, tmp_path: Path) -> None:
+    name = "told"
+    semel.json("topic", "create", name, "--queues", "2", "--dedup-by-id", "1MiB")
+    file = tmp_path / "events.jsonl"
+    rows = [{"value": f"v{number}", "message_id": f"id {number}"} for number in range(20)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    produce = ("produce", name, file, "--format", "jsonl")
+    result = semel.json(*produce)
+    assert (result["stored"], result["duplicates"], result["conflicts"]) == (20, 0, 0)
+    assert b"20 recognised as duplicates" in semel(*produce).stdout
+    for row in rows[5:17]:
+        row["value"] = "other"
+    rows[0]["message_id"] = "new"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = semel(*produce, "--json")
+    assert (done.returncode, done.stderr) == (1, b"")
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert (result["stored"], result["duplicates"], result["conflicts"]) == (1, 7, 12)
+    assert result["conflict_lines"] == list(range(6, 16))
+    done = semel(*produce)
+    assert done.returncode == 1
+    assert b"0 messages stored" in done.stdout
+    assert b"lines 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, " in done.stderr
+    assert b"12 messages are not stored" in done.stderr
+    dedup = semel.json("topic", "describe", name)["dedup"]
+    assert 0 <= dedup.pop("oldest_age_s") < 60
+    assert dedup == {
+        "ids": 21,
+        "bytes": 21 * 40,
+        "hits": 20 + 7 + 8,
+        "conflicts": 24,
+        "lookups": 21 + 35 + 24,
+        "evictions": 0,
+        "window_bytes": 1 << 20,
+        "keep_ms": -1,
+        "on_conflict": "refuse",
+    }
+    shown = semel("topic", "describe", name).stdout
+    assert b"21 ids, 840 B of 1.0 MiB" in shown
+    assert b"35 duplicates, 24 conflicts" in shown
+
+
 def test_queues_are_listed_and_split(semel: Console, topic: str) -> None:
     split = ("queue", "split", f"{topic}/0", "--into", "3")
     assert semel.json(*split) == {"topic": topic, "queue": 0, "children": [3, 4, 5]}

@@ -9,6 +9,7 @@ from semel.broker.log.checkpoint import HEADER_BYTES
 from semel.broker.probe import METRICS
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2
+from tests.kit import id_senders
 from tests.kit.brokers import QUEUE, BrokerGroup, RawClient, make_batch
 from tests.kit.metrics_page import scrape
 
@@ -65,6 +66,27 @@ async def test_the_figures_of_a_node_follow_what_happened(tmp_path: Path) -> Non
         assert 0 < page["semel_broker_disk_free_bytes"] <= page["semel_broker_disk_total_bytes"]
 
 
+async def test_message_ids_are_counted_by_topic(tmp_path: Path) -> None:
+    async with BrokerGroup(tmp_path, 1, metrics_port=0) as group:
+        node = await group.master()
+        assert "semel_broker_id_lookups_total{t}" not in await scrape(node.metrics_address)
+        one, two = await id_senders.begin(group)
+        await one.send(id_senders.ids(0, 30))
+        await two.send(id_senders.ids(10, 32))
+        await two.send([b"id 1"], b"other")
+        await group.stop(1)
+        node = await group.start(1)
+        await group.master()
+        page = await scrape(node.metrics_address)
+        assert page["semel_broker_id_window_ids{t}"] == 32
+        assert page["semel_broker_id_window_bytes{t}"] == 32 * 40
+        assert page["semel_broker_id_hits_total{t}"] == 20
+        assert page["semel_broker_id_conflicts_total{t}"] == 1
+        assert page["semel_broker_id_lookups_total{t}"] == 30 + 22 + 1
+        assert page["semel_broker_id_evictions_total{t}"] == 0
+        assert 0 <= page["semel_broker_id_window_oldest_seconds{t}"] < 60
+
+
 async def test_a_checkpoint_is_counted_with_its_size_and_its_times(tmp_path: Path) -> None:
     async with BrokerGroup(tmp_path, 1, metrics_port=0) as group:
         node = await group.master()
@@ -115,6 +137,7 @@ async def test_a_master_shows_who_does_not_follow_and_slaves_count_nothing_twice
         assert {
             name for name in shown if any(key.startswith(name) for key in pages[0])
         } == shown - {
+            *(name for name in shown if name.startswith("semel_broker_id_")),  # nothing compares
             "semel_broker_consumer_lag_messages",  # nobody consumes
             "semel_broker_consumer_queue_lag_messages_max",
             "semel_broker_locks_held",

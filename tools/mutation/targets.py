@@ -292,7 +292,7 @@ LEFT_OUT: Final = frozenset().union(
     # Classes for callers, half of them generated, and calls that pass things on.
     _in(f"{_CLIENT}/api", "aio", "aio_admin", "aio_reading", "aio_transactions", "connect"),
     _in(f"{_CLIENT}/api", "sync", "sync_admin", "sync_reading", "sync_transactions", "telling"),
-    _in(f"{_CLIENT}/admin", "calls", "delays", "descriptions", "inspection", "nodes"),
+    _in(f"{_CLIENT}/admin", "calls", "delays", "descriptions", "id_windows", "inspection", "nodes"),
     _in(f"{_CLIENT}/admin", "found_message", "restore", "stored_message", "topic_settings"),
     _in(f"{_CLIENT}/admin", "upgrade", "verify"),
     _in(f"{_CLIENT}/transactions", "transaction_info"),

@@ -61,6 +61,7 @@ from semel.broker.server.direct import DirectStreams
 from semel.broker.server.fetch import FetchHandler
 from semel.broker.server.group_offsets import GroupOffsetCalls
 from semel.broker.server.id_calls import IdCalls
+from semel.broker.server.id_window_calls import IdWindowCalls
 from semel.broker.server.lock_calls import LockCalls
 from semel.broker.server.moves_service import MovesService
 from semel.broker.server.node_status import NodeStatusCall
@@ -324,6 +325,7 @@ class BrokerNode:
                 queues=QueueCalls(config, replica, self._routes),
                 delays=DelayCalls(replica),
                 ids=IdCalls(replica),
+                id_windows=IdWindowCalls(replica),
                 status=NodeStatusCall(config, replica, self.checkpoints, self.scrub, self.identity),
             ),
             server,

@@ -22,11 +22,12 @@ from semel.broker.replica.clock import monotonic_ms
 from semel.broker.replica.replica import Replica
 from semel.broker.resources import disk_room
 from semel.broker.server.fetch import FetchHandler
+from semel.broker.server.id_window_calls import describe_window
 from semel.broker.server.moves_service import MovesService
 from semel.broker.server.produce import ProduceHandler
 from semel.broker.snapshots.checkpoints import Checkpoints
 from semel.broker.state import progress
-from semel.protos.ids import NodeId
+from semel.protos.ids import NodeId, TopicId
 from semel.protos.metrics import Metric, Samples
 
 _ROWS: Final = 1_000
@@ -132,6 +133,31 @@ METRICS: Final = (
         "delayed_lateness_seconds",
         "How long after its time the first message of a release came, by log time.",
     ),
+    # Message ids
+    _gauge("id_window_ids", "ids", "Message ids that a topic remembers. Master only.", "topic"),
+    _gauge("id_window_bytes", "bytes", "What they count of its window. Master only.", "topic"),
+    _gauge(
+        "id_window_oldest_seconds",
+        "seconds",
+        "How far the window reaches: the age of its oldest id. Master only.",
+        "topic",
+    ),
+    _counter("id_lookups_total", "messages", "Messages with ids. Master only.", "topic"),
+    _counter(
+        "id_hits_total",
+        "messages",
+        "Messages dropped as known by their id. Master only.",
+        "topic",
+    ),
+    _counter(
+        "id_conflicts_total",
+        "messages",
+        "Messages whose id is known with other content. Master only.",
+        "topic",
+    ),
+    _counter(
+        "id_evictions_total", "ids", "Ids that the window has left behind. Master only.", "topic"
+    ),
     # Fetch
     _counter("fetched_messages_total", "messages", "Messages in replies to fetches."),
     _counter("fetched_bytes_total", "bytes", "Bytes of the stored batches in those replies."),
@@ -220,6 +246,7 @@ class Probe:
             page.add("semel_broker_delayed_messages", self._replica.state.delays.messages)
             page.add("semel_broker_delayed_bytes", self._replica.state.delays.bytes)
             await self._add_topics(page)
+            await self._add_ids(page)
             await self._add_consumers(page)
         return page
 
@@ -335,6 +362,28 @@ class Probe:
             page.add("semel_broker_topic_messages", messages[topic], topic=topic)
             page.add("semel_broker_topic_bytes", stored[topic], topic=topic)
             page.add("semel_broker_largest_queue_bytes", largest[topic], topic=topic)
+            if number % _TOPICS == 0:
+                await asyncio.sleep(0)
+
+    async def _add_ids(self, page: Samples) -> None:
+        """Adds the windows of message ids, as far as queues of their topics are here."""
+        state = self._replica.state
+        if not state.id_windows.topics:
+            return
+        names = {key.topic_id: queue.topic for key, queue in list(state.queues.items())}
+        now_us = self._replica.log_time_us()
+        for number, (topic_id, window) in enumerate(sorted(state.id_windows.topics.items()), 1):
+            if (topic := names.get(TopicId(topic_id))) is None:
+                continue
+            found = describe_window(topic_id, window, now_us)
+            page.add("semel_broker_id_window_ids", found.ids, topic=topic)
+            page.add("semel_broker_id_window_bytes", found.bytes, topic=topic)
+            oldest_s = found.oldest_age_us / 1_000_000
+            page.add("semel_broker_id_window_oldest_seconds", oldest_s, topic=topic)
+            page.add("semel_broker_id_lookups_total", found.lookups, topic=topic)
+            page.add("semel_broker_id_hits_total", found.hits, topic=topic)
+            page.add("semel_broker_id_conflicts_total", found.conflicts, topic=topic)
+            page.add("semel_broker_id_evictions_total", found.evictions, topic=topic)
             if number % _TOPICS == 0:
                 await asyncio.sleep(0)
 

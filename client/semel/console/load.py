@@ -14,8 +14,8 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from semel.client import Producer
     from semel.client.producer.futures import BulkFuture
     from semel.console.lines import Block
+
+
+CONFLICTS_SHOWN: Final = 10
+"""How many conflicts are named."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,9 +42,20 @@ class Tally:
     stored: int = 0
     """Newly stored by this load."""
     duplicates: int = 0
-    """Sent, and recognised by a broker as already stored."""
+    """Sent, and recognised by a broker as already stored, by their sequence or their id."""
     skipped: int = 0
     """Known to be stored before this load, so not sent."""
+    conflicts: int = 0
+    """Sent, and not stored: the topic has another message with their id."""
+    conflict_lines: list[int] = field(default_factory=list)
+    """Lines of the first of them, counted from 1."""
+
+    def on_conflicts(self, rows: Iterable[int], first: int) -> None:
+        """Counts conflicts of a block whose first message is number `first`."""
+        for row in rows:
+            self.conflicts += 1
+            if len(self.conflict_lines) < CONFLICTS_SHOWN:
+                self.conflict_lines.append(first + row + 1)
 
     def as_dict(self) -> dict[str, int]:
         """The numbers by name, for JSON."""
@@ -50,6 +65,7 @@ class Tally:
             "stored": self.stored,
             "duplicates": self.duplicates,
             "skipped": self.skipped,
+            "conflicts": self.conflicts,
         }
 
 
@@ -98,7 +114,8 @@ class Load:
         self._topic = topic
         self._named = named
         self._on_progress = on_progress
-        self._pending: deque[BulkFuture] = deque()
+        self._pending: deque[tuple[int, BulkFuture]] = deque()
+        """Number of the first message of each block on its way, and its future."""
         self._known = producer.last_sequence(topic) if named else -1
         self.tally = Tally()
 
@@ -139,12 +156,13 @@ class Load:
             options["deliver_at"] = due_us
         if self._named:
             options["positions"] = np.arange(block.first, end)
-        self._pending.append(self._producer.send_many(self._topic, block.values, **options))
+        future = self._producer.send_many(self._topic, block.values, **options)
+        self._pending.append((block.first, future))
 
     def _settle(self, *, wait: bool) -> None:
         """Counts completed futures at the head of the queue; with `wait`, waits for all."""
         while self._pending:
-            future = self._pending[0]
+            first, future = self._pending[0]
             if not future.done():
                 self._on_progress()
                 if not wait:
@@ -157,5 +175,6 @@ class Load:
             self.tally.stored += summary.stored
             self.tally.duplicates += summary.duplicates - summary.skipped
             self.tally.skipped += summary.skipped
+            self.tally.on_conflicts(summary.conflict_rows.tolist(), first)
             self.tally.sent += summary.messages - summary.skipped
         self._on_progress()

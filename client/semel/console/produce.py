@@ -29,7 +29,7 @@ from semel.protos.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from semel.console.lines import Block
-    from semel.console.load import Load
+    from semel.console.load import Load, Tally
 
 _SLICES_A_SECOND: Final = 100
 """How often a rate-limited load reads per second, so that it flows evenly."""
@@ -117,7 +117,11 @@ def produce(
     bootstrap: str,
     as_json: bool,
 ) -> None:
-    """Sends the lines of FILE (or stdin) to TOPIC and waits until they are stored."""
+    """Sends the lines of FILE (or stdin) to TOPIC and waits until they are stored.
+
+    On a topic with dedup by id, a message_id that is known makes a duplicate, or a conflict if the
+    content is another one. The others are stored; conflicts make the exit status 1.
+    """
     separator = _separator(key_separator, kind)
     if producer == "":
         raise click.UsageError("--producer: a name must not be empty")
@@ -168,14 +172,32 @@ def produce(
             load.run(counted())
     seconds = time.monotonic() - began
     result = {**load.tally.as_dict(), "seconds": round(seconds, 3)}
-    if as_json:
-        out.emit(result)
-        return
     tally = load.tally
+    if as_json:
+        out.emit({**result, "conflict_lines": tally.conflict_lines})
+        _exit_on_conflicts(tally, as_json=True)
+        return
     text = f"{tally.stored:,} messages stored in {seconds:.1f} s"
     text += f", {tally.skipped:,} were stored before" if tally.skipped else ""
     text += f", {tally.duplicates:,} recognised as duplicates" if tally.duplicates else ""
+    text += f", {tally.conflicts:,} refused as conflicts" if tally.conflicts else ""
     click.echo(text)
+    _exit_on_conflicts(tally, as_json=False)
+
+
+def _exit_on_conflicts(tally: Tally, *, as_json: bool) -> None:
+    """Ends with status 1 if messages were not stored because of conflicts, whose lines it names."""
+    if not tally.conflicts:
+        return
+    if not as_json:
+        lines = ", ".join(map(str, tally.conflict_lines))
+        more = ", …" if tally.conflicts > len(tally.conflict_lines) else ""
+        click.echo(
+            f"error: {tally.conflicts:,} messages are not stored: the topic has their message_id"
+            f" with another content (lines {lines}{more}); give them ids of their own",
+            err=True,
+        )
+    raise click.exceptions.Exit(1)
 
 
 class _Meter:

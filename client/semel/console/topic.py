@@ -15,7 +15,12 @@ from semel.console.units import Duration, Size, duration
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from semel.client.admin.descriptions import QueueDescription, QueueMove, TopicSettings
+    from semel.client.admin.descriptions import (
+        QueueDescription,
+        QueueMove,
+        TopicDedup,
+        TopicSettings,
+    )
     from semel.client.admin.topic_settings import IdDedup
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -184,7 +189,8 @@ def list_topics(bootstrap: str, as_json: bool) -> None:
 def describe(name: str, bootstrap: str, as_json: bool) -> None:
     """Shows a topic's settings and its queues: owner, slots, offsets.
 
-    Messages that are not due yet appear with their number and the time when the first is due.
+    Messages that are not due yet appear with their number and the time when the first is due. A
+    topic with dedup by id shows how far its window reaches, and what it did.
     """
     with open_client(bootstrap) as client:
         found = client.admin.describe_topic(name)
@@ -197,7 +203,10 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
         + (f" · {compared}" if (compared := _compared(found.settings)) else ""),
     )
     described = found.as_dict() | {"moves": [each.as_dict() for each in moves]}
-    render.Output(as_json=as_json).show(described, drawn)
+    out = render.Output(as_json=as_json)
+    out.show(described, drawn)
+    if found.dedup is not None and not as_json:
+        click.echo(_reach(found.dedup))
 
 
 @topic.command(
@@ -311,6 +320,17 @@ def delete(name: str, if_exists: bool, yes: bool, bootstrap: str, as_json: bool)
         deleted = client.admin.delete_topic(name, if_exists=if_exists)
     text = f"topic {name} deleted" if deleted else f"there is no topic {name}"
     render.Output(as_json=as_json).show({"topic": name, "deleted": bool(deleted)}, text)
+
+
+def _reach(dedup: TopicDedup) -> str:
+    """How far dedup by id reaches, and what it did, for people."""
+    age = duration(int(dedup.oldest_age_s) * 1_000) if dedup.ids else "0s"
+    return (
+        f"dedup by id: {dedup.ids:,} ids, {render.size(dedup.bytes)} of"
+        f" {render.size(dedup.window_bytes)}, the oldest {age} old · {dedup.lookups:,} messages"
+        f" with ids, {dedup.hits:,} duplicates, {dedup.conflicts:,} conflicts,"
+        f" {dedup.evictions:,} forgotten"
+    )
 
 
 def _compared(settings: TopicSettings) -> str:

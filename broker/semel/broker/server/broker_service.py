@@ -8,6 +8,7 @@ from __future__ import annotations
 from semel.broker.server.delay_calls import DelayCalls
 from semel.broker.server.group_offsets import GroupOffsetCalls
 from semel.broker.server.id_calls import IdCalls
+from semel.broker.server.id_window_calls import IdWindowCalls
 from semel.broker.server.lock_calls import LockCalls
 from semel.broker.server.node_status import NodeStatusCall
 from semel.broker.server.producer_calls import ProducerCalls
@@ -26,6 +27,7 @@ class BrokerService:
         queues: QueueCalls,
         delays: DelayCalls,
         ids: IdCalls,
+        id_windows: IdWindowCalls,
         status: NodeStatusCall,
     ) -> None:
         self.FenceProducer = producers.FenceProducer
@@ -45,4 +47,5 @@ class BrokerService:
         self.CountDelayed = delays.CountDelayed
         self.FindMessage = ids.FindMessage
         self.CancelMessage = ids.CancelMessage
+        self.DescribeIds = id_windows.DescribeIds
         self.GetNodeStatus = status.GetNodeStatus

@@ -34,6 +34,7 @@ from semel.client.admin.descriptions import (
     TopicSummary,
     UnfinishedTopic,
 )
+from semel.client.admin.id_windows import describe_dedup
 from semel.client.admin.inspection import (
     Inspection,
     group_states,
@@ -167,14 +168,14 @@ class AdminCore:
                 name=topic, queue_id=queue, group_id=group_id, cancel=cancel
             ),
         )
-        return _queue_move(status, topic)
+        return QueueMove.of(status, topic)
 
     async def list_moves(self, topic: str) -> list[QueueMove]:
         """Returns the moves under way, and those that were given up."""
         reply = await self._cluster.controller(
             "ListMoves", controller_pb2.ListMovesRequest(name=topic)
         )
-        return [_queue_move(status, status.topic) for status in reply.moves]
+        return [QueueMove.of(status, status.topic) for status in reply.moves]
 
     async def delete_topic(self, name: str, if_exists: bool) -> bool:
         """Returns False if there was no such topic."""
@@ -215,13 +216,17 @@ class AdminCore:
         return {queue: offsets.time_offset for queue, offsets in found.items()}
 
     async def _describe_topic(self, topic: Any) -> TopicDescription:
-        route = topic_route(topic)
-        offsets = await list_offsets(self._cluster, list(route.every))
+        route, settings = topic_route(topic), TopicSettings.of(topic.settings)
+        offsets, dedup = await asyncio.gather(
+            list_offsets(self._cluster, list(route.every)),
+            describe_dedup(self._cluster, route, settings.dedup),
+        )
         return TopicDescription(
             name=topic.name,
             topic_id=topic.topic_id,
-            settings=TopicSettings.of(topic.settings),
+            settings=settings,
             created_us=topic.created_us,
+            dedup=dedup,
             queues=[
                 QueueDescription(
                     queue=queue.key.queue_id,
@@ -580,17 +585,3 @@ def _producer(info: controller_pb2.ProducerInfo) -> ProducerSummary:
 def _check_queues(queues: object) -> None:
     if not isinstance(queues, int) or isinstance(queues, bool) or not 1 <= queues <= SLOT_COUNT:
         raise InvalidRequest(f"queues must be from 1 to {SLOT_COUNT}, not {queues!r}")
-
-
-def _queue_move(status: controller_pb2.MoveStatus, topic: str) -> QueueMove:
-    return QueueMove(
-        topic=topic,
-        queue=status.queue_id,
-        source=status.source,
-        target=status.target,
-        stage=status.stage,
-        copied_bytes=status.copied_bytes,
-        total_bytes=status.total_bytes,
-        reason=status.reason,
-        begun_us=status.begun_us,
-    )

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from semel.client.admin.topic_settings import IdDedup
 from semel.protos.batch import BATCH_BYTES_DEFAULT, MESSAGE_BYTES_MAX
-from semel.protos.v1 import common_pb2
+from semel.protos.v1 import common_pb2, controller_pb2
 
 DEFAULT_RETENTION_MS = 7 * 24 * 3600 * 1000
 
@@ -106,6 +106,31 @@ class QueueDescription(Described):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TopicDedup(Described):
+    """How far a topic's dedup by id reaches, and what it did since it began."""
+
+    ids: int
+    """Ids that the topic remembers."""
+    bytes: int
+    """What they count of `window_bytes`, 40 bytes an id."""
+    oldest_age_s: float
+    """How long ago the oldest of them arrived, at most: an older id is a new message."""
+    hits: int
+    """Messages that were not stored again."""
+    conflicts: int
+    """Messages that were refused: their id is known with other content."""
+    lookups: int
+    """Messages with an id."""
+    evictions: int
+    """Ids that were forgotten because of the window's size, or of their age."""
+    window_bytes: int
+    keep_ms: int
+    """-1: only the bytes limit the window."""
+    on_conflict: str
+    """refuse or keep-first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicDescription(Described):
     """One topic with its queues."""
 
@@ -114,6 +139,8 @@ class TopicDescription(Described):
     settings: TopicSettings
     created_us: int
     queues: list[QueueDescription]
+    dedup: TopicDedup | None = None
+    """None: the topic compares no ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,6 +284,20 @@ class QueueMove(HasReason):
     """The reason why the last attempt failed or the move was given up; empty without one."""
     begun_us: int
     """Microseconds since the epoch."""
+
+    @classmethod
+    def of(cls, status: controller_pb2.MoveStatus, topic: str) -> QueueMove:
+        return cls(
+            topic=topic,
+            queue=status.queue_id,
+            source=status.source,
+            target=status.target,
+            stage=status.stage,
+            copied_bytes=status.copied_bytes,
+            total_bytes=status.total_bytes,
+            reason=status.reason,
+            begun_us=status.begun_us,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -442,6 +442,38 @@ class ListOffsetsReply(_message.Message):
     queues: _containers.RepeatedCompositeFieldContainer[QueueOffsets]
     def __init__(self, queues: _Optional[_Iterable[_Union[QueueOffsets, _Mapping]]] = ...) -> None: ...
 
+class DescribeIdsRequest(_message.Message):
+    __slots__ = ("topic_ids",)
+    TOPIC_IDS_FIELD_NUMBER: _ClassVar[int]
+    topic_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, topic_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class IdWindowStatus(_message.Message):
+    __slots__ = ("topic_id", "ids", "bytes", "oldest_age_us", "hits", "conflicts", "lookups", "evictions")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_AGE_US_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    CONFLICTS_FIELD_NUMBER: _ClassVar[int]
+    LOOKUPS_FIELD_NUMBER: _ClassVar[int]
+    EVICTIONS_FIELD_NUMBER: _ClassVar[int]
+    topic_id: int
+    ids: int
+    bytes: int
+    oldest_age_us: int
+    hits: int
+    conflicts: int
+    lookups: int
+    evictions: int
+    def __init__(self, topic_id: _Optional[int] = ..., ids: _Optional[int] = ..., bytes: _Optional[int] = ..., oldest_age_us: _Optional[int] = ..., hits: _Optional[int] = ..., conflicts: _Optional[int] = ..., lookups: _Optional[int] = ..., evictions: _Optional[int] = ...) -> None: ...
+
+class DescribeIdsReply(_message.Message):
+    __slots__ = ("windows",)
+    WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    windows: _containers.RepeatedCompositeFieldContainer[IdWindowStatus]
+    def __init__(self, windows: _Optional[_Iterable[_Union[IdWindowStatus, _Mapping]]] = ...) -> None: ...
+
 class DelayedPlace(_message.Message):
     __slots__ = ("due_us", "ordinal")
     DUE_US_FIELD_NUMBER: _ClassVar[int]

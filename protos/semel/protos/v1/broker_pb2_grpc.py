@@ -261,6 +261,11 @@ class BrokerStub:
                 request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.CancelMessageRequest.SerializeToString,
                 response_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.CancelMessageReply.FromString,
                 _registered_method=True)
+        self.DescribeIds = channel.unary_unary(
+                '/semel.protos.v1.Broker/DescribeIds',
+                request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.DescribeIdsRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.DescribeIdsReply.FromString,
+                _registered_method=True)
         self.DescribeGroupOffsets = channel.unary_unary(
                 '/semel.protos.v1.Broker/DescribeGroupOffsets',
                 request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.DescribeGroupOffsetsRequest.SerializeToString,
@@ -381,6 +386,13 @@ class BrokerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeIds(self, request, context):
+        """Windows of message ids: how much they hold, and what became of messages; master only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DescribeGroupOffsets(self, request, context):
         """Committed offsets and locks of consumer groups on this broker group.
         """
@@ -485,6 +497,11 @@ def add_BrokerServicer_to_server(servicer, server):
                     servicer.CancelMessage,
                     request_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.CancelMessageRequest.FromString,
                     response_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.CancelMessageReply.SerializeToString,
+            ),
+            'DescribeIds': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeIds,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.DescribeIdsRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.DescribeIdsReply.SerializeToString,
             ),
             'DescribeGroupOffsets': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeGroupOffsets,
@@ -842,6 +859,33 @@ class Broker:
             '/semel.protos.v1.Broker/CancelMessage',
             semel_dot_protos_dot_v1_dot_broker__pb2.CancelMessageRequest.SerializeToString,
             semel_dot_protos_dot_v1_dot_broker__pb2.CancelMessageReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeIds(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Broker/DescribeIds',
+            semel_dot_protos_dot_v1_dot_broker__pb2.DescribeIdsRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_broker__pb2.DescribeIdsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -15,6 +15,7 @@ from semel.broker.server.delay_calls import DelayCalls
 from semel.broker.server.fetch import FetchHandler
 from semel.broker.server.group_offsets import GroupOffsetCalls
 from semel.broker.server.id_calls import IdCalls
+from semel.broker.server.id_window_calls import IdWindowCalls
 from semel.broker.server.lock_calls import LockCalls
 from semel.broker.server.node_status import NodeStatusCall
 from semel.broker.server.producer_calls import ProducerCalls
@@ -40,6 +41,7 @@ CALLS: dict[str, Any] = {
     "DescribeGroupOffsets": broker_pb2.DescribeGroupOffsetsRequest(group="g"),
     "DescribeProducers": broker_pb2.DescribeProducersRequest(confirmed=True),
     "FindMessage": broker_pb2.FindMessageRequest(topic_id=7, message_id=b"a"),
+    "DescribeIds": broker_pb2.DescribeIdsRequest(),
     "GetNodeStatus": broker_pb2.NodeStatusRequest(confirmed=True),
     "GetProduceOutcome": broker_pb2.ProduceOutcomeRequest(queue=QUEUE, producer_id=5),
     "ListDelayed": broker_pb2.ListDelayedRequest(queue=QUEUE, messages_max=1),
@@ -84,6 +86,7 @@ def service_of(replica: Replaced, routes: Any = None) -> BrokerService:
         queues=QueueCalls(config, stand_in, routes),
         delays=DelayCalls(stand_in),
         ids=IdCalls(stand_in),
+        id_windows=IdWindowCalls(stand_in),
         status=NodeStatusCall(config, stand_in, nothing, nothing, nothing),
     )
 
