@@ -99,6 +99,16 @@ async def test_asyncio_and_delayed_messages(topic: str, shared_cluster: Cluster)
         assert (summary.stored, summary.duplicates, summary.conflicts) == (1, 1, 1)
 
 
+def test_verify_counts_ids_too(client: Client, topic: str) -> None:
+    with client.producer() as producer:
+        for _ in range(2):
+            ids = [f"id {number}" for number in range(50)]
+            producer.send_many(topic, [b"v"] * 50, message_ids=ids).result(10)
+    found = client.admin.verify(topic)
+    assert (found.ok, found.messages, found.id_duplicates) == (True, 50, 0)
+    assert found.as_dict()["id_duplicates"] == 0
+
+
 def test_the_first_may_be_kept_of_a_conflict(client: Client, topic: str) -> None:
     client.admin.alter_topic(topic, dedup=IdDedup(window_bytes=MIB, on_conflict="keep-first"))
     with client.producer() as producer:

@@ -38,8 +38,8 @@ VIOLATED: Final = 3
     "--exactly-once",
     is_flag=True,
     required=True,
-    help="Read every node's whole log, and check that it has every message once, in its place, and"
-    " that all nodes have the same.",
+    help="Read every node's whole log, and check that it has every message once, in its place and,"
+    " with dedup by id, each id once within its window; and that all nodes have the same.",
 )
 @click.option(
     "--timeout",
@@ -128,6 +128,7 @@ def _draw(out: render.Output, result: VerifyResult) -> None:
         f" {result.nodes_compared} nodes compared"
     )
     text += f", {result.delayed:,} not due yet" if result.delayed else ""
+    text += f", {result.id_duplicates:,} stored twice by id" if result.id_duplicates else ""
     out.draw(Text(text, style), table)
     for problem in result.problems:
         out.draw(Text(f"  {problem}", "red"))

@@ -9,12 +9,16 @@ Two tables are compared. The table as of the entry asked for is the same on ever
 came since; the caller compares it between nodes. The table as of the newest applied entry must
 equal the live table of this node.
 
+If a topic compares message ids, the whole log that is left is read for them, from its first entry
+on, also before the checkpoint at which the tables begin.
+
 Not here: the checks (`state/verify/verifiers.py`), comparing nodes (the client's admin).
 """
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +27,7 @@ from typing import Final
 
 from semel.broker.log import IndexUnavailable, Log
 from semel.broker.replica.replica import Replica
+from semel.broker.server.stored_ids import StoredIds
 from semel.broker.state import (
     BatchVerifier,
     DelayedExtent,
@@ -59,8 +64,10 @@ class _Wanted:
     cancelled: dict[int, int]
     """How many of their messages are cancelled, by the ordinals of the batches."""
     inherited: dict[int, tuple[int, int]]
-    gaps: bool
     """For a child: epoch and last sequence of each row that its parent ended with."""
+    gaps: bool
+    window_begin: int | None
+    """Where the topic's window of message ids begins; None if it compares none."""
     live_table_digest: bytes
 
 
@@ -109,7 +116,7 @@ class _CallerGone(Exception):
 
 
 def _capture(state: State, key: QueueKey) -> _Wanted:
-    queue = state.queues[key]
+    queue, window = state.queues[key], state.id_windows.topics.get(key.topic_id)
     delayed = state.delays.queues.get(key)
     return _Wanted(
         key=key,
@@ -124,6 +131,7 @@ def _capture(state: State, key: QueueKey) -> _Wanted:
         },
         inherited=_inherited(state, queue),
         gaps=state.id_windows.may_have_dropped(key.topic_id),
+        window_begin=None if window is None else window.first_arrival,
         live_table_digest=state.producers.queue_digest(key),
     )
 
@@ -171,9 +179,12 @@ def _verify(
     broken: list[str] = []
     late: Counter[QueueKey] = Counter()
     """How many delayed messages were cancelled after entry `index`: they count as delayed."""
+    ids = _stored_ids(log, wanted, table.index)
     try:
         for frame in _frames(log, table.index + 1, index + 1):
             table.feed(frame)
+            if ids is not None:
+                ids.feed(frame)
         digests = {one.key: table.queue_digest(one.key) for one in wanted}
         wanted = [_cut(log, one, table.log_end_offset(one.key), index) for one in wanted]
         windows = {one.key: table.windows(one.key) for one in wanted}
@@ -184,6 +195,8 @@ def _verify(
             late[key] += count if entry <= index else 0
     except StorageError as error:
         broken.append(f"the sequence table cannot be recomputed: {error}")
+    twice = {} if ids is None else ids.finish()
+    id_problems = [] if ids is None else ids.problems
     done = reported = 0
 
     def progress(length: int) -> None:
@@ -195,7 +208,7 @@ def _verify(
 
     for one in wanted:
         found = _read_queue(log, one, windows.get(one.key, {}), progress)
-        problems = [*found.problems, *table.problems, *broken]
+        problems = [*found.problems, *table.problems, *id_problems, *broken]
         queue = broker_pb2.VerifiedQueue(
             queue=queue_ref(one.key),
             log_start_offset=found.log_start_offset,
@@ -208,12 +221,30 @@ def _verify(
             table_matches=(not broken and table.queue_digest(one.key) == one.live_table_digest),
             problems=problems,
             delayed=found.delayed + late[one.key],
+            id_duplicates=twice.get(one.key, 0),
         )
         report(
             broker_pb2.VerifyQueuesReply(
                 bytes_read=done, bytes_total=total, index=index, queues=[queue]
             )
         )
+
+
+def _stored_ids(log: Log, wanted: Sequence[_Wanted], index: int) -> StoredIds | None:
+    """The ids of the entries that the log still has up to `index`; None if no topic compares
+    ids."""
+    begins = {
+        int(one.key.topic_id): one.window_begin for one in wanted if one.window_begin is not None
+    }
+    if not begins:
+        return None
+    found = StoredIds(begins, secrets.token_bytes(16))
+    try:
+        for frame in _frames(log, log.first_index, index + 1):
+            found.feed(frame)
+    except StorageError:  # cleaned meanwhile, or damaged: it begins at the checkpoint
+        found = StoredIds(begins, secrets.token_bytes(16))
+    return found
 
 
 def _cut(log: Log, one: _Wanted, end: int, index: int) -> _Wanted:

@@ -385,6 +385,9 @@ class VerifiedQueue(Described):
     """SHA-256 over offsets and stored bytes, the same on every node."""
     delayed: int = 0
     """Stored and not due yet; not among `messages`."""
+    id_duplicates: int = 0
+    """Messages that were stored although their id was in the window of a topic with dedup by id, as
+    far as the log still tells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -406,6 +409,8 @@ class VerifyResult(Described):
     """What contradicts it, beside `duplicates` and `missing`."""
     delayed: int = 0
     """Messages that are stored and not due yet; not among `messages`."""
+    id_duplicates: int = 0
+    """Messages that were stored although their id was in the window of the topic."""
     unread: list[str] = field(default_factory=list)
     """Nodes that did not answer, or not in time, and queues that no node has read: why it is not
     proven, though nothing contradicts it."""
@@ -413,4 +418,4 @@ class VerifyResult(Described):
     @property
     def violated(self) -> bool:
         """A log that was read contradicts it, whichever others were not read."""
-        return bool(self.problems or self.duplicates or self.missing)
+        return bool(self.problems or self.duplicates or self.missing or self.id_duplicates)

@@ -96,8 +96,9 @@ class Verification:
         messages = sum(queue.messages for queue in queues)
         duplicates = sum(queue.duplicates for queue in queues)
         missing = sum(queue.missing for queue in queues)
+        id_duplicates = sum(queue.id_duplicates for queue in queues)
         return VerifyResult(
-            ok=not (self._problems or self._unread or duplicates or missing),
+            ok=not (self._problems or self._unread or duplicates or missing or id_duplicates),
             topic=name,
             messages=messages,
             duplicates=duplicates,
@@ -106,6 +107,7 @@ class Verification:
             nodes_compared=len(found),
             problems=self._problems,
             delayed=sum(queue.delayed for queue in queues),
+            id_duplicates=id_duplicates,
             unread=self._unread,
         )
 
@@ -221,6 +223,7 @@ class Verification:
             missing=max((view.missing for view in views), default=0),
             digest=first.digest.hex(),
             delayed=first.delayed,
+            id_duplicates=max((view.id_duplicates for view in views), default=0),
         )
 
 

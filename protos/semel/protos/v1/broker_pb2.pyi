@@ -909,7 +909,7 @@ class VerifyQueuesRequest(_message.Message):
     def __init__(self, queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., index: _Optional[int] = ...) -> None: ...
 
 class VerifiedQueue(_message.Message):
-    __slots__ = ("queue", "log_start_offset", "log_end_offset", "messages", "duplicates", "missing", "digest", "table_digest", "table_matches", "problems", "delayed")
+    __slots__ = ("queue", "log_start_offset", "log_end_offset", "messages", "duplicates", "missing", "digest", "table_digest", "table_matches", "problems", "delayed", "id_duplicates")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
     LOG_END_OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -921,6 +921,7 @@ class VerifiedQueue(_message.Message):
     TABLE_MATCHES_FIELD_NUMBER: _ClassVar[int]
     PROBLEMS_FIELD_NUMBER: _ClassVar[int]
     DELAYED_FIELD_NUMBER: _ClassVar[int]
+    ID_DUPLICATES_FIELD_NUMBER: _ClassVar[int]
     queue: _common_pb2.QueueRef
     log_start_offset: int
     log_end_offset: int
@@ -932,7 +933,8 @@ class VerifiedQueue(_message.Message):
     table_matches: bool
     problems: _containers.RepeatedScalarFieldContainer[str]
     delayed: int
-    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., log_start_offset: _Optional[int] = ..., log_end_offset: _Optional[int] = ..., messages: _Optional[int] = ..., duplicates: _Optional[int] = ..., missing: _Optional[int] = ..., digest: _Optional[bytes] = ..., table_digest: _Optional[bytes] = ..., table_matches: _Optional[bool] = ..., problems: _Optional[_Iterable[str]] = ..., delayed: _Optional[int] = ...) -> None: ...
+    id_duplicates: int
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., log_start_offset: _Optional[int] = ..., log_end_offset: _Optional[int] = ..., messages: _Optional[int] = ..., duplicates: _Optional[int] = ..., missing: _Optional[int] = ..., digest: _Optional[bytes] = ..., table_digest: _Optional[bytes] = ..., table_matches: _Optional[bool] = ..., problems: _Optional[_Iterable[str]] = ..., delayed: _Optional[int] = ..., id_duplicates: _Optional[int] = ...) -> None: ...
 
 class VerifyQueuesReply(_message.Message):
     __slots__ = ("bytes_read", "bytes_total", "queues", "index")

@@ -134,7 +134,7 @@ async def test_planted_differences_are_seen(problem: str, plant: Callable[[Repor
     assert problem in " ".join(result.problems)
 
 
-@pytest.mark.parametrize("field", ["duplicates", "missing"])
+@pytest.mark.parametrize("field", ["duplicates", "missing", "id_duplicates"])
 async def test_one_node_that_counts_wrong_is_enough(field: str) -> None:
     reports = good()
     reports[2][0] = report(0, **{field: 1})

@@ -1,0 +1,155 @@
+"""Finds messages that were stored twice under one message id, from the entries of the log alone.
+
+How it works. Entries are fed in their order, from any one on. Each stored batch of a topic that
+compares ids comes behind a CHECK_IDS record, which numbers the ids of its messages: their
+*arrivals*. EVICT_IDS records say where the window begins. So it is exact which message was stored
+although its id was in the window:
+
+    a message with the arrival n is an *id duplicate* if an earlier entry, or an earlier row of its
+    own batch, stores a message with the same id whose arrival is not below the window's beginning
+    at that moment
+
+Ids are compared by 128 bits of their own fingerprint, whose seed is chosen anew for each run, so
+neither the index nor its seed is trusted. Before the first EVICT_IDS record of the log that is left
+the beginning of the window is not known, but is not above that record's: that is what counts.
+Windows are compared for each broker group by itself.
+
+Invariants
+1. What is reported is a duplicate. What is not may be one whose first message lies before the log
+   that is left.
+
+Not here: reading the log (`verification.py`), the decisions of masters (`semel.broker.dedup`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from semel.broker.dedup.fingerprints import U64, Fingerprints
+from semel.protos.batch import BROKER_HEADER_BYTES, check_batch, decode_header
+from semel.protos.columns import decode_columns
+from semel.protos.errors import CorruptBatch, InvalidRequest
+from semel.protos.frames import RecordKind, decode_frame_header, iter_records
+from semel.protos.ids import QueueId, QueueKey, TopicId
+from semel.protos.queue_refs import queue_key_of
+from semel.protos.v1 import control_pb2
+
+_UNKNOWN: Final = -1
+"""In place of the beginning of a window that no record has told yet."""
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class _Window:
+    """The ids that arrived while a topic compared ids without a break."""
+
+    begin: int = _UNKNOWN
+    keys: list[U64] = field(default_factory=list)
+    """One block for each batch; its ids' arrivals, the window's beginning and the queue follow."""
+    arrivals: list[Rows] = field(default_factory=list)
+    begins: list[int] = field(default_factory=list)
+    queues: list[int] = field(default_factory=list)
+
+    def evict(self, first_arrival: int) -> None:
+        if self.begin == _UNKNOWN:
+            self.begins = [first_arrival] * len(self.begins)
+        self.begin = first_arrival
+
+    def duplicates(self) -> dict[int, int]:
+        """Number of id duplicates by queue. The beginning of the window is known."""
+        if not self.keys:
+            return {}
+        sizes = [len(block) for block in self.arrivals]
+        keys, arrivals = np.concatenate(self.keys), np.concatenate(self.arrivals)
+        begins, queues = np.repeat(self.begins, sizes), np.repeat(self.queues, sizes)
+        order = np.lexsort((arrivals, keys[:, 1], keys[:, 0]))
+        keys, arrivals, begins = keys[order], arrivals[order], begins[order]
+        # The newest earlier message with the id is the one before it in this order.
+        again = (keys[1:] == keys[:-1]).all(axis=1) & (arrivals[:-1] >= begins[1:])
+        found, counts = np.unique(queues[order][1:][again], return_counts=True)
+        return dict(zip(found.tolist(), counts.tolist(), strict=True))
+
+
+class StoredIds:
+    """Reads entries, one after the other."""
+
+    def __init__(self, begins: dict[int, int], seed: bytes) -> None:
+        """`begins` has the beginning of each window to look at, as it is after the last entry, by
+        topic. `seed` has 16 random bytes."""
+        self.problems: list[str] = []
+        self._begins = begins
+        self._fingerprints = Fingerprints(seed)
+        self._windows: dict[int, _Window] = {}
+        self._checked: control_pb2.CheckIds | None = None
+        self._found: dict[QueueKey, int] = {}
+
+    def feed(self, frame: bytes) -> None:
+        """Reads the next entry."""
+        index = decode_frame_header(frame).index
+        for _, kind, payload in iter_records(frame):
+            if kind is RecordKind.CONTROL:
+                self._control(control_pb2.ControlRecord.FromString(bytes(payload)))
+            elif kind is RecordKind.BATCH and self._checked is not None:
+                record, self._checked = self._checked, None
+                try:
+                    self._batch(record, bytes(payload), index)
+                except (CorruptBatch, InvalidRequest) as error:
+                    self.problems.append(f"entry {index}: ids cannot be compared: {error}")
+
+    def _control(self, record: control_pb2.ControlRecord) -> None:
+        if record.HasField("check_ids"):
+            if record.check_ids.queue.topic_id in self._begins:
+                self._checked = record.check_ids
+        elif record.HasField("evict_ids"):
+            window = self._windows.setdefault(record.evict_ids.topic_id, _Window())
+            window.evict(record.evict_ids.first_arrival)
+        elif record.HasField("alter_topic") and not record.alter_topic.settings.HasField("dedup"):
+            self._end(record.alter_topic.topic_id)
+
+    def _batch(self, record: control_pb2.CheckIds, payload: bytes, index: int) -> None:
+        batch = payload[BROKER_HEADER_BYTES:]
+        header = decode_header(payload, BROKER_HEADER_BYTES)
+        if header.queue_key != queue_key_of(record.queue) or not header.count:
+            return  # the table's verifier says what does not fit
+        check_batch(batch)
+        ids = decode_columns(batch, header).message_ids
+        if ids is None:
+            return
+        ids = ids.drop_null()
+        if len(ids) != record.ids:
+            self.problems.append(
+                f"entry {index}: {len(ids)} messages with ids are stored, the decision says"
+                f" {record.ids}"
+            )
+        window = self._windows.setdefault(record.queue.topic_id, _Window())
+        window.keys.append(self._fingerprints.keys(ids))
+        window.arrivals.append(record.first_arrival + np.arange(len(ids), dtype=np.int64))
+        window.begins.append(window.begin)
+        window.queues.append(header.queue_key.queue_id)
+
+    def _end(self, topic_id: int) -> None:
+        """The topic ceases to compare ids; if it begins again, it does so with none."""
+        window = self._windows.pop(topic_id, None)
+        if window is None:
+            return
+        if window.begin == _UNKNOWN:
+            return  # no record of the log told where it began
+        self._count(topic_id, window)
+
+    def _count(self, topic_id: int, window: _Window) -> None:
+        for queue, count in window.duplicates().items():
+            key = QueueKey(TopicId(topic_id), QueueId(queue))
+            self._found[key] = self._found.get(key, 0) + count
+
+    def finish(self) -> dict[QueueKey, int]:
+        """Returns the number of id duplicates by the queue that stored them."""
+        for topic_id, window in self._windows.items():
+            if window.begin == _UNKNOWN:
+                window.evict(self._begins.get(topic_id, 0))
+            self._count(topic_id, window)
+        self._windows.clear()
+        return self._found

@@ -1,0 +1,133 @@
+"""Messages that are stored twice under one id are found in the log, and nothing else is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semel.broker.server.stored_ids import StoredIds
+from semel.broker.state import batch_record_parts
+from semel.protos.frames import RecordKind, build_frame
+from semel.protos.ids import Offset, Term
+from semel.protos.queue_refs import queue_ref
+from semel.protos.v1 import control_pb2
+from tests.kit.id_group import OTHER, IdGroup
+from tests.kit.state_log import KEY, control
+
+VERIFIER_SEED = bytes(range(16))
+
+
+def read(frames: Iterable[bytes], begin: int = 0) -> tuple[dict[Any, int], list[str]]:
+    found = StoredIds({KEY.topic_id: begin}, VERIFIER_SEED)
+    for frame in frames:
+        found.feed(frame)
+    return found.finish(), found.problems
+
+
+def entry(group: IdGroup, **record: Any) -> bytes:
+    """The next entry, with one control record."""
+    return build_frame(len(group.frames) + 1, 1, group.now_us, [control(**record)])[0]
+
+
+def planted(
+    group: IdGroup,
+    given: list[bytes | None],
+    arrival: int,
+    *,
+    ids: int | None = None,
+    **options: Any,
+) -> bytes:
+    """The next entry, with messages that a master should have dropped."""
+    data = group.batch([(each, b"v") for each in given], **options)
+    key = options.get("key", KEY)
+    record = control_pb2.CheckIds(
+        queue=queue_ref(key),
+        producer_id=1,
+        count=len(given),
+        first_arrival=arrival,
+        ids=sum(each is not None for each in given) if ids is None else ids,
+    )
+    parts = batch_record_parts(data, base_offset=Offset(0), append_time_us=1, term=Term(1))
+    records: list[Any] = [control(check_ids=record), (RecordKind.BATCH, parts)]
+    return build_frame(len(group.frames) + 1, 1, group.now_us, records)[0]
+
+
+def test_a_log_in_which_ids_were_dropped_has_no_duplicates() -> None:
+    group = IdGroup()
+    group.produce_ids([(b"a", b"1"), (None, b"2"), (b"b", b"2")])
+    group.produce_ids([(b"b", b"2"), (b"c", b"3"), (b"a", b"x"), (b"c", b"3")], producer=2)
+    group.produce_ids([(b"a", b"1"), (b"d", b"4")], key=OTHER)
+    for start in range(len(group.frames)):
+        assert read(group.frames[start:]) == ({}, [])
+
+
+def test_planted_duplicates_are_found_in_their_queue() -> None:
+    group = IdGroup()
+    group.produce_ids([(b"a", b"1"), (b"b", b"2")])
+    again = planted(group, [b"c", None, b"a", b"c"], 2)
+    assert read([*group.frames, again]) == ({KEY: 2}, [])
+    elsewhere = planted(group, [b"b"], 2, key=OTHER)
+    assert read([*group.frames, elsewhere]) == ({OTHER: 1}, [])
+    assert read([elsewhere]) == ({}, []), "its first message lies before the log that is left"
+
+
+def test_an_id_behind_the_window_is_a_new_message() -> None:
+    group = IdGroup()
+    group.produce_ids([(b"a", b"1"), (b"b", b"2"), (b"c", b"3")])
+    record = control_pb2.EvictIds(topic_id=KEY.topic_id, first_arrival=2)
+    evicted = entry(group, evict_ids=record)
+    assert read([*group.frames, evicted, planted(group, [b"a", b"b"], 3)]) == ({}, [])
+    assert read([*group.frames, evicted, planted(group, [b"c"], 3)]) == ({KEY: 1}, [])
+
+
+def test_where_the_window_began_is_not_guessed() -> None:
+    """The log that is left does not tell: only what is in today's window counts."""
+    group = IdGroup()
+    group.produce_ids([(b"a", b"1"), (b"b", b"2")])
+    frames = [*group.frames, planted(group, [b"a", b"b"], 2)]
+    assert read(frames, begin=1) == ({KEY: 1}, [])
+    assert read(frames, begin=2) == ({}, [])
+
+
+def test_comparing_that_begins_anew_knows_nothing() -> None:
+    group = IdGroup()
+    group.produce_ids([(b"a", b"1")])
+    record = control_pb2.AlterTopic(topic_id=KEY.topic_id, settings={})
+    ended = entry(group, alter_topic=record)
+    assert read([*group.frames, ended, planted(group, [b"a"], 0)]) == ({}, [])
+
+
+def test_a_decision_about_another_number_of_ids_is_a_problem() -> None:
+    group = IdGroup()
+    group.produce_ids([(b"a", b"1")])
+    found, problems = read([*group.frames, planted(group, [b"b", None], 1, ids=2)])
+    assert found == {}
+    assert "1 messages with ids are stored, the decision says 2" in problems[0]
+
+
+@given(st.lists(st.lists(st.sampled_from([None, b"a", b"b", b"c"]), max_size=4), max_size=6))
+def test_as_many_are_found_as_a_plain_count_says(batches: list[list[bytes | None]]) -> None:
+    group = IdGroup()
+    frames, arrival, twice = list(group.frames), 0, 0
+    seen: set[bytes | None] = set()
+    for ids in batches:
+        if not ids:
+            continue
+        frames.append(planted(group, ids, arrival))
+        for each in ids:
+            twice += each in seen
+            seen |= {each} - {None}
+        arrival += sum(each is not None for each in ids)
+    assert read(frames) == ({KEY: twice} if twice else {}, [])
+
+
+def test_a_topic_that_is_not_asked_for_is_not_read() -> None:
+    group = IdGroup()
+    group.produce_ids([(b"a", b"1")])
+    found = StoredIds({99: 0}, VERIFIER_SEED)
+    for frame in [*group.frames, planted(group, [b"a"], 1)]:
+        found.feed(frame)
+    assert found.finish() == {}
