@@ -12,7 +12,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BinaryType, StringType, StructType, TimestampType
 
-from semel.client import Client
+from semel.client import Client, IdDedup
 from semel.spark_connector import spark_session
 from tests.kit.cluster import Cluster
 from tests.kit.spark_engine import patiently
@@ -191,5 +191,9 @@ def test_wrong_columns_are_refused_and_nothing_is_written(
         rows = spark.sql(f"select string(id) as value, {column} from range(0, 200, 1, 1)")
         with pytest.raises(PySparkException, match=message):
             save(rows, shared_cluster, "refused")
+    client.admin.create_topic("compared", queues=1, dedup=IdDedup(window_bytes=1 << 20))
+    rows = spark.sql("select 'a' as value, repeat('x', 129) as message_id")
+    with pytest.raises(PySparkException, match="has 129 bytes"):
+        save(rows, shared_cluster, "compared")
     (queue,) = client.admin.describe_topic("refused").queues
     assert (queue.messages, queue.delayed_messages) == (0, 0)
