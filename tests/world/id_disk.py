@@ -124,6 +124,11 @@ class SimIdStore:
         self._before_change("sync")
         self._disk.sync()
 
+    def drop(self, begin: bytes, end: bytes) -> None:
+        """Drops a half-open range of keys."""
+        self.write(Writes(dropped=[(begin, end)]))
+        self.sync()
+
     def _before_change(self, kind: str) -> None:
         """Raises OSError while the disk is full."""
         if self._failed:

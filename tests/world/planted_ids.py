@@ -17,8 +17,9 @@ from semel.broker.dedup.id_runs import IdRun
 from semel.broker.dedup.id_store import CorruptIndex
 from semel.broker.dedup.looked_up import LookedUp
 from semel.broker.dedup.sorted_ids import Hits, SortedIds
-from semel.broker.replica import proposer
-from semel.broker.replica.message_ids import Lacking, MessageIds
+from semel.broker.replica.id_indexes import Lacking
+from semel.broker.replica.message_ids import MessageIds
+from semel.broker.replica.proposer import Proposer
 from semel.broker.replica.replica import Replica
 from semel.broker.state.apply.id_windows import IdWindow, IdWindows
 from semel.broker.state.apply.results import StateDiverged
@@ -166,12 +167,12 @@ def misses_what_the_window_left_behind() -> AbstractContextManager[object]:
 
 def acknowledges_retries_of_what_was_dropped() -> AbstractContextManager[object]:
     """The retry of a batch of which messages were dropped is told that all of it is stored."""
-    answer = proposer._answer_stored
+    answer = Proposer._answer_duplicate
 
-    def bad(item: Any, stored: Any) -> None:
-        answer(item, replace(stored, dropped=False))
+    def bad(self: Proposer, item: Any, stored: Any) -> None:
+        answer(self, item, replace(stored, dropped=False))
 
-    return patch.object(proposer, "_answer_stored", bad)
+    return patch.object(Proposer, "_answer_duplicate", bad)
 
 
 def decides_about_position_marks() -> AbstractContextManager[object]:

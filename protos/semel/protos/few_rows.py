@@ -66,27 +66,60 @@ def cut_few(
     `header` must be the result of `check_batch`. Returns None for a batch of many messages, with a
     codec or with other columns, and if its lengths or offsets contradict each other.
     """
-    count, keyed = header.count, header.flags == BatchFlags.KEY
-    if count > FEW_ROWS_MAX or header.codec is not Codec.NONE or not (keyed or header.flags == 0):
+    if header.flags & ~BatchFlags.KEY:
+        return None
+    found = _cut(batch, header)
+    return None if found is None else found[:2]
+
+
+def cut_few_with_ids(
+    batch: bytes | memoryview, header: BatchHeader
+) -> tuple[list[bytes], list[bytes | None], list[bytes | None]] | None:
+    """Returns the values, keys and message ids of a batch that has nothing else; like `cut_few`."""
+    if header.flags & ~BatchFlags.KEY != BatchFlags.MESSAGE_ID:
+        return None
+    return _cut(batch, header)
+
+
+def _cut(
+    batch: bytes | memoryview, header: BatchHeader
+) -> tuple[list[bytes], list[bytes | None], list[bytes | None]] | None:
+    count, flags = header.count, header.flags
+    if count > FEW_ROWS_MAX or header.codec is not Codec.NONE:
         return None
     body = memoryview(batch)[HEADER_BYTES:]
     if len(body) != header.uncompressed_length:
         return None
+    nullable = [bool(flags & BatchFlags.KEY), bool(flags & BatchFlags.MESSAGE_ID)]
     try:
-        places = buffer_places(body, 5 if keyed else 2)
+        places = buffer_places(body, 2 + 3 * sum(nullable))
     except CorruptBatch:
         return None
     buffers = [body[start : start + length] for start, length in places]
     values = _pieces(count, *buffers[:2])
     if values is None:
         return None
-    if not keyed:
-        return values, [None] * count
-    keys = _pieces(count, *buffers[3:])
-    if keys is None or len(buffers[2]) != (count + 7) // 8:
+    found: list[list[bytes | None]] = []
+    taken = 2
+    for present in nullable:
+        column: list[bytes | None] | None = [None] * count
+        if present:
+            column = _nullable(count, *buffers[taken : taken + 3])
+            taken += 3
+        if column is None:
+            return None
+        found.append(column)
+    return values, found[0], found[1]
+
+
+def _nullable(
+    count: int, validity: memoryview, offsets: memoryview, data: memoryview
+) -> list[bytes | None] | None:
+    pieces = _pieces(count, offsets, data)
+    if pieces is None or len(validity) != (count + 7) // 8:
         return None
-    valid = int.from_bytes(buffers[2], "little")
-    return values, [key if valid >> row & 1 else None for row, key in enumerate(keys)]
+    valid = int.from_bytes(validity, "little")
+    return [piece if valid >> row & 1 else None for row, piece in enumerate(pieces)]
 
 
 def _pieces(count: int, offsets: memoryview, data: memoryview) -> list[bytes] | None:

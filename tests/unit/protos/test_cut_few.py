@@ -12,15 +12,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from semel.protos import few_rows
-from semel.protos.batch import HEADER_BYTES, BatchFlags, Codec, check_batch
+from semel.protos.batch import HEADER_BYTES, BatchFlags, BatchHeader, Codec, check_batch
 from semel.protos.columns import Columns, decode_columns, encode_batch
 from semel.protos.errors import CorruptBatch
-from semel.protos.few_rows import FEW_ROWS_MAX, cut_few
+from semel.protos.few_rows import FEW_ROWS_MAX, cut_few, cut_few_with_ids
 from semel.protos.ids import Sequence
 from tests.kit.wire_damage import flips
 
 short = st.binary(max_size=12)
-Cut = tuple[list[bytes], list[bytes | None]]
+Cut = tuple[list[Any], ...]
 
 
 def encoded(columns: Columns, codec: Codec = Codec.NONE, **changes: Any) -> bytes:
@@ -44,11 +44,20 @@ def by_arrow(batch: bytes) -> Cut:
     """Raises CorruptBatch."""
     columns = decode_columns(batch, check_batch(batch))
     columns.values.validate(full=True)
-    keys = columns.keys
-    return (
-        columns.values.to_pylist(),
-        [None] * len(columns) if keys is None else keys.to_pylist(),
-    )
+    nothing = [None] * len(columns)
+    found = [columns.values.to_pylist()]
+    found.append(nothing if columns.keys is None else columns.keys.to_pylist())
+    if columns.message_ids is not None:
+        found.append(columns.message_ids.to_pylist())
+    return tuple(found)
+
+
+def cut(batch: bytes | memoryview, header: BatchHeader) -> Cut | None:
+    """By the function for such a batch; the other one leaves it."""
+    ids = bool(header.flags & BatchFlags.MESSAGE_ID)
+    found: Cut | None = cut_few_with_ids(batch, header) if ids else cut_few(batch, header)
+    assert (cut_few(batch, header) if ids else cut_few_with_ids(batch, header)) is None
+    return found
 
 
 def sealed(batch: bytes, body: bytes) -> bytes:
@@ -64,7 +73,7 @@ def sealed(batch: bytes, body: bytes) -> bytes:
 
 def accepted_wrongly(batch: bytes) -> str:
     """Empty if what is cut out is nothing, or what Arrow gives."""
-    found = cut_few(memoryview(batch), check_batch(batch))
+    found = cut(memoryview(batch), check_batch(batch))
     if found is None:
         return ""
     try:
@@ -89,7 +98,7 @@ def test_values_and_keys_are_those_of_arrow(
         "": [],
         "headers": [{"a": b"1"}] * len(values),
         "timestamps": [7] * len(values),
-        "message_ids": [b"i"] * len(values),
+        "message_ids": [b"i" if len(value) % 2 else None for value in values],
     }
     columns = Columns.from_arrow(
         values,
@@ -98,31 +107,33 @@ def test_values_and_keys_are_those_of_arrow(
     )
     batch = encoded(columns, codec)
     header = check_batch(batch)  # a codec that does not pay is left out
-    few = header.codec is Codec.NONE and not more and len(values) <= FEW_ROWS_MAX
-    assert cut_few(batch, header) == (by_arrow(batch) if few else None)
+    few = header.codec is Codec.NONE and more in ("", "message_ids")
+    few = few and len(values) <= FEW_ROWS_MAX
+    assert cut(batch, header) == (by_arrow(batch) if few else None)
 
 
 KEYED = encoded(Columns.from_arrow([b"one", b"", b"three"], keys=[b"k", None, b""]))
 PLAIN = encoded(Columns.from_arrow([b"one", b"two"]))
+IDS = encoded(Columns.from_arrow([b"one", b"two", b""], message_ids=[b"id", None, b"another"]))
 
 
-@pytest.mark.parametrize("batch", [KEYED, PLAIN])
+@pytest.mark.parametrize("batch", [KEYED, PLAIN, IDS])
 def test_whatever_is_wrong_inside_is_left_to_who_says_what(batch: bytes) -> None:
     """Every bit of a body, and every length of it, with right CRCs."""
     body = batch[HEADER_BYTES:]
-    table = 24 if batch is KEYED else 12  # a body without room for it, the header refuses
+    table = 12 if batch is PLAIN else 24  # a body without room for it, the header refuses
     others = [*flips(body), ("longer", body + bytes(8)), ("twice", body + body)]
     others += [(f"cut at {end}", body[:end]) for end in range(table, len(body))]
     batches = {name: sealed(batch, other) for name, other in others}
     assert [name for name, each in batches.items() if accepted_wrongly(each)] == []
-    left = [each for each in batches.values() if cut_few(each, check_batch(each)) is None]
+    left = [each for each in batches.values() if cut(each, check_batch(each)) is None]
     assert len(left) > len(batches) // 2
 
 
 @given(st.data())
 def test_whatever_lengths_and_offsets_claim(data: st.DataObject) -> None:
     """Bodies whose tables are nearly right, which flips rarely hit."""
-    batch = data.draw(st.sampled_from([KEYED, PLAIN]))
+    batch = data.draw(st.sampled_from([KEYED, PLAIN, IDS]))
     body = bytearray(batch[HEADER_BYTES:])
     words = range(0, len(body) - 3, 4)
     for at in data.draw(st.lists(st.sampled_from(words), min_size=1, max_size=3)):

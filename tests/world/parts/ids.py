@@ -23,10 +23,11 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from semel.broker.dedup import id_index, id_runs, run_copies
-from semel.broker.replica import message_ids
+from semel.broker.replica import id_indexes
 from semel.broker.replica import replica as replica_module
+from semel.broker.replica.id_indexes import Lacking
 from semel.broker.replica.mastership import Mastership
-from semel.broker.replica.message_ids import Lacking, MessageIds
+from semel.broker.replica.message_ids import MessageIds
 from semel.broker.replica.replica import Replica
 from semel.broker.state.admission import id_admission
 from semel.controller.topics import rules
@@ -78,7 +79,7 @@ class Sizes:
             (id_runs, "PART_PLACES", 3),
             (run_copies, "PIECE_CHUNKS", 2),
             (run_copies, "PIECE_PARTS", 2),
-            (message_ids, "LOOK_S", self.look_s),
+            (id_indexes, "LOOK_S", self.look_s),
             (id_admission, "WINDOW_BYTES_MIN", ID_BYTES),
             (replica_module, "MessageIds", partial(MessageIds, memory_ids=self.memory_ids)),
         ]

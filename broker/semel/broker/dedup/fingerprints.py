@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from operator import mul
 from typing import Any, Final
 
@@ -55,12 +56,13 @@ _STEPS_PER_OCTAVE: Final = 4
 _WORDS_AT_ONCE: Final = 1 << 19
 """Words that are widened to 64 bits at a time: 4 MiB, which stays in the processor's cache."""
 _FIRST_WEIGHTS: Final = 1_024
-_FEW_ROWS: Final = 8
+FEW_ROWS: Final = 8
 """Up to this number of rows a loop in Python takes less time than the calls of numpy."""
 _FEW_WORDS: Final = 8
 """Up to this number of words numpy is faster column by column than row by row."""
 _MASK: Final = (1 << 64) - 1
-_UPPER: Final = np.uint64(0xFFFFFFFF00000000)
+_UPPER_HALF: Final = 0xFFFFFFFF00000000
+_UPPER: Final = np.uint64(_UPPER_HALF)
 _HALF: Final = np.uint64(32)
 
 
@@ -74,12 +76,15 @@ class _Weights:
 
     def sum_of(self, row: bytes) -> int:
         """The sum for one row."""
-        count = -(-len(row) // _WORD_BYTES)
+        return self.sum_of_words(len(row), _words_of(row))
+
+    def sum_of_words(self, length: int, words: tuple[int, ...]) -> int:
+        """The sum for a row of `length` bytes, with zeros behind them."""
+        count = len(words)
         if count >= len(self._few):
             self._few = self.first(count + 1).tolist()
-        words = struct.unpack(f"<{count}I", row + bytes(-len(row) % _WORD_BYTES))
-        total: int = (len(row) + 1) * self._few[0]
-        total += sum(map(mul, words, self._few[1 : count + 1]))
+        few = self._few
+        total: int = (length + 1) * few[0] + sum(map(mul, words, few[1 : count + 1]))
         return total & _MASK
 
     def length_sum(self, length: int) -> np.uint64:
@@ -133,6 +138,26 @@ class Fingerprints:
         of_ids += self._content_sums(columns)
         return _joined(sums), of_ids
 
+    def of_few(self, rows: Sequence[tuple[bytes, bytes | None, bytes]]) -> tuple[U64, U64]:
+        """The same of a few values, keys and ids, without Arrow; no headers.
+
+        Raises InvalidRequest for an id of 0 bytes or of more than 128.
+        """
+        keys, digests = [], []
+        of, of_keys = self._of_fields, self._of_keys
+        for number, (value, key, message_id) in enumerate(rows):
+            length = len(message_id)
+            if not 0 < length <= MESSAGE_ID_BYTES_MAX:
+                raise _wrong_id(number, length)
+            words = _words_of(message_id)
+            a, b, c, d = [stream.sum_of_words(length, words) for stream in of_keys]
+            keys.append((a & _UPPER_HALF | b >> 32, c & _UPPER_HALF | d >> 32))
+            total = of["id"].sum_of_words(length, words) + of["value"].sum_of(value)
+            if key is not None:
+                total += of["key"].sum_of(key)
+            digests.append(total & _MASK)
+        return np.array(keys, np.uint64).reshape(-1, 2), np.array(digests, np.uint64)
+
     def _content_sums(self, columns: Columns) -> U64:
         """Sums of all that a digest covers, ids aside."""
         total = _sums(columns.values, [self._of_fields["value"]])[0]
@@ -181,10 +206,19 @@ def _check_ids(ids: pa.Array) -> None:
     wrong = (lengths > MESSAGE_ID_BYTES_MAX) | ((lengths == 0) & _valid(ids))
     if wrong.any():
         row = int(np.argmax(wrong))
-        raise InvalidRequest(
-            f"message {row} of the batch has an id of {lengths[row]} bytes; an id has 1 to"
-            f" {MESSAGE_ID_BYTES_MAX}"
-        )
+        raise _wrong_id(row, int(lengths[row]))
+
+
+def _wrong_id(row: int, length: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"message {row} of the batch has an id of {length} bytes; an id has 1 to"
+        f" {MESSAGE_ID_BYTES_MAX}"
+    )
+
+
+def _words_of(row: bytes) -> tuple[int, ...]:
+    count = -(-len(row) // _WORD_BYTES)
+    return struct.unpack(f"<{count}I", row + bytes(-len(row) % _WORD_BYTES))
 
 
 def _joined(sums: list[U64]) -> U64:
@@ -201,7 +235,7 @@ def _sums(column: pa.Array, streams: list[_Weights]) -> list[U64]:
 
     The first weight of a stream is for the length, so that padding never counts.
     """
-    if len(column) <= _FEW_ROWS:
+    if len(column) <= FEW_ROWS:
         return _sums_of_few(column, streams)
     lengths = _lengths_of(column)
     shortest, longest = int(lengths.min()), int(lengths.max())

@@ -103,3 +103,18 @@ class IdFilter:
         rows = np.flatnonzero(found)
         found[rows] = (self._right[places[rows]] & probes.right[rows]) == probes.right[rows]
         return found
+
+    def might_hold_one(self, first: int, second: int) -> bool:
+        """Whether one key may have been added, without numpy's calls."""
+        place = (first >> 32) * len(self._left) >> 32
+        left, right = _one_mask(second), _one_mask(second >> 6 * _BITS_PER_WORD)
+        return int(self._left[place]) & left == left and int(self._right[place]) & right == right
+
+
+def _one_mask(second: int) -> int:
+    return (
+        1 << (second & 63)
+        | 1 << (second >> 6 & 63)
+        | 1 << (second >> 12 & 63)
+        | 1 << (second >> 18 & 63)
+    )

@@ -44,7 +44,7 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from semel.broker.dedup.fingerprints import U64
+from semel.broker.dedup.fingerprints import FEW_ROWS, U64
 from semel.broker.dedup.id_filter import Probes
 from semel.broker.dedup.id_places import Found, Places
 from semel.broker.dedup.id_runs import (
@@ -421,7 +421,12 @@ class IdIndex:
         view = self._view
         maybe = []
         runs = [run for run in view.runs if run.info.end_arrival > first_arrival]
-        if runs:
+        if runs and len(keys) <= FEW_ROWS:
+            few = keys.tolist()
+            for run in runs:
+                if found := run.might_hold_few(few):
+                    maybe.append((run, np.array(found)))
+        elif runs:
             probes = Probes.of(keys[:, 0], keys[:, 1])
             for run in runs:
                 rows = np.flatnonzero(run.might_hold(probes))

@@ -125,10 +125,12 @@ def decide_rows(
 
 def _repeated(prints: Prints, new: Rows) -> tuple[Rows, Rows]:
     """Rows of `new` whose id an earlier one of them has, and for each of them that earlier one."""
+    nothing = np.zeros(0, np.int64)
+    if len(new) < 2:
+        return nothing, nothing
     first = prints.keys[new, 0]
     ordered = np.sort(first)
     if not (ordered[1:] == ordered[:-1]).any():
-        nothing = np.zeros(0, np.int64)
         return nothing, nothing
     second = prints.keys[new, 1]
     order = np.lexsort((new, second, first))

@@ -107,6 +107,11 @@ class IdRun:
         ids = IdFilter(np.frombuffer(words, "<u8"))
         return cls(store, topic_id, info, ids, first_keys, first_arrivals)
 
+    def might_hold_few(self, keys: list[list[int]]) -> list[int]:
+        """Which of a few keys may be in this run."""
+        one = self._filter.might_hold_one
+        return [row for row, (first, second) in enumerate(keys) if one(first, second)]
+
     def might_hold(self, probes: Probes) -> npt.NDArray[np.bool_]:
         """Whether each key may be in this run."""
         return self._filter.might_hold(probes)

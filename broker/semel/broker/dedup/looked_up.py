@@ -19,14 +19,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from semel.broker.dedup.fingerprints import Fingerprints
+from semel.broker.dedup.fingerprints import FEW_ROWS, Fingerprints
 from semel.broker.dedup.id_index import IdIndex, Search
 from semel.broker.dedup.id_places import Found, Places
-from semel.broker.dedup.id_rows import Known, Prints, decide_rows
+from semel.broker.dedup.id_rows import Known, Prints, Rows, decide_rows
 from semel.broker.dedup.sorted_ids import Hits
 from semel.protos.batch import BATCH_BYTES_MAX, BatchHeader
 from semel.protos.columns import Columns, decode_columns
 from semel.protos.errors import MessageTooLarge
+from semel.protos.few_rows import cut_few_with_ids
 from semel.protos.kept_rows import keep_rows, sequences_of
 
 
@@ -62,6 +63,25 @@ def prints_of(fingerprints: Fingerprints, columns: Columns) -> Prints:
     return Prints(rows, *fingerprints.both(columns))
 
 
+def prints_in(fingerprints: Fingerprints, header: BatchHeader, data: bytes) -> Prints:
+    """The same of a batch as it is stored. Raises CorruptBatch and InvalidRequest."""
+    return _read(fingerprints, header, data)[0]
+
+
+def _read(
+    fingerprints: Fingerprints, header: BatchHeader, data: bytes
+) -> tuple[Prints, Columns | None]:
+    """Returns the columns, too, unless a few messages were read without Arrow, which takes less
+    time for them than its calls alone."""
+    few = cut_few_with_ids(data, header) if header.count <= FEW_ROWS else None
+    if few is None:
+        columns = decode_columns(data, header)
+        return prints_of(fingerprints, columns), columns
+    rows = [row for row, each in enumerate(few[2]) if each is not None]
+    chosen = [(few[0][row], few[1][row], few[2][row] or b"") for row in rows]
+    return Prints(np.array(rows, np.int64), *fingerprints.of_few(chosen)), None
+
+
 class LookedUp:
     """One batch whose ids are looked up."""
 
@@ -70,14 +90,14 @@ class LookedUp:
         index: IdIndex,
         header: BatchHeader,
         data: bytes,
-        columns: Columns,
+        columns: Columns | None,
         prints: Prints,
         first_arrival: int,
     ) -> None:
         self._index = index
         self._header = header
         self._data = data
-        self._columns = columns
+        self._decoded = columns
         self._prints = prints
         self._first_arrival = first_arrival
         self._search: Search = index.search_runs(prints.keys, first_arrival)
@@ -96,8 +116,20 @@ class LookedUp:
 
         Raises CorruptBatch and InvalidRequest.
         """
-        columns = decode_columns(data, header)
-        return cls(index, header, data, columns, prints_of(fingerprints, columns), first_arrival)
+        prints, columns = _read(fingerprints, header, data)
+        return cls(index, header, data, columns, prints, first_arrival)
+
+    @property
+    def _columns(self) -> Columns:
+        if self._decoded is None:
+            self._decoded = decode_columns(self._data, self._header)
+        return self._decoded
+
+    def _sequences(self) -> Rows:
+        header = self._header
+        if self._decoded is None:  # no column of sequences, see `_read`
+            return np.arange(header.base_sequence, header.base_sequence + header.count)
+        return sequences_of(header, self._decoded)
 
     @property
     def needs_disk(self) -> bool:
@@ -143,7 +175,7 @@ class LookedUp:
         decision = decide_rows(
             prints,
             known,
-            sequences_of(header, self._columns),
+            self._sequences(),
             queue_id=header.queue_id,
             base_offset=base_offset,
             next_arrival=next_arrival,

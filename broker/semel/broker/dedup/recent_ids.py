@@ -28,7 +28,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from semel.broker.dedup.fingerprints import U64
+from semel.broker.dedup.fingerprints import FEW_ROWS, U64
 from semel.broker.dedup.id_places import PLACE_COLUMNS, Places
 from semel.broker.dedup.sorted_ids import Hits, SortedIds
 
@@ -112,6 +112,14 @@ class _Table:
                 longer = np.zeros(2 * count, np.uint32)
                 longer[:start] = self.before[:start]
                 self.before = longer
+            if count - start <= FEW_ROWS:
+                shift = int(self._shift)
+                for link, each in enumerate(first[start:].tolist(), start + 1):
+                    slot = each >> shift
+                    self.before[link - 1] = self.newest[slot]
+                    self.newest[slot] = link
+                self._linked = count
+                return
             slots = self.slots(first[start:])
             links = np.arange(start + 1, count + 1, dtype=np.uint32)
             while len(links):
@@ -209,6 +217,8 @@ class RecentIds:
             self._table = table = _Table(bits)
         table.link(columns[_FIRST])
         newest = table.newest[table.slots(keys[:, 0])]
+        if len(keys) <= FEW_ROWS and not newest.any():
+            return Hits.none()
         rows = np.flatnonzero(newest)
         links, before = newest[rows], table.before
         first, second, digests = columns

@@ -34,7 +34,7 @@ from semel.broker.dedup.id_index import MEMORY_IDS, IdIndex
 from semel.broker.dedup.id_places import Places
 from semel.broker.dedup.id_runs import IdRun
 from semel.broker.dedup.id_store import CorruptIndex, IdStore
-from semel.broker.dedup.looked_up import prints_of
+from semel.broker.dedup.looked_up import prints_in
 from semel.broker.dedup.moved_ids import unpack
 from semel.broker.replica.proposer import Proposer
 from semel.broker.state import (
@@ -47,7 +47,6 @@ from semel.broker.state import (
     State,
 )
 from semel.protos.batch import BROKER_HEADER_BYTES, check_batch
-from semel.protos.columns import decode_columns
 from semel.protos.errors import SemelError, Unavailable
 from semel.protos.frames import decode_frame_header, iter_records
 from semel.protos.v1.control_pb2 import ControlRecord, MoveQueue
@@ -252,7 +251,7 @@ class IdIndexes:
             return
         data = bytes(record[BROKER_HEADER_BYTES:])
         header = check_batch(data)
-        prints = prints_of(topic.fingerprints, decode_columns(data, header))
+        prints = prints_in(topic.fingerprints, header, data)
         if len(prints.rows) != checked.ids:
             raise CorruptIndex(
                 f"batch of topic {checked.topic_id} has {len(prints.rows)} ids, not {checked.ids}"

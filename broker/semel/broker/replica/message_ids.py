@@ -23,12 +23,11 @@ from semel.broker.dedup.dropped_answers import answer_of, arrivals_of
 from semel.broker.dedup.fingerprints import U64
 from semel.broker.dedup.id_index import MEMORY_IDS, IdIndex, Search
 from semel.broker.dedup.id_store import CorruptIndex, IdStore
-from semel.broker.dedup.looked_up import LookedUp, prints_of
+from semel.broker.dedup.looked_up import LookedUp, prints_in
 from semel.broker.replica.id_indexes import IdIndexes, IdNode, TopicIndex
 from semel.broker.replica.proposer import AckSink, Proposer
 from semel.broker.state import BatchName, StagedIds
 from semel.protos.batch import BROKER_HEADER_BYTES, BatchFlags, BatchHeader, check_batch
-from semel.protos.columns import decode_columns
 from semel.protos.errors import DedupStateExpired, InvalidRequest, SemelError, Throttled
 from semel.protos.staging import STAGER_ID_MIN
 
@@ -84,7 +83,7 @@ class MessageIds(IdIndexes):
         if topic is not None and header.producer_id >= STAGER_ID_MIN:
             # They are looked up when they are published, and must be well-formed then.
             try:
-                prints_of(topic.fingerprints, decode_columns(data, header))
+                prints_in(topic.fingerprints, header, data)
             except SemelError as error:
                 sink.refuse(header, error)
                 return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,12 +13,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.broker.dedup.fingerprints import Fingerprints
+from semel.broker.dedup.looked_up import prints_in, prints_of
 from semel.protos.batch import Codec, check_batch
 from semel.protos.columns import Columns, decode_columns, encode_batch
 from semel.protos.errors import InvalidRequest
 
 SEED = b"the seed of a to"
 MASK = (1 << 64) - 1
+PLACE: dict[str, Any] = {
+    "topic_id": 1,
+    "queue_id": 0,
+    "producer_id": 5,
+    "epoch": 1,
+    "session": 1,
+    "previous_sequence": -1,
+    "base_sequence": 0,
+    "timestamp_us": 1,
+}
 
 Header = tuple[str, bytes]
 Row = tuple[bytes, bytes | None, bytes | None, list[Header]]
@@ -148,6 +160,27 @@ def test_both_are_computed_together_as_apart(rows: list[tuple[bytes, bytes]]) ->
     keys, digests = fingerprints.both(columns)
     assert keys.tolist() == fingerprints.keys(columns.message_ids).tolist()
     assert digests.tolist() == fingerprints.digests(columns).tolist()
+
+
+@given(ROWS)
+def test_few_messages_are_read_without_arrow_and_come_out_the_same(rows: list[Row]) -> None:
+    rows = [(value, key, each, []) for value, key, each, _ in rows[:8]]
+    values, keys, ids, _ = zip(*rows, strict=True)
+    columns = Columns.from_arrow(list(values), keys=list(keys), message_ids=list(ids))
+    data = encode_batch(columns, **PLACE, last_sequence=len(rows) - 1)
+    header = check_batch(data)
+    fingerprints = Fingerprints(SEED)
+    found = prints_in(fingerprints, header, data)
+    expected = prints_of(fingerprints, decode_columns(data, header))
+    for name in ("rows", "keys", "digests"):
+        assert getattr(found, name).tolist() == getattr(expected, name).tolist()
+        assert getattr(found, name).dtype == getattr(expected, name).dtype
+
+
+@pytest.mark.parametrize("wrong", [b"", b"x" * 129])
+def test_an_id_of_a_wrong_length_is_named_among_few(wrong: bytes) -> None:
+    with pytest.raises(InvalidRequest, match=f"message 1 .* {len(wrong)} bytes"):
+        Fingerprints(SEED).of_few([(b"v", None, b"id"), (b"v", None, wrong)])
 
 
 def test_what_differs_has_another_digest() -> None:

@@ -410,6 +410,8 @@ def test_the_filter_never_misses_and_seldom_errs() -> None:
     assert (one.words == sorted_one.words).all()
     assert one.might_hold(known).all()
     assert 0 < one.might_hold(other).sum() < 20
+    alone = [one.might_hold_one(first, second) for first, second in keys.tolist()]
+    assert alone == one.might_hold(Probes.of(*keys.T)).tolist()
 
 
 @pytest.mark.parametrize(
