@@ -95,7 +95,8 @@ class Columns:
     def of_few(cls, rows: FewRows) -> Columns:
         """Returns the same messages as Arrow arrays."""
         keys = None if rows.keys is None else pa.array(rows.keys, pa.binary())
-        return cls(values=pa.array(rows.values, pa.binary()), keys=keys)
+        ids = None if rows.message_ids is None else pa.array(rows.message_ids, pa.binary())
+        return cls(values=pa.array(rows.values, pa.binary()), keys=keys, message_ids=ids)
 
     @classmethod
     def from_arrow(

@@ -3,8 +3,8 @@
 How it works. Arrow's arrays and buffers cost the same for one message as for a hundred: 6 µs of the
 13 that a batch of values takes, 11 of 21 with keys, and several times that when the processor's
 caches are cold. A program that waits for each `send()` makes a batch of every message, and a reader
-that keeps up gets such batches. So `struct` and `join` write the buffers of a few values and keys,
-with exactly the same bytes, and such batches are decoded in the same way.
+that keeps up gets such batches. So `struct` and `join` write the buffers of a few values, keys and
+message ids, with exactly the same bytes, and such batches are decoded in the same way.
 
 Invariants
 1. `cut_few` returns the same messages as `decode_columns`. It raises nothing: for a batch that is
@@ -30,10 +30,11 @@ FEW_ROWS_MAX: Final = 64
 
 @value
 class FewRows:
-    """The messages of one batch, with values and keys alone."""
+    """The messages of one batch, with values, keys and message ids alone."""
 
     values: list[bytes]
     keys: list[bytes] | None = None
+    message_ids: list[bytes] | None = None
     timestamps: ClassVar[None] = None
     sequences: ClassVar[None] = None
     deliver_at: ClassVar[None] = None
@@ -43,12 +44,18 @@ class FewRows:
 
     def buffers(self) -> tuple[int, list[Buffer]]:
         """Returns the flags of the columns, and the buffers of the body in their order."""
-        if self.keys is None:
-            return 0, _binary(self.values)
-        count = len(self.keys)
-        assert count == len(self.values), f"{count} keys for {len(self.values)} values"
-        valid = ((1 << count) - 1).to_bytes((count + 7) // 8, "little")
-        return int(BatchFlags.KEY), [*_binary(self.values), valid, *_binary(self.keys)]
+        flags, buffers = 0, _binary(self.values)
+        for name, flag, column in (
+            ("keys", BatchFlags.KEY, self.keys),
+            ("ids", BatchFlags.MESSAGE_ID, self.message_ids),
+        ):
+            if column is not None:
+                count = len(column)
+                assert count == len(self.values), f"{count} {name} for {len(self.values)} values"
+                valid = ((1 << count) - 1).to_bytes((count + 7) // 8, "little")
+                flags |= flag
+                buffers += [valid, *_binary(column)]
+        return int(flags), buffers
 
 
 def _binary(pieces: list[bytes]) -> list[Buffer]:

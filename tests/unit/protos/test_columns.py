@@ -124,16 +124,20 @@ def test_messages_round_trip(given_messages: dict[str, Any], codec: Codec) -> No
 
 
 @given(
-    st.lists(st.tuples(short, short), min_size=1, max_size=FEW_ROWS_MAX),
+    st.lists(st.tuples(short, short, short), min_size=1, max_size=FEW_ROWS_MAX),
+    st.booleans(),
     st.booleans(),
     st.sampled_from(Codec),
 )
 def test_few_rows_are_written_as_arrow_writes_them(
-    pairs: list[tuple[bytes, bytes]], keyed: bool, codec: Codec
+    rows: list[tuple[bytes, bytes, bytes]], keyed: bool, named: bool, codec: Codec
 ) -> None:
-    few = FewRows([value for value, _ in pairs], [key for _, key in pairs] if keyed else None)
+    values, keys, ids = map(list, zip(*rows, strict=True))
+    few = FewRows(values, keys if keyed else None, ids if named else None)
     columns = Columns.of_few(few)
-    assert listed(columns) == listed(Columns.from_arrow(few.values, keys=few.keys))
+    assert listed(columns) == listed(
+        Columns.from_arrow(few.values, keys=few.keys, message_ids=few.message_ids)
+    )
     assert encode(few, codec=codec) == encode(columns, codec=codec)
 
 

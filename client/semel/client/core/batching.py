@@ -334,12 +334,12 @@ def _few_rows(chunk: Chunk) -> FewRows | None:
         or type(chunk.values) is not list
         or chunk.headers is not None
         or chunk.timestamps is not None
-        or chunk.message_ids is not None
         or chunk.positions is not None
         or (chunk.keys is not None and None in chunk.keys)
+        or (chunk.message_ids is not None and None in chunk.message_ids)
     ):
         return None
-    return FewRows(chunk.values, chunk.keys)
+    return FewRows(chunk.values, chunk.keys, chunk.message_ids)
 
 
 def _columns(chunk: Chunk) -> Columns:
