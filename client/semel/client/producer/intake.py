@@ -200,18 +200,22 @@ class Intake:
             if self._failure is not None:
                 self.told = True
                 raise self._failure.with_traceback(None)
-            if self.buffered >= self._limit or (
-                (intake.open is None or extra is not None) and self._crowded
-            ):
+            chunk = intake.open
+            begins = chunk is None or (extra is not None and extra.due_us != chunk.due_us)
+            if self.buffered >= self._limit or (begins and self._crowded):
                 self._wait_for_room(block)
             if intake.forgotten:
                 intake = self._intake_of(topic)
             if self._positions or position is not None:
                 self._check_position(intake, position)
-            chunk = intake.plain
-            wake = False
-            if chunk is None or extra is not None:
-                chunk, wake = self._open(intake, extra or NO_EXTRA)
+            chunk, wake = intake.plain if extra is None else intake.open, False
+            if extra is None:
+                if chunk is None:
+                    chunk, wake = self._open(intake, NO_EXTRA)
+            elif chunk is None or chunk.message_ids is None or chunk.due_us != extra.due_us:
+                chunk, wake = self._open(intake, extra)
+            else:
+                chunk.message_ids.append(extra.message_id)
             row = chunk.count
             chunk.values.append(value)
             if chunk.keys is not None:
@@ -467,9 +471,7 @@ class Intake:
             if chunk is not None:
                 intake.sealed.append(chunk)
             chunk, begun = self._begin(intake, extra.due_us), True
-        if chunk.message_ids is not None:
-            chunk.message_ids.append(extra.message_id)
-        elif extra.message_id is not None:
+        if chunk.message_ids is not None or extra.message_id is not None:
             _append(chunk, "message_ids", extra.message_id, None)
         plain = chunk.due_us == AT_ONCE and chunk.message_ids is None
         intake.plain = chunk if plain else None

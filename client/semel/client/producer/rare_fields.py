@@ -25,15 +25,11 @@ def extra_of(
     deliver_at: When | None, deliver_after: After | None, message_id: bytes | str | None
 ) -> Extra | None:
     """Returns the rare fields of one message, or None if it has none. Raises InvalidRequest."""
-    if deliver_at is not None or deliver_after is not None:
-        due_us = due_of(deliver_at, deliver_after, time.time_ns() // 1000)
-    elif message_id is not None:
-        due_us = AT_ONCE
-    else:
-        return None
-    # Ordinary ids pay for no call: a loop of send() has a microsecond for each message.
-    if type(message_id) is bytes and 0 < len(message_id) <= MESSAGE_ID_BYTES_MAX:
-        found: bytes | None = message_id
-    else:
-        found = None if message_id is None else id_bytes(message_id)
-    return _new(Extra, (due_us, found))
+    if deliver_at is None and deliver_after is None:
+        # Ordinary ids pay for no call: a loop of send() has a microsecond for each message.
+        if type(message_id) is bytes and 0 < len(message_id) <= MESSAGE_ID_BYTES_MAX:
+            return _new(Extra, (AT_ONCE, message_id))
+        if message_id is None:
+            return None
+    due_us = due_of(deliver_at, deliver_after, time.time_ns() // 1000)
+    return Extra(due_us, None if message_id is None else id_bytes(message_id))
