@@ -90,17 +90,22 @@ class NumberedIds:
         self._count = round(rows * share)
         self._turns = rows // self._count if self._count else 1
         self._order = self._random.permutation(rows)
+        self._begin = 0
         self.calls = 0
         self.known = 0
         """How many ids were sent again."""
         self.window = window
         """Ids that are known for sure are among so many newest ones."""
 
+    def forget(self) -> None:
+        """Other ids have come in between, so known ones are among those from now on."""
+        self._begin = self.calls
+
     def column(self) -> pa.Array:
         """The ids of the next call, a share of them known."""
         numbers = np.arange(self._rows, dtype=np.uint64)
         numbers += np.uint64(self.calls * self._rows)
-        known_calls = min(self.calls, self.window // self._rows)
+        known_calls = min(self.calls - self._begin, self.window // self._rows)
         if known_calls and self._count:
             turn = self.calls % self._turns
             chosen = self._order[turn * self._count : (turn + 1) * self._count]
@@ -141,6 +146,7 @@ class Load:
     def fill(self, window: int) -> Mapping[str, float]:
         """Fills the window with ids, and bounds it there."""
         self._bound(window)
+        self._ids.forget()
         rows, calls = len(self._values), self._ids.calls
         start, cpu_s = time.perf_counter(), self._cpu_s()
         while (filled := self._ids.calls * rows) < window:
@@ -272,18 +278,20 @@ def _size(directory: Path) -> int:
     return sum(path.stat().st_blocks * 512 for path in directory.iterdir())
 
 
-def contenders(load: Load, window: str) -> list[Contender]:
-    """Returns what is run in turn."""
-    found = []
-    workloads: list[tuple[str, Callable[[str], Mapping[str, float]]]] = [
-        ("send_many", load.bulk),
-        ("send()", load.send),
-        ("awaited", load.awaited),
+def contenders(load: Load, window: str) -> tuple[list[Contender], list[Contender]]:
+    """Returns what is run in turn: bulk calls, then messages one by one, whose ids would move the
+    window on in between."""
+
+    def both(name: str, run: Callable[[str], Mapping[str, float]]) -> list[Contender]:
+        return [
+            Contender(name=f"{window} {name}, {suffix}", run=partial(run, topic))
+            for topic, suffix in ((PLAIN, "no ids"), (WITH_IDS, "ids"))
+        ]
+
+    return both("send_many", load.bulk), [
+        *both("send()", load.send),
+        *both("awaited", load.awaited),
     ]
-    for name, run in workloads:
-        for topic, suffix in ((PLAIN, "no ids"), (WITH_IDS, "ids")):
-            found.append(Contender(name=f"{window} {name}, {suffix}", run=partial(run, topic)))
-    return found
 
 
 def targets(ids: int, window: str) -> list[Target]:
@@ -322,13 +330,9 @@ def run(options: argparse.Namespace) -> int:
         for ids in options.ids:
             window = f"{ids / 1e6:g}M"
             whole.rounds[f"{window} filling"] = [load.fill(ids)]
-            part = compare(
-                "",
-                contenders(load, window),
-                rounds=options.rounds,
-                warm_ups=options.warm_ups,
-            )
-            whole.rounds |= part.rounds
+            for some in contenders(load, window):
+                part = compare("", some, rounds=options.rounds, warm_ups=options.warm_ups)
+                whole.rounds |= part.rounds
             whole.rounds[f"{window} a node"] = [load.nodes()]
             whole.rounds[f"{window} restart of a slave"] = [load.restart()]
             promised += targets(ids, window)

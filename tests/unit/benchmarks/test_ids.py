@@ -39,6 +39,15 @@ def test_known_ids_were_sent_and_are_in_the_window() -> None:
     assert len(sent) == 500 - again
 
 
+def test_nothing_older_is_known_after_other_ids_have_come() -> None:
+    ids = NumberedIds(rows=10, share=0.5, window=40)
+    for _ in range(5):
+        ids.column()
+    ids.forget()
+    assert numbers(ids) == list(range(50, 60))
+    assert min(numbers(ids)) >= 50
+
+
 def test_windows_rise() -> None:
     assert windows("30000,1m") == [30_000, 1 << 20]
     for wrong in ("1m,30000", "30000,30000", "0", "ten"):

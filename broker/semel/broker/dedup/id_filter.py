@@ -96,13 +96,17 @@ class IdFilter:
         self._left[chosen] |= np.bitwise_or.reduceat(probes.left, starts)
         self._right[chosen] |= np.bitwise_or.reduceat(probes.right, starts)
 
-    def might_hold(self, probes: Probes) -> npt.NDArray[np.bool_]:
-        """Whether each key may have been added."""
-        places = self._places(probes)
-        found: npt.NDArray[np.bool_] = (self._left[places] & probes.left) == probes.left
-        rows = np.flatnonzero(found)
-        found[rows] = (self._right[places[rows]] & probes.right[rows]) == probes.right[rows]
-        return found
+    def might_hold(self, probes: Probes) -> npt.NDArray[np.int64]:
+        """The rows of the keys that may have been added, rising."""
+        # take() with signed places is five times as fast as an index of unsigned ones.
+        places = self._places(probes).view(np.int64)
+        found = np.take(self._left, places)
+        found &= probes.left
+        rows = np.flatnonzero(found == probes.left)
+        right = probes.right[rows]
+        same = (self._right[places[rows]] & right) == right
+        chosen: npt.NDArray[np.int64] = rows[same]
+        return chosen
 
     def might_hold_one(self, first: int, second: int) -> bool:
         """Whether one key may have been added, without numpy's calls."""

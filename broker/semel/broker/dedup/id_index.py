@@ -429,7 +429,7 @@ class IdIndex:
         elif runs:
             probes = Probes.of(keys[:, 0], keys[:, 1])
             for run in runs:
-                rows = np.flatnonzero(run.might_hold(probes))
+                rows = run.might_hold(probes)
                 if len(rows):
                     maybe.append((run, rows))
         memory = view.fresh if view.frozen is None else view.frozen

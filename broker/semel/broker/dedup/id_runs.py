@@ -112,8 +112,8 @@ class IdRun:
         one = self._filter.might_hold_one
         return [row for row, (first, second) in enumerate(keys) if one(first, second)]
 
-    def might_hold(self, probes: Probes) -> npt.NDArray[np.bool_]:
-        """Whether each key may be in this run."""
+    def might_hold(self, probes: Probes) -> npt.NDArray[np.int64]:
+        """The rows of the keys that may be in this run."""
         return self._filter.might_hold(probes)
 
     def find(self, rows: npt.NDArray[np.int64], keys: U64, first_arrival: int) -> Hits:

@@ -216,7 +216,7 @@ class RecentIds:
             bits = min(self._bits_max, _bits_for(_GROWTH * columns.shape[1]))
             self._table = table = _Table(bits)
         table.link(columns[_FIRST])
-        newest = table.newest[table.slots(keys[:, 0])]
+        newest = np.take(table.newest, table.slots(keys[:, 0]))
         if len(keys) <= FEW_ROWS and not newest.any():
             return Hits.none()
         rows = np.flatnonzero(newest)
@@ -230,14 +230,14 @@ class RecentIds:
                 known = np.minimum(at, count - 1)
                 equal = np.flatnonzero((first[known] == sought[rows]) & (at < count))
             else:
-                equal = np.flatnonzero(first[at] == sought[rows])
+                equal = np.flatnonzero(np.take(first, at) == sought[rows])
             if len(equal):
                 found, places = rows[equal], at[equal]
                 same = (second[places] == keys[found, 1]) & (places >= start)
                 found, places = found[same], places[same]
                 arrivals = (places + self.first_arrival).astype(np.uint64)
                 parts.append(Hits(found, digests[places], arrivals))
-            links = before[at]
+            links = np.take(before, at)
             more = np.flatnonzero(links)
             rows, links = rows[more], links[more]
         return Hits.joined(parts)
