@@ -12,7 +12,8 @@ queue's last one.
     throttled, unavailable, ...     Retry: all batches go out again after a wait
     out of order                    Retry; for the oldest batch several times in a row: Fence
     partial overlap                 the stored rows are cut off, the rest goes out again
-    dedup state expired             Fence(reopen): a new epoch first
+    dedup state expired             Fence(reopen): a new epoch first; a batch that is stored without
+                                    some of its messages, whose ids were known, has failed
     queue moved                     Elsewhere: all batches go out again, to the new group
     queue sealed                    for the oldest batch: Sealed, with all batches that are left
     producer fenced                 Fatal
@@ -194,6 +195,8 @@ class Known:
     last: int
     base_offset: int
     count: int
+    dropped: bool = False
+    """Messages of it were not stored because their ids were known; which ones is not told."""
 
 
 class SendWindow:
@@ -383,6 +386,8 @@ class SendWindow:
         for batch in batches:
             if isinstance(batch.error, SequenceConflict):
                 decisions.append(Failed(batch, batch.error))
+            elif batch.last <= last_sequence and _is_partly_stored(batch, known):
+                decisions.append(Failed(batch, _unknown_messages(batch)))
             elif batch.last <= last_sequence:
                 decisions.append(self._settle(batch, _offset_of(batch, known), 0, True))
             elif batch.error is not None and not isinstance(batch.error, DedupStateExpired):
@@ -512,6 +517,21 @@ def _unknown_fate(batch: InFlight) -> DedupStateExpired:
         f"the queue has forgotten the producer: whether sequences {batch.base} to {batch.last}"
         " were stored is unknown; they are not sent again",
         epoch_floor=batch.error.epoch_floor if isinstance(batch.error, DedupStateExpired) else 0,
+    )
+
+
+def _is_partly_stored(batch: InFlight, known: Many[Known]) -> bool:
+    """Whether the queue dropped messages of the batch, and the answer that named them is lost."""
+    return any(
+        entry.dropped and entry.base <= batch.base and batch.last <= entry.last for entry in known
+    )
+
+
+def _unknown_messages(batch: InFlight) -> DedupStateExpired:
+    return DedupStateExpired(
+        f"sequences {batch.base} to {batch.last} are stored, without the messages whose ids were"
+        " known; the answer that said which ones these are was lost: send the messages again, with"
+        " their ids, to learn it"
     )
 
 

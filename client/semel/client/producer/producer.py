@@ -423,7 +423,13 @@ class ProducerCore:
             session=session,
             last_sequence=row.last_sequence,
             known=[
-                Known(entry.base_sequence, entry.last_sequence, entry.base_offset, entry.count)
+                Known(
+                    entry.base_sequence,
+                    entry.last_sequence,
+                    entry.base_offset,
+                    entry.count,
+                    entry.dropped,
+                )
                 for entry in row.window
             ],
         )

@@ -215,16 +215,18 @@ class FenceProducerRequest(_message.Message):
     def __init__(self, queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., producer_id: _Optional[int] = ..., epoch: _Optional[int] = ..., session: _Optional[int] = ..., name: _Optional[str] = ..., after_expiry: _Optional[bool] = ...) -> None: ...
 
 class WindowEntry(_message.Message):
-    __slots__ = ("base_sequence", "last_sequence", "base_offset", "count")
+    __slots__ = ("base_sequence", "last_sequence", "base_offset", "count", "dropped")
     BASE_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     BASE_OFFSET_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
     base_sequence: int
     last_sequence: int
     base_offset: int
     count: int
-    def __init__(self, base_sequence: _Optional[int] = ..., last_sequence: _Optional[int] = ..., base_offset: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+    dropped: bool
+    def __init__(self, base_sequence: _Optional[int] = ..., last_sequence: _Optional[int] = ..., base_offset: _Optional[int] = ..., count: _Optional[int] = ..., dropped: _Optional[bool] = ...) -> None: ...
 
 class ProducerRow(_message.Message):
     __slots__ = ("queue", "producer_id", "epoch", "session", "last_sequence", "window", "last_time_us", "name")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from semel.client.core.sequences import Failed, Fence, Known, SendWindow, Settled
 from semel.protos.batch import decode_header
 from semel.protos.errors import (
+    DedupStateExpired,
     InvalidRequest,
     SemelError,
     SequenceConflict,
@@ -154,6 +155,36 @@ def test_other_content_under_a_stored_sequence_is_a_failure_and_no_duplicate() -
     )
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, SequenceConflict)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_batch_that_lacks_messages_is_no_duplicate_when_its_answer_was_lost(
+    refused: bool,
+) -> None:
+    """A conflict among them would otherwise be told as stored."""
+    world = World(positions=False)
+    world.add(2, 0)
+    window = world.window
+    batch = window.next_to_send()
+    assert batch is not None
+    if refused:
+        refusal = DedupStateExpired("its answer is lost")
+        assert window.on_refused(batch.base, batch.last, refusal) == [Fence(True)]
+    for dropped, kind in ((True, Failed), (False, Settled)):
+        again = World(positions=False)
+        again.add(2, 0)
+        known = Known(batch.base, batch.last, -1, 2, dropped)
+        (decision,) = (window if dropped else again.window).on_fenced(
+            producer_id=PRODUCER,
+            epoch=2 if refused else 1,
+            session=2,
+            last_sequence=batch.last,
+            known=[known],
+        )
+        assert isinstance(decision, kind)
+        if isinstance(decision, Failed):
+            assert isinstance(decision.error, DedupStateExpired)
+            assert "send the messages again" in decision.error.message
 
 
 def test_nothing_leaves_while_a_fence_is_under_way() -> None:

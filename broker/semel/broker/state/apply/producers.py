@@ -236,6 +236,7 @@ def row_message(state: ProducerState, *, window: bool = True) -> broker_pb2.Prod
                 last_sequence=entry.last_sequence,
                 base_offset=Offset(-1 if entry.dropped else entry.base_offset),
                 count=entry.sent,
+                dropped=entry.dropped,
             )
             for entry in entries
         ],
