@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from semel.client import Client, IdDedup, connect_async
+from semel.client import Client, IdDedup, RetryPolicy, connect_async
 from semel.protos.errors import IdConflict
 from tests.kit.cluster import Cluster
+from tests.kit.consuming import take
 
 MIB = 1 << 20
 
@@ -107,6 +108,38 @@ def test_verify_counts_ids_too(client: Client, topic: str) -> None:
     found = client.admin.verify(topic)
     assert (found.ok, found.messages, found.id_duplicates) == (True, 50, 0)
     assert found.as_dict()["id_duplicates"] == 0
+
+
+def test_ids_are_known_through_splits(client: Client, topic: str) -> None:
+    ids, values = [f"id {n}" for n in range(300)], [b"%d" % n for n in range(300)]
+    with client.producer() as producer:
+        producer.send_many(topic, values[:200], message_ids=ids[:200]).result(10)
+        client.admin.alter_topic(topic, queues=3)
+        summary = producer.send_many(topic, values, message_ids=ids).result(30)
+        assert (summary.stored, summary.duplicates, summary.conflicts) == (100, 200, 0)
+        assert summary.duplicate_rows.tolist() == list(range(200))
+        again = producer.send(topic, values[250], message_id=ids[250]).result(10)
+        assert again.duplicate
+        queues = {queue.queue: queue for queue in client.admin.describe_topic(topic).queues}
+        assert again.offset < queues[again.queue].log_end_offset
+        assert sum(not queue.sealed and queue.messages > 10 for queue in queues.values()) == 3
+    assert sorted(stored(client, topic)) == sorted(values)
+    assert client.admin.verify(topic).ok
+
+
+def test_a_dead_letter_comes_back_although_its_id_is_known(client: Client, topic: str) -> None:
+    with client.producer() as producer:
+        producer.send(topic, b"a", message_id="1").result(10)
+    with client.consumer("ids", topic, retry=RetryPolicy(steps_ms=(200,))) as consumer:
+        (message,) = take(consumer, 1)
+        consumer.reject(message, "no")
+        consumer.commit()
+    (letter,) = client.admin.dead_letters("ids")
+    assert letter.value == b"a"
+    assert client.admin.redrive("ids.dead-letters", to="origin").redriven == 1
+    with client.reader(topic, end="latest") as reader:
+        found = [(message.value, message.message_id) for message in reader]
+    assert found == [(b"a", b"1"), (b"a", None)]
 
 
 def test_the_first_may_be_kept_of_a_conflict(client: Client, topic: str) -> None:
