@@ -629,17 +629,7 @@ class ProducerCore:
                     assert isinstance(part, Part)
                     self.stats.batches += 1
                     self.stats.bytes += len(batch.payload)
-                    self.settle(
-                        part,
-                        Outcome(
-                            base_offset=decision.base_offset,
-                            base_sequence=batch.base,
-                            append_time_us=decision.append_time_us,
-                            duplicate=decision.duplicate,
-                            trimmed=batch.trimmed,
-                            dropped=_dropped(decision, part),
-                        ),
-                    )
+                    self.settle(part, stored_outcome(decision, part))
                 case Failed(batch=batch):
                     lane.link.on_settled(lane, batch)
                     assert isinstance(batch.tag, Part)
@@ -825,9 +815,17 @@ class ProducerCore:
         )
 
 
-def _dropped(settled: Settled, part: Part) -> DroppedRows | None:
-    """Returns the rows of a part that were not stored because their ids were known."""
-    if settled.dropped is None:
-        return None
-    batch = settled.batch
-    return DroppedRows.of(settled.dropped, batch.payload, part.positions, batch.trimmed)
+def stored_outcome(settled: Settled, part: Part) -> Outcome:
+    """Returns the outcome of a part whose batch is stored."""
+    batch, dropped = settled.batch, None
+    if settled.dropped is not None:
+        dropped = DroppedRows.of(settled.dropped, batch.payload, part.positions, batch.trimmed)
+    return Outcome(
+        base_offset=settled.base_offset,
+        base_sequence=batch.base,
+        append_time_us=settled.append_time_us,
+        # Only the answer to a batch that went out twice says both: its other rows are new.
+        duplicate=settled.duplicate and dropped is None,
+        trimmed=batch.trimmed,
+        dropped=dropped,
+    )

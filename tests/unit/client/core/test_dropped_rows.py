@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from semel.client.core.batching import Chunk, Outcome, Part, Rows
 from semel.client.core.dropped_rows import DroppedRows, read_table
 from semel.client.core.encoding import encode_part
+from semel.client.core.sequences import InFlight, Settled
 from semel.client.producer.futures import BulkFuture, SendFuture
+from semel.client.producer.producer import stored_outcome
 from semel.protos.batch import Codec
 from semel.protos.columns import Columns
 from semel.protos.dropped import ANSWER, Verdict
@@ -28,10 +30,16 @@ def table(rows: list[tuple[int, int, int, int, int]]) -> bytes:
 
 
 def sent(
-    count: int, verdicts: dict[int, Verdict], *, positions: bool = False, trimmed: int = 0
+    count: int,
+    verdicts: dict[int, Verdict],
+    *,
+    positions: bool = False,
+    trimmed: int = 0,
+    again: bool = False,
 ) -> Chunk:
     """A chunk of one settled part; the queue has `trimmed` rows of it from before, and dropped
-    `verdicts`, by place. The first message with the id of row n is at offset 1,000 + n of queue 7.
+    `verdicts`, by place. `again`: the answer is that to its second transmission. The first message
+    with the id of row n is at offset 1,000 + n of queue 7.
     """
     ids = [b"id %d" % row for row in range(count)]
     chunk = chunk_of([b"v"] * count, message_ids=ids)
@@ -40,7 +48,7 @@ def sent(
     numbers = np.arange(count) * 3 + BASE if positions else np.arange(count) + BASE
     if positions:
         part.positions = numbers[trimmed:]
-    payload, base, _ = encode_part(
+    payload, base, last = encode_part(
         part,
         producer_id=ProducerId(9),
         epoch=1,
@@ -57,15 +65,16 @@ def sent(
     ]
     found = read_table(table(answer))
     chunk.parts = [part]
-    part.outcome = Outcome(
-        base_offset=0,
-        base_sequence=int(base),
-        append_time_us=4,
-        trimmed=trimmed,
-        dropped=(
-            None if found is None else DroppedRows.of(found, payload, part.positions, trimmed)
-        ),
+    batch = InFlight(
+        previous=Sequence(BASE - 1),
+        base=base,
+        last=last,
+        count=count - trimmed,
+        payload=payload,
+        tag=part,
     )
+    batch.trimmed = trimmed
+    part.outcome = stored_outcome(Settled(batch, 0, 4, again and bool(answer), found), part)
     return chunk
 
 
@@ -74,13 +83,14 @@ def sent(
     st.dictionaries(st.integers(0, 11), st.sampled_from(Verdict)),
     st.booleans(),
     st.integers(0, 3),
+    st.booleans(),
 )
 def test_every_handle_gets_its_own_outcome(
-    count: int, drawn: dict[int, Verdict], positions: bool, trimmed: int
+    count: int, drawn: dict[int, Verdict], positions: bool, trimmed: int, again: bool
 ) -> None:
     trimmed = min(trimmed, count - 1)
     verdicts = {row: verdict for row, verdict in drawn.items() if trimmed <= row < count}
-    chunk = sent(count, verdicts, positions=positions, trimmed=trimmed)
+    chunk = sent(count, verdicts, positions=positions, trimmed=trimmed, again=again)
     offset = 0
     for row in range(count):
         future = SendFuture(chunk, row)
@@ -107,12 +117,16 @@ def test_every_handle_gets_its_own_outcome(
             offset += 1
 
 
-@given(st.dictionaries(st.integers(0, 11), st.sampled_from(Verdict)), st.permutations(range(12)))
+@given(
+    st.dictionaries(st.integers(0, 11), st.sampled_from(Verdict)),
+    st.permutations(range(12)),
+    st.booleans(),
+)
 def test_a_summary_counts_what_was_dropped_and_names_its_rows(
-    verdicts: dict[int, Verdict], order: list[int]
+    verdicts: dict[int, Verdict], order: list[int], again: bool
 ) -> None:
     """The part holds the rows in another order than the call."""
-    chunk = sent(12, verdicts)
+    chunk = sent(12, verdicts, again=again)
     chunk.order = np.array(order, np.int64)
     turned: list[Rows | None] = [np.arange(12, dtype=np.int64)[::-1]]
     for numbers in (None, turned):
