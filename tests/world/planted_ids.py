@@ -123,7 +123,10 @@ def takes_conflicts_for_duplicates() -> AbstractContextManager[object]:
 
 def stands_without_its_ids() -> AbstractContextManager[object]:
     """A node whose index lacks ids becomes master, and a master stays one."""
-    return patch.object(Replica, "_on_ids_behind", lambda *_: None)
+    plants = ExitStack()
+    plants.enter_context(patch.object(Replica, "_on_ids_behind", lambda *_: None))
+    plants.enter_context(patch.object(Replica, "_resign_unfit", lambda _: None))
+    return plants
 
 
 def takes_damage_for_new_ids() -> AbstractContextManager[object]:
