@@ -269,7 +269,8 @@ class IdIndex:
             return False
         ids = len(frozen)
         writer = self._begin_run(ids)
-        writer.add(frozen.sorted(first_arrival))
+        for block in frozen.sorted(first_arrival):
+            writer.add(block)
         writer.add_places(frozen.places)
         run = writer.finish(level_of(ids), frozen.first_arrival, frozen.end_arrival)
         self._save((*self._view.runs, run), [], wrote_frozen=True)

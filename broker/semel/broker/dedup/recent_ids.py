@@ -22,6 +22,7 @@ Not here: ids on disk (`id_runs.py`).
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from copy import copy
 from typing import Final
 
@@ -30,13 +31,14 @@ import numpy.typing as npt
 
 from semel.broker.dedup.fingerprints import FEW_ROWS, U64
 from semel.broker.dedup.id_places import PLACE_COLUMNS, Places
-from semel.broker.dedup.sorted_ids import Hits, SortedIds
+from semel.broker.dedup.sorted_ids import ID_COLUMNS, Hits, SortedIds
 
 _FIRST, _SECOND, _DIGEST = range(3)
 _SLOTS_PER_ID: Final = 2
 _SLOT_BITS_MIN: Final = 10
 _ROWS_MIN: Final = 1 << 10
 _GROWTH: Final = 4
+_SORTED_AT_ONCE: Final = 1 << 17
 _SPARE: Final = 8
 """Ids are expected to be frozen when there are an eighth more than `ids_max`."""
 _KEY_BITS: Final = 64
@@ -194,11 +196,27 @@ class RecentIds:
         part.add(np.stack([first, second], axis=1), digests, places)
         return part
 
-    def sorted(self, first_arrival: int) -> SortedIds:
-        """The ids that arrived at `first_arrival` or later, in the order of their keys."""
+    def sorted(self, first_arrival: int) -> Iterator[SortedIds]:
+        """Yields the ids that arrived at `first_arrival` or later in the order of their keys, in
+        blocks that use the same memory again and again: the first touch of new memory costs more
+        than to sort what is in it. Equal first halves are in one block."""
         start = max(0, first_arrival - self.first_arrival)
-        first, second, digests = self._ids.columns[:, start:]
-        return SortedIds.of(first, second, digests, self.first_arrival + start)
+        columns = self._ids.columns[:, start:]
+        first = columns[_FIRST]
+        order = np.argsort(first)
+        at = 0
+        while at < len(order):
+            end = min(at + _SORTED_AT_ONCE, len(order))
+            while end < len(order) and first[order[end]] == first[order[end - 1]]:
+                end += 1
+            rows = order[at:end]
+            block = np.empty((ID_COLUMNS, len(rows)), np.uint64)
+            for number, column in enumerate(columns):
+                np.take(column, rows, out=block[number], mode="clip")
+            block[-1] = rows
+            block[-1] += np.uint64(self.first_arrival + start)
+            yield SortedIds(block)
+            at = end
 
     def ids_of(self, arrivals: range) -> U64:
         """The ids of a range of arrivals, a matrix as in `SortedIds`, in the order of arrival."""

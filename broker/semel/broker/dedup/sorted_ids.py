@@ -76,17 +76,6 @@ class SortedIds:
         return int(self.columns.shape[1])
 
     @classmethod
-    def of(cls, first: U64, second: U64, digests: U64, first_arrival: int) -> SortedIds:
-        """The ids of rows that arrive one after the other from `first_arrival` on."""
-        order = np.argsort(first)
-        columns = np.empty((ID_COLUMNS, len(first)), np.uint64)
-        for number, column in enumerate((first, second, digests)):
-            np.take(column, order, out=columns[number])
-        columns[3] = order
-        columns[3] += np.uint64(first_arrival)
-        return cls(columns)
-
-    @classmethod
     def merged(cls, blocks: list[SortedIds], first_arrival: int) -> SortedIds:
         """One block of the ids that arrived at `first_arrival` or later."""
         columns = np.concatenate([block.columns for block in blocks], axis=1)

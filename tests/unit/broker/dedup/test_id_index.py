@@ -17,8 +17,9 @@ from semel.broker.dedup.id_filter import IdFilter, Probes
 from semel.broker.dedup.id_index import IdIndex
 from semel.broker.dedup.id_places import Places
 from semel.broker.dedup.id_store import CorruptIndex, IdStore, MemoryIdStore, Writes
+from semel.broker.dedup.recent_ids import RecentIds
 from semel.broker.dedup.rocks_store import RocksIdStore
-from semel.broker.dedup.sorted_ids import Hits, SortedIds
+from semel.broker.dedup.sorted_ids import Hits
 
 TOPIC = 7
 SEED = bytes(16)
@@ -472,8 +473,9 @@ def test_hits_of_several_blocks_are_joined_by_row() -> None:
 
 
 def test_a_block_is_cut_by_key() -> None:
-    first, second = keys_of(list(range(30))).T
-    block = SortedIds.of(first, second, digests_of(list(range(30))), 0)
+    ids = RecentIds(0, 30)
+    ids.add(*ids_of(list(range(30)), 0)[:3])
+    (block,) = ids.sorted(0)
     middle = int(block.columns[0][10])
     below, above = block.cut(middle)
     assert (below.columns[0] < middle).all()

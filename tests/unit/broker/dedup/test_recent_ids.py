@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
 
 import numpy as np
@@ -41,6 +42,7 @@ def test_recent_ids_are_a_dictionary(batches: list[list[int]], percent: int) -> 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recent_ids, "_SLOT_BITS_MIN", 4)
         patch.setattr(recent_ids, "_ROWS_MIN", 8)
+        patch.setattr(recent_ids, "_SORTED_AT_ONCE", 5)
         ids = RecentIds(FIRST, 4)
         model: dict[int, int] = {}
         everything = list(range(301))
@@ -53,9 +55,17 @@ def test_recent_ids_are_a_dictionary(batches: list[list[int]], percent: int) -> 
         assert look(ids, everything) == model
         middle = FIRST + len(ids) * percent // 100
         assert look(ids, everything, middle) == {k: v for k, v in model.items() if v >= middle}
-        ordered = ids.sorted(middle)
-        assert (np.diff(ordered.columns[0]) >= 0).all() if len(ordered) else True
-        assert sorted(ordered.columns[3].tolist()) == list(range(middle, ids.end_arrival))
+        blocks = list(ids.sorted(middle))
+        ends = [(block.columns[0][0], block.columns[0][-1]) for block in blocks]
+        assert all(one[1] < other[0] for one, other in pairwise(ends))
+        assert all((block.columns[0][1:] >= block.columns[0][:-1]).all() for block in blocks)
+        rows = [row for block in blocks for row in block.columns.T.tolist()]
+        kept = [each for each, arrival in model.items() if arrival >= middle]
+        wanted = [
+            (*key, 7 * each, model[each])
+            for key, each in zip(keys_of(kept).tolist(), kept, strict=True)
+        ]
+        assert sorted(map(tuple, rows)) == sorted(wanted)
         below, rest = ids.split(middle)
         assert look(below, everything) == {k: v for k, v in model.items() if v < middle}
         assert look(rest, everything) == {k: v for k, v in model.items() if v >= middle}
