@@ -368,6 +368,36 @@ def _flip_byte(run: Run, rng: random.Random) -> Iterator[None]:
         run.cluster.start_node(node)
 
 
+# The index of message ids, which nodes get back from each other.
+
+
+@fault("lose-ids", seconds=(0.5, 2.0))
+def _lose_ids(run: Run, rng: random.Random) -> Iterator[None]:
+    """A slave is killed and its index of message ids deleted."""
+    with run.victim("slave") as node:
+        run.cluster.kill(node)
+        shutil.rmtree(node.data / "ids")
+        run.bit("lose-ids", not (node.data / "ids").exists())
+        yield
+        run.cluster.start_node(node)
+
+
+@fault("flip-ids", seconds=(0.5, 2.0))
+def _flip_ids(run: Run, rng: random.Random) -> Iterator[None]:
+    """A slave is killed, and one byte of its index of message ids changed."""
+    with run.victim("slave") as node:
+        run.cluster.kill(node)
+        files = [path for path in sorted((node.data / "ids").iterdir()) if path.stat().st_size]
+        tables = [path for path in files if path.suffix == ".sst"]
+        path = rng.choice(rng.choice([files, tables or files]))
+        data = bytearray(path.read_bytes())
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        path.write_bytes(data)
+        run.bit("flip-ids")
+        yield
+        run.cluster.start_node(node)
+
+
 # Disks. Every broker of a run stands on a disk that can be told to fail.
 
 
@@ -420,6 +450,13 @@ def _sync_hangs(run: Run, rng: random.Random) -> Iterator[None]:
     """The master's fsync hangs: it loses its place."""
     rule = Rule(operation="sync", path="segment-*", hang=True)
     yield from _suffers(run, "sync-hangs", "master", rule)
+
+
+@fault("ids-disk-full", needs_work=True)
+def _ids_disk_full(run: Run, rng: random.Random) -> Iterator[None]:
+    """The disk takes nothing more of the master's index of message ids."""
+    rule = Rule(operation="sync", path="ids", error="ENOSPC")
+    yield from _suffers(run, "ids-disk-full", "master", rule)
 
 
 @fault("slow-disk-master", seconds=(2.0, 4.0), needs_work=True)

@@ -40,11 +40,14 @@ class Recording:
     """On the probers' group, by queue."""
     outcomes: list[dict[str, Any]] = field(default_factory=list)
     """What nodes said about sequences that some node had applied when they were asked."""
+    repeats: list[dict[str, Any]] = field(default_factory=list)
+    """The answers to messages that were sent once more by another producer."""
 
     @classmethod
     def read(cls, directory: Path) -> Recording:
         """All files of lines in a directory. The torn last line of a killed process is left out."""
         plain: list[str] = []
+        repeats: list[dict[str, Any]] = []
         sends: dict[tuple[str, int], Send] = {}
         asked: dict[tuple[str, int], dict[str, Any]] = {}
         for path in sorted(directory.glob("*.jsonl")):
@@ -53,6 +56,8 @@ class Recording:
                 if kind == "op":
                     raw = json.loads(line)
                     asked[raw["member"], raw["id"]] = raw
+                elif kind == "repeat":
+                    repeats.append(json.loads(line))
                 elif kind == "send":
                     (send,) = History.from_lines([line]).notes
                     assert isinstance(send, Send)
@@ -91,7 +96,20 @@ class Recording:
                     **until,
                 )
             )
-        return cls(history, dict(operations), outcomes)
+        return cls(history, dict(operations), outcomes, repeats)
+
+    def check_repeats(self) -> None:
+        """A message that was sent again is a duplicate at the place of the first.
+
+        Raises AssertionError, also if nothing was sent again.
+        """
+        stored = {(send.client, send.number): send for send in self.history.of(Send)}
+        assert self.repeats, "no message was sent once more"
+        for again in self.repeats:
+            first = stored[again["client"], again["number"]]
+            place = tuple(again["queue"]), again["offset"]
+            assert again["duplicate"], f"{again} was stored a second time, after {first}"
+            assert place == (first.queue, first.offset), f"{again} is not at the place of {first}"
 
     def check_order(self, folded: Fold) -> int:
         """The second checker over everything; how many operations it explained.

@@ -23,7 +23,7 @@ from typing import Any, Final
 import grpc
 
 from semel.broker.log import Log, LogConfig
-from semel.client import connect
+from semel.client import IdDedup, connect
 from tests.checking.exactly_once import Report, check, require_evidence
 from tests.checking.history import Fault, Mastered, Note
 from tests.checking.raw_log import Fold, NodeLog, fold, overlay
@@ -36,6 +36,8 @@ from tests.kit.cluster import Node
 from tests.kit.faulty_node import faults_of
 
 TOPIC: Final = "t"
+IDS_TOPIC: Final = "webhooks"
+"""Compares message ids."""
 RESUME_S: Final = 10.0
 """Acknowledged writes are back so long after healing, on a machine that has time for them."""
 SEGMENT_BYTES: Final = 4 << 20
@@ -109,6 +111,8 @@ class Run:
             cluster = stack.enter_context(self.cluster)
             with connect(cluster.bootstrap) as client:
                 client.admin.create_topic(TOPIC, queues=self._queues)
+                ids = IdDedup(window_bytes=16 << 20)
+                client.admin.create_topic(IDS_TOPIC, queues=2, dedup=ids)
             began = time.monotonic()
             self.load = stack.enter_context(Load(self.directory / "load", self._specs()))
             self.load.wait_acknowledged(began, 100, 60)
@@ -122,6 +126,7 @@ class Run:
         common = Spec(
             bootstrap=self.cluster.bootstrap,
             topic=TOPIC,
+            ids_topic=IDS_TOPIC,
             life=0,
             seed=self.seed,
             history="",
@@ -129,7 +134,7 @@ class Run:
             rate=self._rate,
         )
         names: dict[str, dict[str, Any]] = {
-            "producers": {"producers": ("plain-1", "plain-2")},
+            "producers": {"producers": ("plain-1", "plain-2"), "webhooks": ("hook-1", "hook-2")},
             "resumers": {"resumers": ("resumer-1",)},
             "consumers": {
                 "consumers": (("group-1", "one"), ("group-1", "two"), ("group-2", "three")),
@@ -208,6 +213,7 @@ class Run:
         for note in (*self.notes, *self._faults, *self._masters()):
             recording.history.add(note)
         report = check(recording.history, logs)
+        recording.check_repeats()
         explained = recording.check_order(committed(logs))
         names = {fault.name for fault in self._faults}
         require_evidence(recording.history, faults=names, ok=ok)
@@ -219,7 +225,7 @@ class Run:
         )
 
     def _verify(self) -> None:
-        """Every node recomputes the topic from its own log, and all come to the same.
+        """Every node recomputes the topics from its own log, and all come to the same.
 
         Damage in old entries may be noticed only now, by this very reading; then the node must
         repair it by itself.
@@ -227,15 +233,13 @@ class Run:
         patience = self.resume_s if any(each.name == "flip-byte" for each in self._faults) else 0
         deadline = time.monotonic() + patience
         with connect(self.cluster.bootstrap) as client:
-            while True:
-                verified = client.admin.verify(TOPIC)
-                if verified.ok:
-                    break
-                assert time.monotonic() < deadline, (
-                    f"the nodes disagree: {verified.problems} {verified.unread}"
-                )
-                time.sleep(0.5)
-        assert verified.nodes_compared == len(self.cluster.brokers)
+            for topic in (TOPIC, IDS_TOPIC):
+                while not (verified := client.admin.verify(topic)).ok:
+                    assert time.monotonic() < deadline, (
+                        f"the nodes disagree: {verified.problems} {verified.unread}"
+                    )
+                    time.sleep(0.5)
+                assert verified.nodes_compared == len(self.cluster.brokers)
 
     def _masters(self) -> list[Mastered]:
         """Every mastership that a node has written into its log."""

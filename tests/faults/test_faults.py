@@ -88,6 +88,14 @@ def the_checkers_object_to_lies(run: Run) -> None:
         recording.check_order(folded)
     recording.history.notes.remove(stale)
 
+    recording.check_repeats()
+    repeat = recording.repeats[0]
+    for lie in ({"duplicate": False}, {"offset": repeat["offset"] + 1}):
+        recording.repeats[0] = {**repeat, **lie}
+        with pytest.raises(AssertionError):
+            recording.check_repeats()
+    recording.repeats[0] = repeat
+
     assert recording.outcomes, "nobody asked for an outcome"
     said = recording.outcomes[0]
     outcome, said["outcome"] = said["outcome"], "OUTCOME_NOT_COMMITTED"
@@ -106,6 +114,10 @@ def the_checkers_object_to_lies(run: Run) -> None:
 
 def test_failing_and_hanging_disks_and_damaged_files(tmp_path: Path) -> None:
     survive(tmp_path / "run", "sync-fails", "sync-hangs", "flip-byte", "clock-jump-master")
+
+
+def test_lost_damaged_and_unwritten_indexes_of_message_ids(tmp_path: Path) -> None:
+    survive(tmp_path / "run", "lose-ids", "ids-disk-full", "flip-ids", "kill-master")
 
 
 def test_garbage_and_damaged_streams(tmp_path: Path) -> None:

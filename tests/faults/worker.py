@@ -50,6 +50,10 @@ class Spec:
     """Named producers whose messages are numbered by the SDK."""
     resumers: tuple[str, ...] = ()
     """Named producers with source positions: each life goes on where the one before stopped."""
+    webhooks: tuple[str, ...] = ()
+    """Clients whose messages have ids, and whose producers have no names."""
+    ids_topic: str = ""
+    """The topic to which they send; it compares ids."""
     consumers: tuple[tuple[str, str], ...] = ()
     """(group, member)."""
     probers: tuple[str, ...] = ()
@@ -200,6 +204,57 @@ class Sending:
         self._context.recorder.note(note)
 
 
+class Repeating:
+    """A client without sequences of its own: each message is sent until it is acknowledged, after
+    every failure by another producer, and some are sent once more. Only their ids tell the broker
+    that they are the same."""
+
+    def __init__(self, context: Context, name: str, topic_id: int) -> None:
+        self._context = context
+        self._name = name
+        self._topic_id = topic_id
+        self._random = random.Random(f"{context.spec.seed} {name} {context.spec.life}")
+
+    def run(self) -> None:
+        context, number = self._context, 0
+        client = context.name(self._name)
+        while not context.stop.is_set():
+            value = f"{client}#{number}".encode() + bytes(number * 37 % 500)
+            note = Send(
+                client=client,
+                number=number,
+                digest=digest_of(value, None),
+                began_s=time.monotonic(),
+                producer=self._name,
+            )
+            context.recorder.note(note)
+            found = self._store(value, number)
+            if found is None:
+                return
+            note.ended_s, note.outcome = time.monotonic(), Outcome.OK
+            note.queue, note.offset = (self._topic_id, found.queue), found.offset
+            context.recorder.note(note)
+            if self._random.random() < 0.3 and (again := self._store(value, number)) is not None:
+                repeat = {"client": client, "number": number, "duplicate": again.duplicate}
+                place = {"queue": [self._topic_id, again.queue], "offset": again.offset}
+                context.recorder.line({"kind": "repeat", **repeat, **place})
+            number += 1
+            context.stop.wait(self._random.uniform(0, 4 / context.spec.rate))
+
+    def _store(self, value: bytes, number: int) -> RecordMetadata | None:
+        """The acknowledgement; None if the run ends before there is one."""
+        context = self._context
+        name = f"{context.name(self._name)}#{number}"
+        while not context.stop.is_set():
+            try:
+                with context.client.producer(linger_ms=0, delivery_timeout_ms=4_000) as producer:
+                    sent = producer.send(context.spec.ids_topic, value, message_id=name)
+                    return sent.result(6)
+            except (SemelError, TimeoutError):
+                context.stop.wait(0.05)
+        return None
+
+
 class Consuming:
     """One member of a group: takes, sometimes dawdles, commits."""
 
@@ -287,7 +342,9 @@ def main(text: str) -> None:
         if topic_id is None:
             return
         context = Context(spec, client, topic_id, recorder, stop)
-        runs = [Sending(context, name, False).run for name in spec.producers]
+        ids_topic = found[spec.ids_topic] if spec.webhooks else 0
+        runs = [Repeating(context, name, ids_topic).run for name in spec.webhooks]
+        runs += [Sending(context, name, False).run for name in spec.producers]
         runs += [Sending(context, name, True).run for name in spec.resumers]
         runs += [Consuming(context, group, member).run for group, member in spec.consumers]
         runs += [

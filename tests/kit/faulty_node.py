@@ -39,9 +39,13 @@ import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
+from semel.broker.dedup.id_store import Writes
+from semel.broker.dedup.rocks_store import RocksIdStore
 from semel.broker.log import File, FileLayer, OsFiles, Reserve
 from semel.broker.log.files import Syncs
 from semel.broker.log.kernel_sync import OnDone
@@ -61,7 +65,8 @@ class Rule:
     """A pattern of operations (`fnmatch`)."""
     path: str = "*"
     """A pattern of the file's name at that moment, without directories: segment-*, spare-*,
-    checkpoint-*, kept-*, hard_state, IDENTITY, CURRENT; temporary files end in .tmp."""
+    checkpoint-*, kept-*, hard_state, IDENTITY, CURRENT; temporary files end in .tmp. The whole
+    index of message ids is `ids`; its operations are read, write and sync."""
     error: str = ""
     """Name of an errno: EIO, ENOSPC, EROFS … A lack of room raises DiskFull, as the real layer."""
     delay_ms: float = 0
@@ -288,6 +293,33 @@ class FaultyFiles:
         return None if below is None else _FaultySyncs(loop, below)
 
 
+class FaultyIdStore(RocksIdStore):
+    """An index of message ids that obeys the rules."""
+
+    def __init__(self, files: FaultyFiles, directory: Path) -> None:
+        super().__init__(directory)
+        self._files = files
+        self._path = directory
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        self._suffer("read")
+        return super().get(keys)
+
+    def write(self, writes: Writes) -> None:
+        self._suffer("write")
+        super().write(writes)
+
+    def sync(self) -> None:
+        self._suffer("sync")
+        super().sync()
+
+    def _suffer(self, operation: str) -> None:
+        try:
+            self._files.suffer(operation, self._path)
+        except DiskFull as error:
+            raise OSError(errno.ENOSPC, str(error)) from error
+
+
 class _FaultySyncs:
     """The kernel's syncs; a sync that a rule is about is made by a thread, which obeys the rule."""
 
@@ -383,12 +415,14 @@ def _flipped(data: bytes, at: int) -> bytes:
 
 def main() -> None:
     """CONTROL_FILE and the flags of `semel broker`."""
+    from semel.broker import node
     from semel.broker.__main__ import KEPT_BACK
     from semel.broker.__main__ import main as broker
 
-    control = Path(sys.argv[1])
+    files = FaultyFiles(Path(sys.argv[1]), OsFiles(Reserve(KEPT_BACK)))
+    patch.object(node, "RocksIdStore", partial(FaultyIdStore, files)).start()
     with contextlib.suppress(BrokenPipeError):
-        broker(args=sys.argv[2:], obj=FaultyFiles(control, OsFiles(Reserve(KEPT_BACK))))
+        broker(args=sys.argv[2:], obj=files)
 
 
 if __name__ == "__main__":
