@@ -40,6 +40,9 @@ VALUES = {
     "queue_id": st.integers(0, 2**32 - 1),
     "level": st.integers(0, 2**32 - 1),
     "group_id": st.integers(0, 2**32 - 1),
+    "message_id": st.binary(max_size=20),
+    "offset": st.integers(-1, 2**63 - 1),
+    "due_us": st.integers(0, 2**63 - 1),
 }
 
 
