@@ -191,7 +191,7 @@ def decides_about_position_marks() -> AbstractContextManager[object]:
 
 
 PLANTS: dict[str, tuple[Callable[[], AbstractContextManager[object]], str, range]] = {
-    "keeps ids of lost entries": (keeps_ids_of_lost_entries, "message ids:", range(40, 50)),
+    "keeps ids of lost entries": (keeps_ids_of_lost_entries, "message ids:", range(80, 100)),
     "overlooks ids in flight": (overlooks_ids_in_flight, "is stored at", range(10)),
     "stores repeats within a batch": (stores_repeats_within_a_batch, "is stored at", range(10)),
     "checkpoints before the index": (
@@ -205,7 +205,7 @@ PLANTS: dict[str, tuple[Callable[[], AbstractContextManager[object]], str, range
     "drops a run too early": (drops_a_run_too_early, "", range(10)),
     "names wrong places": (names_wrong_places, "were dropped, and not", range(10)),
     "conflicts are duplicates": (takes_conflicts_for_duplicates, "as a duplicate of", range(10)),
-    "stands without its ids": (stands_without_its_ids, "serves as master", range(20)),
+    "stands without its ids": (stands_without_its_ids, "serves as master", range(35, 55)),
     "takes damage for new ids": (takes_damage_for_new_ids, "message ids:", range(20, 50)),
     "never says that it lacks ids": (never_says_that_it_lacks_ids, "not at rest", range(30)),
     "misses what was left behind": (

@@ -14,16 +14,15 @@ SEEDS = range(30)
 RARE = {
     "at rest": 30,
     "conflict refused": 15,
-    "damage of an index noticed": 2,
+    "damage of an index noticed": 1,
     "duplicate dropped": 300,
     "id evicted": 200,
     "id stored": 300,
-    "ids missing in an index": 50,
-    "index damaged": 4,
-    "index disk full": 4,
-    "index lost": 10,
-    "index refused for want of room": 40,
-    "window begins anew": 1,
+    "ids missing in an index": 20,
+    "index damaged": 1,
+    "index disk full": 1,
+    "index lost": 2,
+    "index refused for want of room": 8,
 }
 """A quarter of what is usual, or less."""
 

@@ -9,7 +9,7 @@ index of a node is lost, damaged, or finds no room (`id_disk.py`).
 What must hold besides: ids are missing in an index only after something has lost them, and no node
 goes on as master while ids are missing in its index.
 
-Not here: moves and transactions of such topics, which brokers refuse.
+Not here: moves, transactions and cancels of such topics, which the checker does not follow yet.
 """
 
 from __future__ import annotations
