@@ -90,14 +90,14 @@ class Places:
         have no ids. The message of row 0 has the offset `base_offset`, or is due at `due_us` and
         stored in the log's entry `entry`.
         """
+        queue = queue_id + (DELAYED + (entry & ENTRY_MASK) * ENTRY_AT if due_us else 0)
         if len(rows) and rows[-1] - rows[0] == len(rows) - 1:  # as nearly always
-            queue = queue_id + (DELAYED if due_us else 0)
             number = due_us or int(rows[0]) + base_offset
             return cls(np.array([[first_arrival], [queue], [number]], np.uint64))
         starts = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
         columns = np.empty((PLACE_COLUMNS, len(starts)), np.uint64)
         columns[0] = starts.astype(np.uint64) + np.uint64(first_arrival)
-        columns[1] = queue_id + (DELAYED + (entry & ENTRY_MASK) * ENTRY_AT if due_us else 0)
+        columns[1] = queue
         columns[2] = due_us or (rows[starts] + base_offset).astype(np.uint64)
         return cls(columns)
 
