@@ -79,6 +79,7 @@ def test_lines_are_bytes_and_pass_unchanged(semel: Console, topic: str, tmp_path
     assert result["seconds"] > 0
     result.pop("seconds")
     count = len(ODD)
+    assert (result.pop("conflicts"), result.pop("conflict_lines")) == (0, [])
     assert result == {"read": count, "sent": count, "stored": count, "duplicates": 0, "skipped": 0}
     written = semel("consume", topic, "--until-end", "--format", "value")
     assert sorted(written.stdout.split(b"\n")[:-1]) == sorted(ODD)

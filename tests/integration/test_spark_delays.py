@@ -197,3 +197,25 @@ def test_wrong_columns_are_refused_and_nothing_is_written(
         save(rows, shared_cluster, "compared")
     (queue,) = client.admin.describe_topic("refused").queues
     assert (queue.messages, queue.delayed_messages) == (0, 0)
+
+
+def test_rows_with_known_ids_are_stored_once(
+    spark: SparkSession, shared_cluster: Cluster, client: Client
+) -> None:
+    """Two partitions have ids in common; a second job writes what is stored, and 20 rows more."""
+    client.admin.create_topic("once", queues=2, dedup=IdDedup(window_bytes=1 << 20))
+    for ids in (150, 170):
+        rows = spark.sql(
+            f"select string(id % {ids}) as value, concat('id ', id % {ids}) as message_id"
+            " from range(0, 200, 1, 2)"
+        )
+        save(rows, shared_cluster, "once")
+    with client.reader("once", end="latest") as reader:
+        found = [(message.value, message.message_id) for message in reader]
+    assert sorted(found) == sorted((b"%d" % each, b"id %d" % each) for each in range(170))
+    described = client.admin.describe_topic("once")
+    assert described.dedup is not None
+    assert (described.dedup.ids, described.dedup.hits, described.dedup.conflicts) == (170, 230, 0)
+    verified = client.admin.verify("once")
+    assert verified.ok
+    assert verified.id_duplicates == 0

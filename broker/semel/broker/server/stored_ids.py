@@ -2,12 +2,13 @@
 
 How it works. Entries are fed in their order, from any one on. Each stored batch of a topic that
 compares ids comes behind a CHECK_IDS record, which numbers the ids of its messages: their
-*arrivals*. EVICT_IDS records say where the window begins. So it is exact which message was stored
-although its id was in the window:
+*arrivals*. Batches of a transaction are those that its publication keeps. EVICT_IDS records say
+where the window begins, CANCEL_DELAYED records which ids are free again. So it is exact which
+message was stored although its id was in the window:
 
     a message with the arrival n is an *id duplicate* if an earlier entry, or an earlier row of its
     own batch, stores a message with the same id whose arrival is not below the window's beginning
-    at that moment
+    at that moment, and that was not cancelled before
 
 Ids are compared by 128 bits of their own fingerprint, whose seed is chosen anew for each run, so
 neither the index nor its seed is trusted. Before the first EVICT_IDS record of the log that is left
@@ -53,6 +54,9 @@ class _Window:
     arrivals: list[Rows] = field(default_factory=list)
     begins: list[int] = field(default_factory=list)
     queues: list[int] = field(default_factory=list)
+    next_arrival: int = 0
+    cancelled: dict[int, int] = field(default_factory=dict)
+    """By arrival of a cancelled message: the arrival from which on its id is free."""
 
     def evict(self, first_arrival: int) -> None:
         if self.begin == _UNKNOWN:
@@ -70,6 +74,8 @@ class _Window:
         keys, arrivals, begins = keys[order], arrivals[order], begins[order]
         # The newest earlier message with the id is the one before it in this order.
         again = (keys[1:] == keys[:-1]).all(axis=1) & (arrivals[:-1] >= begins[1:])
+        for pair in np.flatnonzero(again & np.isin(arrivals[:-1], list(self.cancelled))).tolist():
+            again[pair] = arrivals[pair + 1] < self.cancelled[int(arrivals[pair])]
         found, counts = np.unique(queues[order][1:][again], return_counts=True)
         return dict(zip(found.tolist(), counts.tolist(), strict=True))
 
@@ -93,7 +99,7 @@ class StoredIds:
         for _, kind, payload in iter_records(frame):
             if kind is RecordKind.CONTROL:
                 self._control(control_pb2.ControlRecord.FromString(bytes(payload)))
-            elif kind is RecordKind.BATCH and self._checked is not None:
+            elif kind in (RecordKind.BATCH, RecordKind.STAGED) and self._checked is not None:
                 record, self._checked = self._checked, None
                 try:
                     self._batch(record, bytes(payload), index)
@@ -107,6 +113,11 @@ class StoredIds:
         elif record.HasField("evict_ids"):
             window = self._windows.setdefault(record.evict_ids.topic_id, _Window())
             window.evict(record.evict_ids.first_arrival)
+        elif record.HasField("cancel_delayed"):
+            cancel = record.cancel_delayed
+            if cancel.queue.topic_id in self._begins:
+                window = self._windows.setdefault(cancel.queue.topic_id, _Window())
+                window.cancelled[cancel.arrival] = window.next_arrival
         elif record.HasField("alter_topic") and not record.alter_topic.settings.HasField("dedup"):
             self._end(record.alter_topic.topic_id)
 
@@ -125,7 +136,13 @@ class StoredIds:
                 f"entry {index}: {len(ids)} messages with ids are stored, the decision says"
                 f" {record.ids}"
             )
-        window = self._windows.setdefault(record.queue.topic_id, _Window())
+        topic_id = record.queue.topic_id
+        window = self._windows.setdefault(topic_id, _Window())
+        if record.first_arrival < window.next_arrival:
+            # The window has begun again, after all queues of the topic had moved away.
+            self._end(topic_id)
+            window = self._windows.setdefault(topic_id, _Window())
+        window.next_arrival = record.first_arrival + len(ids)
         window.keys.append(self._fingerprints.keys(ids))
         window.arrivals.append(record.first_arrival + np.arange(len(ids), dtype=np.int64))
         window.begins.append(window.begin)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from semel.broker.server.stored_ids import StoredIds
 from semel.broker.state import batch_record_parts
-from semel.protos.frames import RecordKind, build_frame
+from semel.protos.frames import RecordKind, build_frame, iter_records
 from semel.protos.ids import Offset, Term
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import control_pb2
@@ -98,6 +98,39 @@ def test_comparing_that_begins_anew_knows_nothing() -> None:
     record = control_pb2.AlterTopic(topic_id=KEY.topic_id, settings={})
     ended = entry(group, alter_topic=record)
     assert read([*group.frames, ended, planted(group, [b"a"], 0)]) == ({}, [])
+
+
+def test_the_id_of_a_cancelled_message_is_free_from_then_on() -> None:
+    group = IdGroup()
+    group.produce_ids([(b"a", b"1"), (b"b", b"2")])
+    cancel = control_pb2.CancelDelayed(queue=queue_ref(KEY), arrival=0)
+    cancelled = entry(group, cancel_delayed=cancel)
+    again = planted(group, [b"a"], 2)
+    assert read([*group.frames, cancelled, again]) == ({}, [])
+    assert read([*group.frames, again, cancelled]) == ({KEY: 1}, [])
+    both = planted(group, [b"a", b"a", b"b"], 2)
+    assert read([*group.frames, cancelled, both]) == ({KEY: 2}, [])
+
+
+def test_a_window_that_begins_again_knows_nothing() -> None:
+    """All queues of the topic had moved away, and one came back."""
+    group = IdGroup()
+    group.produce_ids([(b"a", b"1"), (b"b", b"2")])
+    assert read([*group.frames, planted(group, [b"a"], 0)]) == ({}, [])
+    assert read([*group.frames, planted(group, [b"a", b"a"], 0)]) == ({KEY: 1}, [])
+
+
+def test_what_a_transaction_keeps_counts() -> None:
+    group = IdGroup()
+    group.produce_ids([(b"a", b"1")])
+    frame = planted(group, [b"a"], 1)
+    kinds = [(kind, bytes(payload)) for _, kind, payload in iter_records(frame)]
+    records = [
+        (RecordKind.STAGED if kind is RecordKind.BATCH else kind, [payload])
+        for kind, payload in kinds
+    ]
+    staged = build_frame(len(group.frames) + 1, 1, group.now_us, records)[0]
+    assert read([*group.frames, staged]) == ({KEY: 1}, [])
 
 
 def test_a_decision_about_another_number_of_ids_is_a_problem() -> None:
