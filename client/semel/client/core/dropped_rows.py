@@ -24,11 +24,9 @@ Rows = npt.NDArray[np.int64]
 _VERDICTS: Final = np.array([Verdict.DUPLICATE, Verdict.CONFLICT], np.uint32)
 
 
-def read_table(data: bytes) -> npt.NDArray[Any] | None:
-    """Returns the dropped messages of an acknowledgement, by rising sequence, or None if there are
-    none. Raises CorruptBatch."""
-    if not data:
-        return None
+def read_table(data: bytes) -> npt.NDArray[Any]:
+    """Returns the dropped messages of an acknowledgement, by rising sequence. Raises
+    CorruptBatch."""
     if len(data) % ANSWER.itemsize:
         raise CorruptBatch(f"dropped messages have {len(data)} bytes")
     table = np.frombuffer(data, ANSWER)

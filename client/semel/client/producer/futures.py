@@ -183,8 +183,11 @@ new_future: Final[Callable[[type[SendFuture]], SendFuture]] = object.__new__
 """Makes an empty handle for `send`, which sets its fields: calling the class takes a third more."""
 
 
+_NO_ROWS: Final[Rows] = np.empty(0, np.int64)
+
+
 def _no_rows() -> Rows:
-    return np.empty(0, np.int64)
+    return _NO_ROWS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,8 +254,10 @@ class BulkFuture:
 
     def _finished(self) -> BulkSummary:
         messages = stored = duplicates = skipped = 0
+        some_dropped = False
         for chunk, start, end in self._ranges:
             for count, outcome in chunk.outcomes(start, end) or ():
+                some_dropped = some_dropped or outcome.dropped is not None
                 if outcome.error is not None:
                     chunk.told = True
                     raise outcome.error.with_traceback(None)
@@ -264,6 +269,10 @@ class BulkFuture:
                 else:
                     stored += count - trimmed
                     duplicates += trimmed
+        if not some_dropped:
+            return BulkSummary(
+                messages=messages, stored=stored, duplicates=duplicates, skipped=skipped
+            )
         dropped, refused = self._dropped()
         return BulkSummary(
             messages=messages,
@@ -277,12 +286,6 @@ class BulkFuture:
 
     def _dropped(self) -> tuple[Rows, Rows]:
         """Returns the numbers of messages that duplicate another one by id, or conflict with it."""
-        if not any(
-            outcome.dropped is not None
-            for chunk, start, end in self._ranges
-            for _, outcome in chunk.outcomes(start, end) or ()
-        ):
-            return _no_rows(), _no_rows()
         found: tuple[list[Rows], list[Rows]] = ([], [])
         first = 0
         for at, (chunk, start, end) in enumerate(self._ranges):

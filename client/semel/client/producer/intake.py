@@ -460,9 +460,8 @@ class Intake:
     @staticmethod
     def _by_key(intake: TopicIntake, given: Chunk | Columns) -> bool:
         """Keys, or ids that are compared, may send the rows to several queues."""
-        return given.keys is not None or (
-            given.message_ids is not None and intake.id_rules.compared
-        )
+        compared = intake.id_rules.compared and given.message_ids is not None
+        return compared or given.keys is not None
 
     def _open(self, intake: TopicIntake, extra: Extra) -> tuple[Chunk, bool]:
         """Returns the open chunk for a message, whose id it adds, and whether the chunk is new."""

@@ -292,7 +292,7 @@ class Wire:
                     ack.base_offset,
                     ack.append_time_us,
                     ack.status == broker_pb2.PRODUCE_STATUS_DUPLICATE,
-                    read_table(ack.dropped),
+                    read_table(ack.dropped) if ack.dropped else None,
                 )
             else:
                 refusal = from_detail(ack.error)

@@ -179,7 +179,3 @@ def test_the_due_time_of_a_delayed_first_message_is_told() -> None:
 def test_a_malformed_table_is_refused(data: bytes) -> None:
     with pytest.raises(CorruptBatch):
         read_table(data)
-
-
-def test_nothing_dropped_is_no_table() -> None:
-    assert read_table(b"") is None
