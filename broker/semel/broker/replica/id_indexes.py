@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
@@ -125,8 +125,8 @@ class IdIndexes:
         self._on_behind = on_behind
         self._store: IdStore | None = None
         self._topics: dict[int, TopicIndex] = {}
-        self._followed: dict[int, bytes] = {}
-        """The seeds of the windows when `follow` was called last."""
+        self._followed = 0
+        """The version of the windows when `follow` was called last."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="ids-writer")
         self._maintaining = asyncio.Lock()
         self._damaged = False
@@ -152,7 +152,7 @@ class IdIndexes:
                 del self._topics[topic_id]
                 topic.ids.abandon()
                 self._writer.submit(topic.ids.drop)
-        self._followed = _seeds(windows)
+        self._followed = self._node.state.id_windows.version
         self.forgotten = {each: at for each, at in self.forgotten.items() if each in windows}
         for topic_id, window in windows.items():
             opened = self._topics.get(topic_id)
@@ -224,8 +224,7 @@ class IdIndexes:
 
     def on_applied(self, frame: bytes, results: Sequence[ApplyResult]) -> None:
         """Adds the ids of an applied entry, unless they are there already."""
-        windows = self._node.state.id_windows.topics
-        if _seeds(windows) != self._followed:
+        if self._node.state.id_windows.version != self._followed:
             self.follow()
         if self._topics:
             arrived = [at for at, result in enumerate(results) if _has_ids(result)]
@@ -390,7 +389,3 @@ def _skip_to(ids: IdIndex, window: IdWindow) -> None:
     """What arrives next is added, whatever is missing before."""
     if ids.end_arrival < window.next_arrival:
         ids.skip_to(window.next_arrival)
-
-
-def _seeds(windows: Mapping[int, IdWindow]) -> dict[int, bytes]:
-    return {topic_id: window.settings.seed for topic_id, window in windows.items()}

@@ -255,7 +255,7 @@ class IdWindow:
 class IdWindows:
     """The windows of all topics that compare ids."""
 
-    __slots__ = ("checked", "copied", "ended", "topics")
+    __slots__ = ("checked", "copied", "ended", "topics", "version")
 
     def __init__(self) -> None:
         self.topics: dict[int, IdWindow] = {}
@@ -267,6 +267,8 @@ class IdWindows:
         self.checked: control_pb2.CheckIds | None = None
         """The decision about the ids of the batch in the next record of the entry; never set
         between entries, so it is no part of the state."""
+        self.version = 0
+        """Rises whenever a window begins or ends. It is no part of the state either."""
 
     def configure(self, topic_id: int, settings: IdSettings | None) -> None:
         """Begins, changes or ends the window of a topic. A window that begins is empty: messages
@@ -275,8 +277,10 @@ class IdWindows:
         if settings is None:
             if self.topics.pop(topic_id, None) is not None:
                 self.ended.add(topic_id)
+                self.version += 1
         elif window is None:
             self.topics[topic_id] = IdWindow(settings)
+            self.version += 1
             self.ended.discard(topic_id)
         elif settings.seed != window.settings.seed:
             raise StateDiverged(f"the seed of topic {topic_id} has changed")
@@ -293,7 +297,8 @@ class IdWindows:
 
     def forget(self, topic_id: int) -> None:
         """The topic has no queue here any more."""
-        self.topics.pop(topic_id, None)
+        if self.topics.pop(topic_id, None) is not None:
+            self.version += 1
         self.ended.discard(topic_id)
 
     def may_have_dropped(self, topic_id: int) -> bool:
