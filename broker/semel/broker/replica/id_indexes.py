@@ -285,8 +285,9 @@ class IdIndexes:
         """Writes, merges and drops runs, has windows shortened, and opens what could not be opened;
         ends only by cancellation."""
         loop = asyncio.get_running_loop()
+        busy, shorten_s = False, 0.0
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(0 if busy else LOOK_S)
             try:
                 if self._damaged and self._store is not None:
                     await loop.run_in_executor(self._writer, self._store.wipe)
@@ -295,35 +296,44 @@ class IdIndexes:
                     self.follow()
             except OSError as error:
                 logger.error("damaged index of message ids not removed error=%s", error)
+            if loop.time() >= shorten_s:
+                shorten_s = loop.time() + LOOK_S
+                self._shorten()
+            busy = False
             for topic_id in list(self._topics):
                 try:
-                    await self._maintain(topic_id)
+                    busy |= await self._maintain(topic_id)
                     self._unwritten.discard(topic_id)
                 except OSError as error:
                     if topic_id not in self._unwritten:
                         logger.error("message ids not written topic=%d error=%s", topic_id, error)
                     self._unwritten.add(topic_id)
-                proposer = self._node.proposer
-                if proposer is not None:
-                    proposer.submit_eviction(topic_id)
-                    self._node.schedule_turn()
 
-    async def _maintain(self, topic_id: int, *, freeze: bool = False) -> None:
-        """Raises OSError."""
+    def _shorten(self) -> None:
+        """Has windows shortened that are too long."""
+        proposer = self._node.proposer
+        if proposer is not None and self._topics:
+            for topic_id in self._topics:
+                proposer.submit_eviction(topic_id)
+            self._node.schedule_turn()
+
+    async def _maintain(self, topic_id: int, *, freeze: bool = False) -> bool:
+        """Takes one step, so that others are not kept waiting by a merge; False if there was
+        nothing to do. Raises OSError."""
         async with self._maintaining:
             topic = self._topics.get(topic_id)
             window = self._node.state.id_windows.topics.get(topic_id)
             if topic is None or window is None:
-                return
+                return False
             if freeze or topic.ids.is_full:
                 topic.ids.freeze(window.next_arrival)
             work = partial(topic.ids.maintain, window.first_arrival)
             try:
-                while await self.write(work):
-                    pass
+                return await self.write(work)
             except CorruptIndex as error:
                 if topic is self._topics.get(topic_id):
                     self.on_damage(error)
+                return False
 
     async def write(self, work: Callable[[], T]) -> T:
         """Runs `work` in the thread that writes; others wait for it."""
