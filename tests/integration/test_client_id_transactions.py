@@ -67,6 +67,32 @@ def test_delayed_messages_of_a_commit_are_known_at_once(client: Client, topic: s
     assert stored(client, topic) == [(b"1", b"v")]
 
 
+def test_delayed_messages_of_a_commit_are_found_and_cancelled(client: Client, topic: str) -> None:
+    with client.producer() as producer:
+        producer.send(topic, b"first", message_id="2").result(10)
+        with producer.transaction(topic) as t:
+            t.send_many(topic, [b"1", b"first", b"3"], message_ids=["1", "2", "3"])
+            t.send(topic, b"later", message_id="4", deliver_after=3_600)
+            t.send(topic, b"kept", message_id="5", deliver_after=3_600)
+        found = client.admin.find_message(topic, "4")
+        assert found is not None
+        assert (found.state, found.value) == ("delayed", b"later")
+        assert client.admin.cancel(topic, "4").result == "cancelled"
+        assert client.admin.cancel(topic, "4").result == "cancelled"
+        found = client.admin.find_message(topic, "5")
+        assert found is not None
+        assert (found.state, found.value) == ("delayed", b"kept")
+        assert not producer.send(topic, b"anew", message_id="4").result(10).duplicate
+        assert producer.send(topic, b"kept", message_id="5").result(10).duplicate
+    assert stored(client, topic) == [
+        (b"1", b"1"),
+        (b"2", b"first"),
+        (b"3", b"3"),
+        (b"4", b"anew"),
+    ]
+    assert client.admin.verify(topic).ok
+
+
 def test_a_commit_of_too_much_stores_nothing(client: Client, topic: str) -> None:
     with client.producer() as producer:
         t = producer.transaction(topic)
