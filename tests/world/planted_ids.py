@@ -191,7 +191,11 @@ def decides_about_position_marks() -> AbstractContextManager[object]:
 
 
 PLANTS: dict[str, tuple[Callable[[], AbstractContextManager[object]], str, range]] = {
-    "keeps ids of lost entries": (keeps_ids_of_lost_entries, "message ids:", range(80, 100)),
+    "keeps ids of lost entries": (
+        keeps_ids_of_lost_entries,
+        "message ids:|halts: CorruptIndex",
+        range(140, 300),
+    ),
     "overlooks ids in flight": (overlooks_ids_in_flight, "is stored at", range(10)),
     "stores repeats within a batch": (stores_repeats_within_a_batch, "is stored at", range(10)),
     "checkpoints before the index": (

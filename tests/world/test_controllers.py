@@ -47,4 +47,4 @@ def test_a_planted_bug_of_controllers_is_found(plant: Plant, said: str) -> None:
 def test_tables_that_are_trusted_after_an_unknown_outcome_are_found() -> None:
     plant = planted.trusts_its_tables_after_an_unknown_outcome
     more = ("controllers", "moves")
-    first_failure(range(50, 90), plant, match="not at rest", more=more)
+    first_failure(range(200, 340), plant, match="not at rest", more=more)
