@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
-from semel.broker.background.transaction_work import TransactionWork
+from semel.broker.background.transaction_work import Dropped, TransactionWork
 from semel.broker.control_plane.route_cache import RoutesCopy
 from semel.broker.log import checkpoint as checkpoint_module
 from semel.broker.log import files as files_module
@@ -576,11 +576,11 @@ def asks_once_to_delete_a_group() -> Any:
 def finishes_what_is_not_published() -> Any:
     """The next epoch may begin though a participant has not heard of the last one."""
 
-    async def _publish_on(self: Any, group: int, record: Any) -> None:
+    async def _publish_on(self: Any, group: int, record: Any) -> Any:
         if group == self._config.group_id:
-            await self.publish(record)
-            return
+            return await self.publish(record)
         with suppress(SemelError):
             await self._calls.call(group, "Publish", record, 0.05)
+        return Dropped(0, 0)
 
     return patch.object(TransactionWork, "_publish_on", _publish_on)

@@ -149,7 +149,7 @@ PLANTS: list[tuple[Plant, str | None, int]] = [
     (planted.acknowledges_before_the_kernel_synced, None, 5),
     (planted.acknowledges_before_commit, None, 40),
     (planted.answers_duplicates_early, "deposed", 10),
-    (planted.chains_anew_what_may_be_stored, None, 40),
+    (planted.chains_anew_what_may_be_stored, None, 100),
     (planted.believes_a_vote_that_it_finds, "page cache", 20),
     (planted.cleans_live_records, None, 10),
     (planted.counts_the_group_that_has_just_begun, None, 5),
@@ -194,7 +194,7 @@ def test_a_failing_plan_is_shrunk_and_told() -> None:
     def fails(candidate: Plan) -> bool:
         return run_plan(candidate, plant=plant())[0] is None
 
-    plan = next(plan for plan in map(make_plan, range(40)) if fails(plan))
+    plan = next(plan for plan in map(make_plan, range(50, 100)) if fails(plan))
     small = shrink(plan, fails, runs_max=40)
     assert len(small.steps) < len(plan.steps)
     result, error, trace = run_plan(small, plant=plant(), traced=True)
