@@ -61,9 +61,9 @@ class Pass:
         order = np.argsort(found[3])
         places = index.places_of(found[3][order])
         gone = np.isin(found[3][order], np.array(list(cancelled), np.uint64))
-        order = order[~np.isin(places.queues, list(others)) & ~gone]
+        stays = np.isin(places.queues, list(others)) | gone
+        order, places = order[~stays], places.take(~stays)
         own = found[3][order]
-        places = index.places_of(own)
         delayed = places.offsets < 0
         columns = np.empty((_COLUMNS, len(own)), np.uint64)
         columns[:3] = found[:3, order]

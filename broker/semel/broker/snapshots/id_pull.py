@@ -7,7 +7,7 @@ next gap is asked for. A run that was cut off is asked for anew.
 Ids that every voter has lost are given up: there is nobody to have them from. A voter that does
 not answer may have them, so the node goes on asking.
 
-Not here: what is missing (`replica/message_ids.py`), runs (`dedup/run_copies.py`).
+Not here: what is missing (`replica/id_indexes.py`), runs (`dedup/run_copies.py`).
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ class IdPull:
         """Fills gaps as they appear."""
         while True:
             await asyncio.sleep(_LOOK_S)
+            if not self._replica.ids.behind:
+                continue
             for topic_id, missing in self._replica.ids.gaps().items():
                 if not await self._fill(topic_id, missing):
                     await asyncio.sleep(_PAUSE_S)
