@@ -17,6 +17,7 @@ from typing import Any, Final
 from semel.client.admin.descriptions import Described
 from semel.client.admin.stored_message import name_of_producer
 from semel.client.core.fields import as_bytes
+from semel.client.core.message_ids import COMPARED_ID_BYTES_MAX
 from semel.client.message import Rows
 from semel.client.reading.offsets import MOVES_MAX
 from semel.client.transport.cluster import Cluster
@@ -26,8 +27,6 @@ from semel.protos.ids import GroupId
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import broker_pb2
 
-ID_BYTES_MAX: Final = 128
-"""Topics compare ids of up to so many bytes."""
 STATES: Final = {
     broker_pb2.MESSAGE_FATE_STORED: "stored",
     broker_pb2.MESSAGE_FATE_DELAYED: "delayed",
@@ -210,8 +209,9 @@ def _described(
 def _id_of(message_id: object) -> bytes:
     """Returns the id as bytes. Raises InvalidRequest."""
     found = as_bytes("message_id", message_id)
-    if not 0 < len(found) <= ID_BYTES_MAX:
+    if not 0 < len(found) <= COMPARED_ID_BYTES_MAX:
         raise InvalidRequest(
-            f"message_id has {len(found):,} bytes; topics compare ids of 1 to {ID_BYTES_MAX}"
+            f"message_id has {len(found):,} bytes;"
+            f" topics compare ids of 1 to {COMPARED_ID_BYTES_MAX}"
         )
     return found
