@@ -128,7 +128,9 @@ class IdGroup(Group):
         for extent in self.state.queues[key].extents_from(0, 1 << 40):
             data = self.payload(extent.index, extent.position)[BROKER_HEADER_BYTES:]
             columns = decode_columns(data, check_batch(data))
+            values = columns.values.to_pylist()
+            # A batch none of whose messages has an id may come without the column.
             ids = columns.message_ids
-            assert ids is not None
-            found += zip(ids.to_pylist(), columns.values.to_pylist(), strict=True)
+            listed = [None] * len(values) if ids is None else ids.to_pylist()
+            found += zip(listed, values, strict=True)
         return found
