@@ -1,12 +1,13 @@
 """Dedup by message id: producing with ids beside the same without, over windows of many ids.
 
-How it works. Two topics on one cluster of real processes, one of which compares message ids. For
-each size of the window that topic is filled with so many ids, which is timed, and the window is
-bounded there, so that it goes on to take in as many ids as it drops. Then both topics get the same
-messages in turn: by bulk calls, by a loop of `send()`, and one at a time, each awaited. Ids have 16
-bytes; in bulk calls a share of them is of messages that the window has. Processor time is that of
-all nodes and of this process. At last each node's memory and index are measured, and a slave is
-killed and started again, with its index.
+How it works. Two clusters of real processes with a topic each, one of which compares message ids:
+in one log, to remove old messages of one topic would mean to copy those of the other. For each size
+of the window that topic is filled with so many ids, which is timed, and the window is bounded
+there, so that it goes on to take in as many ids as it drops. Then both topics get the same messages
+in turn: by bulk calls, by a loop of `send()`, and one at a time, each awaited. Ids have 16 bytes;
+in bulk calls a share of them is of messages that the window has. Processor time is that of all
+nodes of the cluster and of this process. At last each node's memory and index are measured, and a
+slave is killed and started again, with its index.
 
     python -m benchmarks.ids                                    # a million ids, two minutes
     python -m benchmarks.ids --ids 1000000,10000000,100000000   # the curve; 20 GiB of disk
@@ -23,9 +24,10 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import numpy as np
@@ -50,7 +52,7 @@ from benchmarks.harness import (
     require_disk,
     temporary_directory,
 )
-from semel.client import Client, connect
+from semel.client import Client, Producer, connect
 from semel.protos.v1 import broker_pb2, broker_pb2_grpc, common_pb2, control_pb2
 from tests.kit.cluster import CLUSTER_ID, Cluster
 
@@ -127,35 +129,45 @@ def ids_of(numbers: Any) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(numbers), buffers)
 
 
+class Site(NamedTuple):
+    """A cluster, and a client of it."""
+
+    cluster: Cluster
+    client: Client
+    producer: Producer
+
+
 class Load:
     """Both topics, and all that is done to them."""
 
-    def __init__(self, cluster: Cluster, client: Client, options: argparse.Namespace) -> None:
-        self._cluster = cluster
-        self._client = client
+    def __init__(self, sites: Mapping[str, Site], options: argparse.Namespace) -> None:
+        """`sites` are by topic."""
+        self._sites = sites
+        self._cluster, self._client, self._producer = sites[WITH_IDS]
         self._seconds = options.seconds
         rows = max(1, CALL_BYTES // options.message_bytes)
         self._values = random_values(rows, options.message_bytes)
         self._ids = NumberedIds(rows, options.duplicates)
         self._single = _SINGLE_IDS
-        self._producer = client.producer()
         self._window = 0
-        for topic in (PLAIN, WITH_IDS):
-            client.admin.create_topic(topic, queues=options.queues, retention_bytes=RETENTION_BYTES)
+        for topic, site in sites.items():
+            site.client.admin.create_topic(
+                topic, queues=options.queues, retention_bytes=RETENTION_BYTES
+            )
 
     def fill(self, window: int) -> Mapping[str, float]:
         """Fills the window with ids, and bounds it there."""
         self._bound(window)
         self._ids.forget()
         rows, calls = len(self._values), self._ids.calls
-        start, cpu_s = time.perf_counter(), self._cpu_s()
+        start, cpu_s = time.perf_counter(), self._cpu_s(WITH_IDS)
         while (filled := self._ids.calls * rows) < window:
             progress(f"  filling: {filled:,} of {window:,} ids …")
             self._send_call(WITH_IDS)
             self._ids.window = min(window, self._ids.calls * rows) * 9 // 10
         self._producer.flush(FLUSH_S)
         count = (self._ids.calls - calls) * rows
-        elapsed, used = time.perf_counter() - start, self._cpu_s() - cpu_s
+        elapsed, used = time.perf_counter() - start, self._cpu_s(WITH_IDS) - cpu_s
         self._cluster.wait_caught_up(timeout=FLUSH_S)
         progress("")
         self._window = window
@@ -182,28 +194,28 @@ class Load:
 
     def _send_call(self, topic: str) -> None:
         ids = self._ids.column() if topic == WITH_IDS else None
-        self._producer.send_many(topic, self._values, message_ids=ids)
+        self._sites[topic].producer.send_many(topic, self._values, message_ids=ids)
 
     def bulk(self, topic: str) -> Mapping[str, float]:
         """Bulk calls for a while."""
-        calls = 0
-        start, cpu_s = time.perf_counter(), self._cpu_s()
+        calls, site = 0, self._sites[topic]
+        start, cpu_s = time.perf_counter(), self._cpu_s(topic)
         while time.perf_counter() - start < self._seconds:
             self._send_call(topic)
             calls += 1
-        self._producer.flush(FLUSH_S)
+        site.producer.flush(FLUSH_S)
         elapsed = time.perf_counter() - start
-        self._cluster.wait_caught_up(timeout=SERVE_S)
+        site.cluster.wait_caught_up(timeout=SERVE_S)
         count = calls * len(self._values)
         return {
             "messages_s": count / elapsed,
-            "cpu_s_per_million": (self._cpu_s() - cpu_s) / count * 1e6,
+            "cpu_s_per_million": (self._cpu_s(topic) - cpu_s) / count * 1e6,
         }
 
     def send(self, topic: str) -> Mapping[str, float]:
         """A loop of `send()` for a while."""
         rows, sent = self._values[:SEND_ROWS], 0
-        producer = self._producer
+        producer = self._sites[topic].producer
         start = time.perf_counter()
         while time.perf_counter() - start < self._seconds:
             ids = self._new_ids(len(rows), topic)
@@ -225,15 +237,15 @@ class Load:
 
     def awaited(self, topic: str) -> Mapping[str, float]:
         """One message at a time, each awaited."""
-        value = self._values[0]
+        value, producer = self._values[0], self._sites[topic].producer
         durations: list[float] = []
         end = time.perf_counter() + self._seconds
         while (start := time.perf_counter()) < end or len(durations) <= WARM_UP:
             if topic == WITH_IDS:
                 (message_id,) = self._new_ids(1, topic)
-                self._producer.send(topic, value, message_id=message_id).result(30)
+                producer.send(topic, value, message_id=message_id).result(30)
             else:
-                self._producer.send(topic, value).result(30)
+                producer.send(topic, value).result(30)
             durations.append(time.perf_counter() - start)
         del durations[:WARM_UP]
         return {
@@ -268,9 +280,10 @@ class Load:
                 " were known"
             )
 
-    def _cpu_s(self) -> float:
-        """User and system time of all nodes and of this process."""
-        times = [psutil.Process(node.pid).cpu_times() for node in self._cluster.nodes]
+    def _cpu_s(self, topic: str) -> float:
+        """User and system time of all nodes of the topic's cluster and of this process."""
+        nodes = self._sites[topic].cluster.nodes
+        times = [psutil.Process(node.pid).cpu_times() for node in nodes]
         return sum(each.user + each.system for each in times) + time.process_time()
 
 
@@ -321,12 +334,14 @@ def run(options: argparse.Namespace) -> int:
         f" {options.queues} queues, 3 replicas"
     )
     promised: list[Target] = []
-    with (
-        temporary_directory(options.data) as data,
-        Cluster(data / "cluster") as cluster,
-        connect(cluster.bootstrap) as client,
-    ):
-        load = Load(cluster, client, options)
+    with ExitStack() as stack:
+        data = stack.enter_context(temporary_directory(options.data))
+        sites = {}
+        for topic in (PLAIN, WITH_IDS):
+            cluster = stack.enter_context(Cluster(data / topic))
+            client = stack.enter_context(connect(cluster.bootstrap))
+            sites[topic] = Site(cluster, client, client.producer())
+        load = Load(sites, options)
         for ids in options.ids:
             window = f"{ids / 1e6:g}M"
             whole.rounds[f"{window} filling"] = [load.fill(ids)]

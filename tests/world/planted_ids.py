@@ -10,10 +10,9 @@ from unittest.mock import patch
 
 import numpy as np
 
-from semel.broker.dedup import id_rows, looked_up
+from semel.broker.dedup import id_index, id_rows, id_runs, looked_up
 from semel.broker.dedup.id_index import IdIndex
 from semel.broker.dedup.id_places import Found, Places
-from semel.broker.dedup.id_runs import IdRun
 from semel.broker.dedup.id_store import CorruptIndex
 from semel.broker.dedup.looked_up import LookedUp
 from semel.broker.dedup.sorted_ids import Hits, SortedIds
@@ -130,15 +129,15 @@ def stands_without_its_ids() -> AbstractContextManager[object]:
 
 
 def takes_damage_for_new_ids() -> AbstractContextManager[object]:
-    find = IdRun.find
+    find = id_runs.find_in_runs
 
-    def bad(self: IdRun, *arguments: Any) -> Hits:
+    def bad(*arguments: Any) -> list[Hits]:
         try:
-            return find(self, *arguments)
+            return find(*arguments)
         except CorruptIndex:
-            return Hits.none()
+            return []
 
-    return patch.object(IdRun, "find", bad)
+    return patch.object(id_index, "find_in_runs", bad)
 
 
 def never_says_that_it_lacks_ids() -> AbstractContextManager[object]:

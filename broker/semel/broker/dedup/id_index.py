@@ -52,6 +52,7 @@ from semel.broker.dedup.id_runs import (
     IdRun,
     RunInfo,
     RunWriter,
+    find_in_runs,
     partitions,
     run_prefix,
     topic_prefix,
@@ -461,7 +462,7 @@ class IdIndex:
         """Reads what may be in runs. Raises CorruptIndex and OSError."""
         while True:
             try:
-                found = [run.find(rows, keys, first_arrival) for run, rows in search.maybe]
+                found = find_in_runs(self._store, search.maybe, keys, first_arrival)
             except CorruptIndex:
                 if self._view.runs == search.view.runs:
                     raise

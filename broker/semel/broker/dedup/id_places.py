@@ -46,7 +46,7 @@ class Found(NamedTuple):
     @classmethod
     def none(cls) -> Found:
         """No message."""
-        return cls(*(np.zeros(0, np.int64) for _ in cls._fields))
+        return _NOT_FOUND
 
     def take(self, chosen: Any) -> Found:
         """Those that `chosen` names, places or one truth for each."""
@@ -55,6 +55,9 @@ class Found(NamedTuple):
     def then(self, others: Found) -> Found:
         """These, and then others."""
         return Found(*(np.concatenate(pair) for pair in zip(self, others, strict=True)))
+
+
+_NOT_FOUND: Final = Found(*(np.zeros(0, np.int64) for _ in Found._fields))
 
 
 class Places:
@@ -91,8 +94,9 @@ class Places:
         stored in the log's entry `entry`.
         """
         queue = queue_id + (DELAYED + (entry & ENTRY_MASK) * ENTRY_AT if due_us else 0)
-        if len(rows) and rows[-1] - rows[0] == len(rows) - 1:  # as nearly always
-            number = due_us or int(rows[0]) + base_offset
+        count = len(rows)
+        if count and (first := int(rows[0])) + count - 1 == int(rows[-1]):  # as nearly always
+            number = due_us or first + base_offset
             return cls(np.array([[first_arrival], [queue], [number]], np.uint64))
         starts = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
         columns = np.empty((PLACE_COLUMNS, len(starts)), np.uint64)

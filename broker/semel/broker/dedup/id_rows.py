@@ -83,6 +83,8 @@ def decide_rows(
     from `next_arrival` on.
     """
     found = known.hits.rows
+    if not len(found) and len(prints.rows) < 2:  # as with most messages that come one by one
+        return RowsDecision(len(sequences), np.arange(len(prints.rows)), None, 0, 0, b"", b"")
     new = np.ones(len(prints.rows), np.bool_)
     new[found] = False
     later, first = _repeated(prints, np.flatnonzero(new))
@@ -92,23 +94,23 @@ def decide_rows(
         return RowsDecision(count, np.arange(len(prints.rows)), None, 0, 0, b"", b"")
     kept = np.ones(len(sequences), np.bool_)
     kept[prints.rows[~new]] = False
-    offsets = base_offset + np.cumsum(kept) - 1
-    own = prints.rows[first]
+    own = np.zeros((2, len(first)), np.int64)  # their offsets and arrivals
+    if len(first):
+        own[0] = -1 if due_us else base_offset + (np.cumsum(kept) - 1)[prints.rows[first]]
+        own[1] = next_arrival + (np.cumsum(new) - 1)[first]
     rows = np.concatenate([found, later])
     order = np.argsort(rows)
     same = np.concatenate([known.hits.digests, prints.digests[first]]) == prints.digests[rows]
     if keep_first:
         same[:] = True
-    ranks = np.cumsum(new) - 1
-    arrivals = np.concatenate([known.hits.arrivals.astype(np.int64), ranks[first] + next_arrival])
+    arrivals = np.concatenate([known.hits.arrivals.astype(np.int64), own[1]])
     logged = np.empty(len(rows), DROPPED)
     logged["sequence"] = sequences[prints.rows[rows]]
     logged["first"] = np.where(same, arrivals, -1 - arrivals)
     answer = np.empty(len(rows), ANSWER)
     answer["sequence"] = logged["sequence"]
     answer["queue"] = np.concatenate([known.places.queues, np.full(len(later), queue_id)])
-    own_offsets = np.full(len(later), -1) if due_us else offsets[own]
-    answer["offset"] = np.concatenate([known.places.offsets, own_offsets])
+    answer["offset"] = np.concatenate([known.places.offsets, own[0]])
     answer["due_us"] = np.concatenate([known.places.dues, np.full(len(later), due_us)])
     answer["verdict"] = np.where(same, Verdict.DUPLICATE, Verdict.CONFLICT)
     duplicates = int(np.count_nonzero(same))

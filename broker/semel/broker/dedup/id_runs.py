@@ -34,6 +34,8 @@ from semel.broker.dedup.id_places import PLACE_BYTES, PLACE_COLUMNS, Found, Plac
 from semel.broker.dedup.id_store import CorruptIndex, IdStore, Writes
 from semel.broker.dedup.sorted_ids import ID_BYTES, ID_COLUMNS, Hits, SortedIds
 
+Rows = npt.NDArray[np.int64]
+
 CHUNK_IDS: Final = 128
 _FILTER_PART_WORDS: Final = 1 << 17
 _WRITE_BYTES: Final = 1 << 20
@@ -112,21 +114,17 @@ class IdRun:
         one = self._filter.might_hold_one
         return [row for row, (first, second) in enumerate(keys) if one(first, second)]
 
-    def might_hold(self, probes: Probes) -> npt.NDArray[np.int64]:
+    def might_hold(self, probes: Probes) -> Rows:
         """The rows of the keys that may be in this run."""
         return self._filter.might_hold(probes)
 
-    def find(self, rows: npt.NDArray[np.int64], keys: U64, first_arrival: int) -> Hits:
-        """Looks for `rows` of `keys` on disk. Raises CorruptIndex and OSError."""
-        places = np.searchsorted(self._first_keys, keys[rows, 0], side="right") - 1
-        rows, places = rows[places >= 0], places[places >= 0]
-        if not len(rows):
-            return Hits.none()
-        found = self._read(np.unique(places).tolist())
-        # The chunks are in the order of their keys, so together they are sorted, too.
-        block = SortedIds(np.concatenate([part.columns for part in found], axis=1))
-        hits = block.find(keys[rows], first_arrival)
-        return hits._replace(rows=rows[hits.rows])
+    def sought(self, rows: Rows, keys: U64) -> tuple[Rows, list[bytes]]:
+        """Those of `rows` of `keys` that are not below all ids of the run, and the names of the
+        chunks that may hold them."""
+        chunks = np.searchsorted(self._first_keys, keys[rows, 0], side="right") - 1
+        inside = chunks >= 0
+        needed = sorted(set(chunks[inside].tolist()))
+        return rows[inside], _numbered(self._prefix, b"c", needed)
 
     def places_of(self, arrivals: U64) -> Found:
         """Where messages of this run are. Raises CorruptIndex and OSError."""
@@ -145,11 +143,7 @@ class IdRun:
 
     def block(self, chunks: range) -> SortedIds:
         """The ids of some chunks that follow one another. Raises CorruptIndex and OSError."""
-        found = [each.columns for each in self._read(list(chunks))]
-        return SortedIds(np.concatenate(found, axis=1))
-
-    def _read(self, chunks: list[int]) -> list[SortedIds]:
-        return [_block(value) for value in _all(self._store, _numbered(self._prefix, b"c", chunks))]
+        return _joined(_all(self._store, _numbered(self._prefix, b"c", chunks)))
 
     def ids_below(self, chunk: int, key_end: int) -> tuple[SortedIds, int]:
         """The ids of all chunks from `chunk` on that begin below `key_end`, the last one whole, and
@@ -157,18 +151,41 @@ class IdRun:
         end = self.info.chunks
         if key_end <= _KEY_MAX:
             end = int(np.searchsorted(self._first_keys, np.uint64(key_end)))
-        found = [block.columns for block in self._read(list(range(chunk, end)))]
-        columns = np.concatenate(found, axis=1) if found else np.zeros((ID_COLUMNS, 0), np.uint64)
-        return SortedIds(columns), max(chunk, end)
+        return self.block(range(chunk, end)), max(chunk, end)
 
 
 _KEY_MAX: Final = (1 << 64) - 1
 
 
-def _block(value: bytes) -> SortedIds:
-    if len(value) % ID_BYTES:
-        raise CorruptIndex(f"a chunk of ids has {len(value)} bytes")
-    return SortedIds(np.frombuffer(value, "<u8").reshape(ID_COLUMNS, -1))
+def find_in_runs(
+    store: IdStore, maybe: Iterable[tuple[IdRun, Rows]], keys: U64, first_arrival: int
+) -> list[Hits]:
+    """Looks for rows of `keys` in runs that may hold them; all chunks are read at once.
+
+    Raises CorruptIndex and OSError.
+    """
+    sought = [run.sought(rows, keys) for run, rows in maybe]
+    values = _all(store, [name for _, names in sought for name in names])
+    found, start = [], 0
+    for rows, names in sought:
+        # The chunks are in the order of their keys, so together they are sorted, too.
+        block = _joined(values[start : start + len(names)])
+        start += len(names)
+        hits = block.find(keys[rows], first_arrival)
+        found.append(hits._replace(rows=rows[hits.rows]))
+    return found
+
+
+def _joined(chunks: list[bytes]) -> SortedIds:
+    """The ids of chunks that follow one another. Raises CorruptIndex."""
+    sizes = set(map(len, chunks))
+    if any(size % ID_BYTES for size in sizes):
+        raise CorruptIndex(f"chunks of ids have {sorted(sizes)} bytes")
+    if len(sizes) == 1:  # as nearly always
+        block = np.frombuffer(b"".join(chunks), "<u8").reshape(len(chunks), ID_COLUMNS, -1)
+        return SortedIds(block.transpose(1, 0, 2).reshape(ID_COLUMNS, -1))
+    blocks = [np.frombuffer(chunk, "<u8").reshape(ID_COLUMNS, -1) for chunk in chunks]
+    return SortedIds(np.concatenate([np.zeros((ID_COLUMNS, 0), np.uint64), *blocks], axis=1))
 
 
 def _place_block(value: bytes) -> Places:

@@ -182,10 +182,15 @@ class LookedUp:
             due_us=due_us,
             keep_first=keep_first,
         )
-        batch, rows = self._data, prints.rows
+        batch, rows, keys, digests = self._data, prints.rows, prints.keys, prints.digests
         if decision.kept is not None:
+            ids = decision.ids
             batch = keep_rows(header, self._columns, decision.kept)
-            rows = (np.cumsum(decision.kept) - 1)[prints.rows[decision.ids]]
+            if len(ids) == decision.count:  # all of them have ids
+                rows = np.arange(decision.count)
+            else:
+                rows = (np.cumsum(decision.kept) - 1)[prints.rows[ids]]
+            keys, digests = np.take(keys.T, ids, axis=1).T, np.take(digests, ids)
         if len(batch) + len(decision.logged) > BATCH_BYTES_MAX:
             raise MessageTooLarge(
                 f"batch of {header.count} messages, {header.count - decision.count} of which are"
@@ -195,8 +200,7 @@ class LookedUp:
             )
         if len(rows):
             places = Places.of(next_arrival, header.queue_id, base_offset, rows, due_us, entry)
-            ids = decision.ids
-            index.add(prints.keys[ids], prints.digests[ids], places, next_arrival)
+            index.add(keys, digests, places, next_arrival)
         return DecidedBatch(
             batch,
             decision.count,
@@ -211,19 +215,23 @@ class LookedUp:
         """Returns what is known by now; None if ids have moved from memory to a run since."""
         search, hits, places = self._search, self._search.hits, self._places
         assert not search.maybe, "`finish` comes first"
-        alive = (hits.arrivals >= np.uint64(first_arrival)) & _counting(hits, cancelled)
-        if not alive.all():
-            hits, places = hits.take(alive), places.take(alive)
+        if len(hits.rows):
+            alive = (hits.arrivals >= np.uint64(first_arrival)) & _counting(hits, cancelled)
+            if not alive.all():
+                hits, places = hits.take(alive), places.take(alive)
         begin = max(search.end_arrival, first_arrival)
         since = self._index.search_since(self._prints.keys, begin)
         if since is None:
             return None
-        since = since.take(_counting(since, cancelled))
+        if len(since.rows):
+            since = since.take(_counting(since, cancelled))
         if not len(since.rows):
             return Known(hits, places)
         # An id in a run may have come again: it was cancelled, or the window had left it behind, or
         # its queue has moved here twice. The later arrival counts.
-        older = ~np.isin(hits.rows, since.rows)
+        again = np.zeros(len(self._prints.rows), np.bool_)
+        again[since.rows] = True
+        older = ~again[hits.rows]
         hits, places = hits.take(older), places.take(older)
         added = self._index.places_of(since.arrivals)
         rows = np.concatenate([hits.rows, since.rows])

@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from semel.broker.dedup.fingerprints import FEW_ROWS, U64
 from semel.broker.dedup.id_places import PLACE_COLUMNS, Places
-from semel.broker.dedup.sorted_ids import ID_COLUMNS, Hits, SortedIds
+from semel.broker.dedup.sorted_ids import ID_COLUMNS, Hits, SortedIds, order_of
 
 _FIRST, _SECOND, _DIGEST = range(3)
 _SLOTS_PER_ID: Final = 2
@@ -102,6 +102,11 @@ class _Table:
     def slots(self, first: U64) -> Slots:
         return (first >> self._shift).view(np.int64)
 
+    def has_none(self, first: list[int]) -> bool:
+        """Whether the slots of a few ids are empty."""
+        shift, newest = _KEY_BITS - self.bits, self.newest
+        return not any(newest[each >> shift] for each in first)
+
     def link(self, first: U64) -> None:
         """Links the ids of `first` that are not linked yet."""
         if len(first) <= self._linked:
@@ -115,7 +120,7 @@ class _Table:
                 longer[:start] = self.before[:start]
                 self.before = longer
             if count - start <= FEW_ROWS:
-                shift = int(self._shift)
+                shift = _KEY_BITS - self.bits
                 for link, each in enumerate(first[start:].tolist(), start + 1):
                     slot = each >> shift
                     self.before[link - 1] = self.newest[slot]
@@ -124,12 +129,16 @@ class _Table:
                 return
             slots = self.slots(first[start:])
             links = np.arange(start + 1, count + 1, dtype=np.uint32)
-            while len(links):
-                self.before[links - 1] = self.newest[slots]
+            np.take(self.newest, slots, out=self.before[start:count], mode="clip")
+            while True:
                 self.newest[slots] = links
                 # Of several ids in one slot one has won; the others go before it.
-                lost = np.flatnonzero(self.newest[slots] != links)
+                winners = np.take(self.newest, slots)
+                lost = np.flatnonzero(winners != links)
+                if not len(lost):
+                    break
                 links, slots = links[lost], slots[lost]
+                self.before[links - 1] = winners[lost]
             self._linked = count
 
 
@@ -145,34 +154,45 @@ class RecentIds:
         self.first_arrival = first_arrival
         self._ids_max = ids_max
         self._bits_max = _bits_for(ids_max)
-        room = _ROWS_MIN if like is None else like._ids.room
-        self._ids: _Rows = _Rows(3, room, ids_max + ids_max // _SPARE)
+        room = _ROWS_MIN if like is None else like._room
+        most = ids_max + ids_max // _SPARE
+        # One matrix for each column: the C library's allocator keeps the memory of one that was
+        # freed for the next one, and gives a matrix of all three back to the system (over 32 MiB).
+        self._ids: list[_Rows] = [_Rows(1, room, most) for _ in range(3)]
         self._places = _Rows(PLACE_COLUMNS, _ROWS_MIN)
         self._table: _Table = _Table(_SLOT_BITS_MIN if like is None else like._table.bits)
 
     def __len__(self) -> int:
-        return self._ids.count
+        return self._ids[_DIGEST].count  # which is the last one to rise
 
     @property
     def end_arrival(self) -> int:
         """The arrival of the next id."""
-        return self.first_arrival + self._ids.count
+        return self.first_arrival + len(self)
 
     @property
     def places(self) -> Places:
         """Where the messages are."""
         return Places(self._places.columns)
 
+    @property
+    def _columns(self) -> list[U64]:
+        """Both halves of the keys, and the digests."""
+        count = len(self)
+        return [rows.columns[0, :count] for rows in self._ids]
+
+    @property
+    def _room(self) -> int:
+        return self._ids[_FIRST].room
+
     def add(self, keys: U64, digests: U64, places: Places) -> None:
         """Adds ids that arrive one after the other."""
         stretches = len(places)
         self._places.make_room(stretches)[:] = places.columns
         self._places.count += stretches
-        room = self._ids.make_room(len(keys))
-        room[_FIRST] = keys[:, 0]
-        room[_SECOND] = keys[:, 1]
-        room[_DIGEST] = digests
-        self._ids.count += len(keys)
+        for rows, column in zip(self._ids, (keys[:, 0], keys[:, 1], digests), strict=True):
+            rows.make_room(len(keys))[0] = column
+            rows.count += len(keys)
 
     def cut(self, arrival: int) -> RecentIds:
         """Those that arrived before `arrival`; more can be added."""
@@ -185,14 +205,14 @@ class RecentIds:
             return self, RecentIds(self.end_arrival, self._ids_max, like=self)
         arrival = max(arrival, self.first_arrival)
         below = copy(self)
-        below._ids = self._ids.head(arrival - self.first_arrival)
+        below._ids = [rows.head(arrival - self.first_arrival) for rows in self._ids]
         below._places = self._places.head(len(self.places.below(arrival)))
         return below, self._part(arrival, self.end_arrival, self.places.since(arrival))
 
     def _part(self, first_arrival: int, end_arrival: int, places: Places) -> RecentIds:
         part = RecentIds(first_arrival, self._ids_max, like=self)
         chosen = slice(first_arrival - self.first_arrival, end_arrival - self.first_arrival)
-        first, second, digests = self._ids.columns[:, chosen]
+        first, second, digests = (column[chosen] for column in self._columns)
         part.add(np.stack([first, second], axis=1), digests, places)
         return part
 
@@ -201,9 +221,9 @@ class RecentIds:
         blocks that use the same memory again and again: the first touch of new memory costs more
         than to sort what is in it. Equal first halves are in one block."""
         start = max(0, first_arrival - self.first_arrival)
-        columns = self._ids.columns[:, start:]
+        columns = [column[start:] for column in self._columns]
         first = columns[_FIRST]
-        order = np.argsort(first)
+        order = order_of(first)
         at = 0
         while at < len(order):
             end = min(at + _SORTED_AT_ONCE, len(order))
@@ -220,23 +240,23 @@ class RecentIds:
 
     def ids_of(self, arrivals: range) -> U64:
         """The ids of a range of arrivals, a matrix as in `SortedIds`, in the order of arrival."""
-        columns = self._ids.columns
+        columns = self._columns
         first = max(arrivals.start, self.first_arrival)
-        end = max(first, min(arrivals.stop, self.first_arrival + columns.shape[1]))
+        end = max(first, min(arrivals.stop, self.first_arrival + len(columns[_FIRST])))
+        chosen = slice(first - self.first_arrival, end - self.first_arrival)
         numbers = np.arange(first, end, dtype=np.uint64)
-        chosen = columns[:, first - self.first_arrival : end - self.first_arrival]
-        return np.concatenate([chosen, numbers[np.newaxis]])
+        return np.stack([*(column[chosen] for column in columns), numbers])
 
     def look(self, keys: U64, first_arrival: int) -> Hits:
         """Rows that arrived at `first_arrival` or later."""
-        columns, table = self._ids.columns, self._table
-        if table.bits < min(self._bits_max, _bits_for(columns.shape[1])):
-            bits = min(self._bits_max, _bits_for(_GROWTH * columns.shape[1]))
+        columns, table = self._columns, self._table
+        if table.bits < min(self._bits_max, _bits_for(len(columns[_FIRST]))):
+            bits = min(self._bits_max, _bits_for(_GROWTH * len(columns[_FIRST])))
             self._table = table = _Table(bits)
         table.link(columns[_FIRST])
-        newest = np.take(table.newest, table.slots(keys[:, 0]))
-        if len(keys) <= FEW_ROWS and not newest.any():
+        if len(keys) <= FEW_ROWS and table.has_none(keys[:, 0].tolist()):
             return Hits.none()
+        newest = np.take(table.newest, table.slots(keys[:, 0]))
         rows = np.flatnonzero(newest)
         links, before = newest[rows], table.before
         first, second, digests = columns

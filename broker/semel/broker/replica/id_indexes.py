@@ -46,7 +46,7 @@ from semel.broker.state import (
     StagedChecked,
     State,
 )
-from semel.protos.batch import BROKER_HEADER_BYTES, check_batch
+from semel.protos.batch import BROKER_HEADER_BYTES, decode_header
 from semel.protos.errors import SemelError, Unavailable
 from semel.protos.frames import decode_frame_header, iter_records
 from semel.protos.v1.control_pb2 import ControlRecord, MoveQueue
@@ -249,7 +249,7 @@ class IdIndexes:
         if topic is None or checked.first_arrival + checked.ids <= topic.ids.end_arrival:
             return
         data = bytes(record[BROKER_HEADER_BYTES:])
-        header = check_batch(data)
+        header = decode_header(data)
         prints = prints_in(topic.fingerprints, header, data)
         if len(prints.rows) != checked.ids:
             raise CorruptIndex(

@@ -24,11 +24,11 @@ from semel.client.api.transaction_work import TransactionWork
 from semel.client.config import ReaderConfig, build
 from semel.client.consumer.consumer import ConsumerCore
 from semel.client.consumer.consumer_config import ConsumerConfig
-from semel.client.core.dues import After, When
+from semel.client.core.dues import AT_ONCE, After, When
 from semel.client.core.fields import Headers
 from semel.client.producer.futures import BulkFuture, SendFuture, new_future
 from semel.client.producer.producer import ProducerCore
-from semel.client.producer.rare_fields import extra_of
+from semel.client.producer.rare_fields import rare_fields
 from semel.client.producer.topic import ProducerStats
 from semel.client.reading.offsets import Places
 from semel.client.reading.reader import ReaderCore
@@ -193,11 +193,15 @@ class AsyncProducer:
         """
         if self._session.closed:
             self._session.check()
-        extra = None
-        if deliver_at is not None or deliver_after is not None or message_id is not None:
-            extra = extra_of(deliver_at, deliver_after, message_id)
+        due_us = AT_ONCE
+        if (
+            deliver_at is not None
+            or deliver_after is not None
+            or (message_id is not None and type(message_id) is not bytes)
+        ):  # plain ids pay for no call: a loop of send() has a microsecond for each message
+            due_us, message_id = rare_fields(deliver_at, deliver_after, message_id)
         chunk, row = self._append(
-            topic, value, key, headers, timestamp_us, queue, position, _BLOCKS, extra
+            topic, value, key, headers, timestamp_us, queue, position, _BLOCKS, due_us, message_id
         )
         future = new_future(SendFuture)
         future._chunk = chunk

@@ -25,7 +25,7 @@ from semel.client.api.transaction_work import (
 from semel.client.config import ProducerConfig, build
 from semel.client.core.dues import After, When
 from semel.client.core.fields import Headers
-from semel.client.producer.rare_fields import extra_of
+from semel.client.producer.rare_fields import rare_fields
 from semel.client.session import Session
 from semel.client.transactions.commit import Committed
 from semel.client.transactions.staging import TTL_MS_DEFAULT, StageCore, StageReceipt
@@ -63,8 +63,8 @@ class AsyncProducerTransaction(TransactionProperties):
         """
         stage = self._work.open_stage()
         await _room(self._session, stage)  # asyncio only
-        extra = extra_of(deliver_at, deliver_after, message_id)
-        stage.intake.append(topic, value, key, headers, timestamp_us, queue, None, _BLOCKS, extra)
+        rare = rare_fields(deliver_at, deliver_after, message_id)
+        stage.intake.append(topic, value, key, headers, timestamp_us, queue, None, _BLOCKS, *rare)
 
     async def send_many(
         self,
@@ -148,8 +148,8 @@ class AsyncStage:
         self._session.check()
         stage = self._work.core
         await _room(self._session, stage)  # asyncio only
-        extra = extra_of(deliver_at, deliver_after, message_id)
-        stage.intake.append(topic, value, key, headers, timestamp_us, queue, None, _BLOCKS, extra)
+        rare = rare_fields(deliver_at, deliver_after, message_id)
+        stage.intake.append(topic, value, key, headers, timestamp_us, queue, None, _BLOCKS, *rare)
 
     async def send_many(
         self,

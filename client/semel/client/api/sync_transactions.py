@@ -24,7 +24,7 @@ from semel.client.api.transaction_work import (
 from semel.client.config import ProducerConfig, build
 from semel.client.core.dues import After, When
 from semel.client.core.fields import Headers
-from semel.client.producer.rare_fields import extra_of
+from semel.client.producer.rare_fields import rare_fields
 from semel.client.session import Session
 from semel.client.transactions.commit import Committed
 from semel.client.transactions.staging import TTL_MS_DEFAULT, StageCore, StageReceipt
@@ -60,8 +60,8 @@ class ProducerTransaction(TransactionProperties):
         One with a due time becomes visible at that time, if the transaction is committed by then.
         """
         stage = self._work.open_stage()
-        extra = extra_of(deliver_at, deliver_after, message_id)
-        stage.intake.append(topic, value, key, headers, timestamp_us, queue, None, _BLOCKS, extra)
+        rare = rare_fields(deliver_at, deliver_after, message_id)
+        stage.intake.append(topic, value, key, headers, timestamp_us, queue, None, _BLOCKS, *rare)
 
     def send_many(
         self,
@@ -144,8 +144,8 @@ class Stage:
         """Stages one message. See `ProducerTransaction.send`."""
         self._session.check()
         stage = self._work.core
-        extra = extra_of(deliver_at, deliver_after, message_id)
-        stage.intake.append(topic, value, key, headers, timestamp_us, queue, None, _BLOCKS, extra)
+        rare = rare_fields(deliver_at, deliver_after, message_id)
+        stage.intake.append(topic, value, key, headers, timestamp_us, queue, None, _BLOCKS, *rare)
 
     def send_many(
         self,

@@ -76,7 +76,7 @@ class IdRules(NamedTuple):
 
     def check_one(self, message_id: bytes, key: object, queue: object) -> None:
         """Raises InvalidRequest for a message with an id."""
-        if len(message_id) > self.bytes_max:
+        if not 0 < len(message_id) <= self.bytes_max:
             raise _wrong_length(len(message_id), "message_id", self.bytes_max)
         if self.groups > 1 and (key is not None or queue is not None):
             raise self._scattered("a message with the id " + repr(message_id))

@@ -56,7 +56,6 @@ from semel.client.core.fields import (
 )
 from semel.client.core.message_ids import NOT_COMPARED
 from semel.client.producer.memory import ProducerMemory
-from semel.client.producer.rare_fields import NO_EXTRA, Extra
 from semel.client.transport.runtime import IO_THREAD
 from semel.protos.batch import MESSAGE_BYTES_MAX
 from semel.protos.columns import Columns
@@ -87,7 +86,6 @@ class TopicIntake:
         "message_bytes_max",
         "name",
         "open",
-        "plain",
         "seal_bytes",
         "seal_bytes_routed",
         "sealed",
@@ -96,8 +94,6 @@ class TopicIntake:
     def __init__(self, name: str, batch_bytes: int) -> None:
         self.name = name
         self.open: Chunk | None = None
-        self.plain: Chunk | None = None
-        """The open chunk if a message without rare fields can join it, else None."""
         self.sealed: deque[Chunk] = deque()
         self.message_bytes_max = MESSAGE_BYTES_MAX
         self.id_rules = NOT_COMPARED
@@ -163,9 +159,10 @@ class Intake:
         queue: int | None,
         position: int | None,
         block: bool,
-        extra: Extra | None = None,
+        due_us: int = AT_ONCE,
+        message_id: bytes | None = None,
     ) -> tuple[Chunk, int]:
-        """Appends one message and returns its chunk and row.
+        """Appends one message and returns its chunk and row. `rare_fields` gives the last two.
 
         Raises InvalidRequest, MessageTooLarge, BufferFull, Closed, or the producer's failure.
         """
@@ -193,29 +190,31 @@ class Intake:
                 limit_bytes=intake.message_bytes_max,
             )
         size += ROW_BYTES
-        if extra is not None and extra.message_id is not None:
-            intake.id_rules.check_one(extra.message_id, key, queue)
-            size += len(extra.message_id)
+        if message_id is not None:
+            rules, id_bytes = intake.id_rules, len(message_id)
+            if not 0 < id_bytes <= rules.bytes_max or rules.groups > 1:
+                rules.check_one(message_id, key, queue)
+            size += id_bytes
         with self._lock:
             if self._failure is not None:
                 self.told = True
                 raise self._failure.with_traceback(None)
             chunk = intake.open
-            begins = chunk is None or (extra is not None and extra.due_us != chunk.due_us)
+            begins = chunk is None or due_us != chunk.due_us
             if self.buffered >= self._limit or (begins and self._crowded):
                 self._wait_for_room(block)
             if intake.forgotten:
                 intake = self._intake_of(topic)
             if self._positions or position is not None:
                 self._check_position(intake, position)
-            chunk, wake = intake.plain if extra is None else intake.open, False
-            if extra is None:
-                if chunk is None:
-                    chunk, wake = self._open(intake, NO_EXTRA)
-            elif chunk is None or chunk.message_ids is None or chunk.due_us != extra.due_us:
-                chunk, wake = self._open(intake, extra)
-            else:
-                chunk.message_ids.append(extra.message_id)
+            chunk, wake = intake.open, False
+            if chunk is None or due_us != chunk.due_us:
+                chunk, wake = self._begin(intake, due_us), True
+            if chunk.message_ids is not None:
+                chunk.message_ids.append(message_id)
+            elif message_id is not None:
+                chunk.message_ids = [None] * chunk.count
+                chunk.message_ids.append(message_id)
             row = chunk.count
             chunk.values.append(value)
             if chunk.keys is not None:
@@ -241,7 +240,7 @@ class Intake:
                 or not (self._positions or self._by_key(intake, chunk))
             ):
                 intake.sealed.append(chunk)
-                intake.open = intake.plain = None
+                intake.open = None
                 wake = True
                 self._tell()
             if wake and not self._woken:
@@ -336,10 +335,8 @@ class Intake:
             if positions is not None:
                 self._check_position(intake, int(positions[0]))
                 intake.last_position = int(positions[-1])
-            if intake.open is not None:
-                intake.sealed.append(intake.open)
             chunk = self._begin(intake, due_us)
-            intake.open = intake.plain = None
+            intake.open = None
             intake.sealed.append(chunk)
             chunk.values = columns.values
             chunk.keys = columns.keys
@@ -395,7 +392,7 @@ class Intake:
                 return intake.sealed.popleft()
             if open_too and intake.open is not None:
                 chunk = intake.open
-                intake.open = intake.plain = None
+                intake.open = None
                 self._tell()
                 return chunk
             return None
@@ -430,7 +427,7 @@ class Intake:
                 intake.sealed.clear()
                 if intake.open is not None:
                     left.append(intake.open)
-                    intake.open = intake.plain = None
+                    intake.open = None
             self._room.notify_all()
             return left
 
@@ -463,20 +460,10 @@ class Intake:
         compared = intake.id_rules.compared and given.message_ids is not None
         return compared or given.keys is not None
 
-    def _open(self, intake: TopicIntake, extra: Extra) -> tuple[Chunk, bool]:
-        """Returns the open chunk for a message, whose id it adds, and whether the chunk is new."""
-        chunk, begun = intake.open, False
-        if chunk is None or chunk.due_us != extra.due_us:
-            if chunk is not None:
-                intake.sealed.append(chunk)
-            chunk, begun = self._begin(intake, extra.due_us), True
-        if chunk.message_ids is not None or extra.message_id is not None:
-            _append(chunk, "message_ids", extra.message_id, None)
-        plain = chunk.due_us == AT_ONCE and chunk.message_ids is None
-        intake.plain = chunk if plain else None
-        return chunk, begun
-
     def _begin(self, intake: TopicIntake, due_us: int) -> Chunk:
+        """Begins the chunk that takes the next messages; the one before is complete."""
+        if intake.open is not None:
+            intake.sealed.append(intake.open)
         deadline = time.monotonic() + self._timeout
         chunk = Chunk(intake.name, time.time_ns() // 1000, deadline, due_us)
         if self._positions:
@@ -490,7 +477,7 @@ class Intake:
         if intake is None:
             return
         if intake.open is chunk:
-            intake.open = intake.plain = None
+            intake.open = None
         else:
             with suppress(ValueError):
                 intake.sealed.remove(chunk)

@@ -16,7 +16,7 @@ from semel.client.core.message_ids import check_ids
 from semel.client.core.routing import TopicRoute, topic_route
 from semel.client.core.splitting import divide, of_waiting
 from semel.client.producer.intake import Intake
-from semel.client.producer.rare_fields import extra_of
+from semel.client.producer.rare_fields import rare_fields
 from semel.protos.columns import Columns
 from semel.protos.errors import InvalidRequest, SemelError
 from semel.protos.ids import QueueId, QueueKey, TopicId
@@ -107,8 +107,8 @@ def intake_of(topic: TopicRoute) -> Intake:
 
 
 def append(intake: Intake, message_id: bytes, key: bytes | None = None) -> None:
-    extra = extra_of(None, None, message_id)
-    intake.append("t", b"v", key, None, None, None, None, False, extra)
+    rare = rare_fields(None, None, message_id)
+    intake.append("t", b"v", key, None, None, None, None, False, *rare)
 
 
 def test_an_opened_topic_refuses_at_the_call() -> None:
@@ -153,3 +153,11 @@ def test_children_of_a_split_get_rows_by_their_ids(by_id: bool) -> None:
             slot = slot_of_key(ids[int(value)])
             wanted = [c.queue_id for c in SPLIT.children if c.slot_start <= slot][-1]
             assert child.queue.queue_id == (wanted if by_id else 3)
+
+
+def test_plain_ids_are_checked_where_they_are_appended() -> None:
+    intake = intake_of(compared())
+    for wrong in (b"", b"x" * 129):
+        with pytest.raises(InvalidRequest, match="1 to 128"):
+            intake.append("t", b"v", None, None, None, None, None, False, 0, wrong)
+    assert intake.buffered == 0

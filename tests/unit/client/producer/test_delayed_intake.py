@@ -17,7 +17,7 @@ from semel.client.core.encoding import encode_part, rebase, trim
 from semel.client.core.sequences import InFlight, Known, _offset_of
 from semel.client.core.splitting import divide, of_encoded, of_waiting
 from semel.client.producer.intake import Intake, TopicIntake
-from semel.client.producer.rare_fields import Extra, extra_of
+from semel.client.producer.rare_fields import rare_fields
 from semel.protos.batch import BatchFlags, Codec, check_batch
 from semel.protos.columns import decode_columns
 from semel.protos.errors import InvalidRequest, MessageTooLarge
@@ -34,8 +34,10 @@ def make_intake(**options: Any) -> Intake:
     return Intake(build(ProducerConfig, options), wake=lambda: None, open_topic=None)
 
 
-def send(intake: Intake, value: bytes, extra: Extra | None = None) -> tuple[Chunk, int]:
-    return intake.append("t", value, None, None, None, None, None, True, extra)
+def send(
+    intake: Intake, value: bytes, due_us: int = 0, message_id: bytes | None = None
+) -> tuple[Chunk, int]:
+    return intake.append("t", value, None, None, None, None, None, True, due_us, message_id)
 
 
 def taken(intake: Intake, topic_intake: TopicIntake) -> list[Chunk]:
@@ -59,9 +61,9 @@ def encoded(part: Part, previous: int = -1) -> bytes:
 
 def test_another_due_time_begins_another_chunk() -> None:
     intake = make_intake()
-    extras = [None, None, SOON, SOON, LATER, None, SOON]
-    for number, due_us in enumerate(extras):
-        send(intake, b"%d" % number, None if due_us is None else Extra(due_us, None))
+    dues = [None, None, SOON, SOON, LATER, None, SOON]
+    for number, due_us in enumerate(dues):
+        send(intake, b"%d" % number, due_us or 0)
     chunks = taken(intake, intake.topic("t"))
     assert [(chunk.due_us, chunk.values) for chunk in chunks] == [
         (0, [b"0", b"1"]),
@@ -71,15 +73,15 @@ def test_another_due_time_begins_another_chunk() -> None:
         (SOON, [b"6"]),
     ]
     assert all(chunk.message_ids is None for chunk in chunks)
-    assert intake.messages == len(extras)
+    assert intake.messages == len(dues)
     assert len(intake.snapshot()) == len(chunks)
 
 
 def test_ids_share_a_chunk_with_messages_that_have_none() -> None:
     intake = make_intake()
     for number, message_id in enumerate([None, b"a", None, b"c"]):
-        send(intake, b"%d" % number, None if message_id is None else Extra(0, message_id))
-    send(intake, b"4", Extra(SOON, b"d"))
+        send(intake, b"%d" % number, message_id=message_id)
+    send(intake, b"4", SOON, b"d")
     send(intake, b"5")
     chunks = taken(intake, intake.topic("t"))
     assert [chunk.message_ids for chunk in chunks] == [[None, b"a", None, b"c"], [b"d"], None]
@@ -93,9 +95,9 @@ def test_ids_share_a_chunk_with_messages_that_have_none() -> None:
 
 def test_a_chunk_that_was_taken_takes_nothing_more() -> None:
     intake = make_intake()
-    first, _ = send(intake, b"a", Extra(SOON, None))
+    first, _ = send(intake, b"a", SOON)
     assert intake.take(intake.topic("t"), open_too=True) is first
-    second, row = send(intake, b"b", Extra(SOON, None))
+    second, row = send(intake, b"b", SOON)
     assert second is not first
     assert row == 0
     third, _ = send(intake, b"c")
@@ -109,10 +111,10 @@ def test_a_chunk_that_was_taken_takes_nothing_more() -> None:
 def test_ids_count_for_the_size_of_a_chunk_but_not_for_the_limit_of_a_message() -> None:
     intake = make_intake(batch_bytes=2_000)
     for _ in range(4):
-        send(intake, b"v", Extra(0, b"x" * 1_000))
+        send(intake, b"v", 0, b"x" * 1_000)
     assert [chunk.count for chunk in taken(intake, intake.topic("t"))] == [2, 2]
     intake.topic("t").message_bytes_max = 10
-    send(intake, b"v" * 10, Extra(0, b"x" * 1_000))
+    send(intake, b"v" * 10, 0, b"x" * 1_000)
     with pytest.raises(MessageTooLarge):
         send(intake, b"v" * 11)
     _, pieces = intake.bulk_pieces(
@@ -122,14 +124,14 @@ def test_ids_count_for_the_size_of_a_chunk_but_not_for_the_limit_of_a_message() 
     assert sum(piece.size for piece in pieces) == 2_000 + 3 * 9
 
 
-def test_extras_of_one_message() -> None:
-    assert extra_of(None, None, None) is None
-    assert extra_of(SOON, None, None) == Extra(SOON, None)
-    assert extra_of(None, None, "ä") == Extra(0, "ä".encode())
+def test_rare_fields_of_one_message() -> None:
+    assert rare_fields(None, None, None) == (0, None)
+    assert rare_fields(SOON, None, None) == (SOON, None)
+    assert rare_fields(None, None, "ä") == (0, "ä".encode())
     with pytest.raises(InvalidRequest, match="contradict"):
-        extra_of(SOON, 3, b"id")
+        rare_fields(SOON, 3, b"id")
     with pytest.raises(InvalidRequest, match="message_id"):
-        extra_of(SOON, None, b"")
+        rare_fields(SOON, None, b"")
 
 
 DUES = st.sampled_from([None, 0, SOON - 5, SOON, LATER])
