@@ -6,7 +6,8 @@ import argparse
 
 import pytest
 
-from benchmarks.ids import ID_BYTES, NumberedIds, windows
+from benchmarks.id_load import ID_BYTES, NumberedIds
+from benchmarks.ids import windows
 
 
 def numbers(ids: NumberedIds) -> list[int]:
