@@ -271,7 +271,8 @@ class RawClient:
                 return found
             assert not header.results[0].HasField("error"), header.results[0].error
             for place, part in zip(header.results[0].batches, parts, strict=True):
-                rows = to_record_batch(part, place.row_start, place.row_end)
+                base = place.base_offset - place.row_start
+                rows = to_record_batch(part, place.row_start, place.row_end, base_offset=base)
                 assert rows.column("offset")[0].as_py() == len(found)
                 found += rows.column("value").to_pylist()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from semel.broker.dedup.fingerprints import Fingerprints
@@ -9,7 +10,8 @@ from semel.broker.dedup.id_index import IdIndex
 from semel.broker.dedup.id_places import Places
 from semel.broker.dedup.id_store import MemoryIdStore
 from semel.broker.dedup.looked_up import prints_of
-from semel.broker.state import BatchVerifier, State, TableVerifier
+from semel.broker.dedup.published_ids import read_arrived
+from semel.broker.state import BatchVerifier, Published, State, TableVerifier
 from semel.broker.state.apply.results import IdsChecked
 from semel.protos.batch import BROKER_HEADER_BYTES, check_batch
 from semel.protos.columns import decode_columns
@@ -53,7 +55,7 @@ def check_slave(group: IdGroup) -> None:
     """A node that only applies the log finds the same ids at the same places."""
     state, index = State(), IdIndex(MemoryIdStore(), KEY.topic_id, SEED, memory_ids=100)
     for frame in group.frames:
-        follow(group.fingerprints, state, index, frame)
+        follow(group.fingerprints, state, index, frame, lambda *at: group.payload(*at[:2]))
     everything = group.look_up(group.batch([(b"%d" % n, b"") for n in range(16)]))._prints.keys
     found = []
     for each in (index, group.index):
@@ -64,11 +66,23 @@ def check_slave(group: IdGroup) -> None:
     assert found[0] == found[1]
 
 
-def follow(prints: Fingerprints, state: State, index: IdIndex, frame: bytes) -> None:
+def follow(
+    prints: Fingerprints,
+    state: State,
+    index: IdIndex,
+    frame: bytes,
+    read: Callable[[int, int, int], bytes] = lambda *_: b"",
+) -> None:
     """Applies a frame, and adds the ids of its batches as a slave does."""
     results = state.apply_frame(frame)
     records = list(iter_records(frame))
     for at, result in enumerate(results):
+        if isinstance(result, Published) and result.arrived:
+            found = read_arrived(frame, {KEY.topic_id: prints}, read)
+            for topic_id, first_arrival, ids in result.arrived:
+                arrived = found[topic_id]
+                assert len(arrived.keys) == ids
+                index.add(arrived.keys, arrived.digests, arrived.places, first_arrival)
         if isinstance(result, IdsChecked) and result.ids:
             data = bytes(records[at + 1][2])[BROKER_HEADER_BYTES:]
             batch: Any = results[at + 1]

@@ -38,7 +38,7 @@ def overlooks_ids_in_flight() -> AbstractContextManager[object]:
 def stores_repeats_within_a_batch() -> AbstractContextManager[object]:
     """Nobody looks whether two messages of one batch have one id."""
     nothing = np.zeros(0, np.int64)
-    return patch.object(id_rows, "_repeated", lambda *_: (nothing, nothing))
+    return patch.object(id_rows, "repeated", lambda *_: (nothing, nothing))
 
 
 def writes_checkpoints_before_the_index() -> AbstractContextManager[object]:

@@ -36,6 +36,9 @@ ANSWER: Final = np.dtype(
     ]
 )
 DROPPED: Final = np.dtype([("sequence", "<i8"), ("first", "<i8")])
+SAME_TRANSACTION: Final = 1 << 62
+"""In place of an arrival in `DROPPED`: the first message with the id is published by the same
+transaction, and arrives with it."""
 
 
 class Dropped(NamedTuple):

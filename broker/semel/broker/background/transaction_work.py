@@ -14,7 +14,8 @@ Invariants
 1. Only the coordinator's decision ends a pin: it is published if that was commit, else dropped.
 2. FINISH is logged only after every participant has said that its part is published and durable.
 
-Not here: the rules (`state/`), the calls as clients see them (`server/transactions_service.py`).
+Not here: the rules (`state/`), a publication itself (`publication.py`), the calls as clients see
+them (`server/transactions_service.py`).
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, Final, NamedTuple
 
+from semel.broker.background.publication import Publications
 from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.group_calls import GroupCalls
 from semel.broker.replica.replica import Replica
-from semel.broker.state import Pin, Published, TransactionApplied
-from semel.protos.errors import NotMaster, SemelError, Throttled, TransactionAborted
+from semel.broker.state import Pin, TransactionApplied
+from semel.protos.errors import NotMaster, SemelError, TransactionAborted
 from semel.protos.v1 import control_pb2, transaction_records_pb2
 
 logger = logging.getLogger(__name__)
@@ -38,7 +40,6 @@ FORGET_LOOK_S: Final = 60.0
 CALL_S: Final = 5.0
 PAUSE_MAX_S: Final = 5.0
 AT_ONCE_MAX: Final = 1_000
-_LOOK_UPS_MAX: Final = 5
 
 
 class Dropped(NamedTuple):
@@ -56,10 +57,14 @@ class TransactionWork:
         self._config = config
         self._replica = replica
         self._calls = calls
+        self._publications = Publications(replica)
         self._working: dict[str, asyncio.Task[bool]] = {}
         """Tasks under way, by what they do about which transaction: each at most once."""
         self._dropped: dict[tuple[str, int], Dropped] = {}
         """By transaction and epoch, for the answer to the commit; the oldest are forgotten."""
+        self._published: dict[tuple[str, int], Dropped] = {}
+        """By transaction and attempt, for the coordinator, whose calls may not wait as long as a
+        publication takes; the oldest are forgotten."""
         self._pauses: dict[str, tuple[float, float]] = {}
         """After a failure: when to try again, and the pause after that; in seconds."""
 
@@ -143,32 +148,31 @@ class TransactionWork:
     # --- participant ------------------------------------------------------------------------
 
     async def publish(self, record: transaction_records_pb2.PublishTransaction) -> Dropped:
-        """Returns once the attempt's pin is published, and what this call has dropped of it.
+        """Returns once the attempt's pin is published, and what was dropped of it, unless an
+        earlier call has returned that.
 
-        Raises SemelError.
+        The work goes on when the call is cancelled. Raises SemelError.
         """
         await self._replica.confirm_read()
-        staging = self._replica.state.transactions.staging
-        if staging.pin_of(record.transaction_id, record.attempt) is None:
-            return Dropped(0, 0)
+        name, attempt = record.transaction_id, record.attempt
+        if self._replica.state.transactions.staging.pin_of(name, attempt) is not None:
+            work = self._publish_here(record)
+            await asyncio.shield(self._once(f"publish here {name} {attempt}", work))
+        return self._published.pop((name, attempt), Dropped(0, 0))
+
+    async def _publish_here(self, record: transaction_records_pb2.PublishTransaction) -> bool:
         asked = transaction_records_pb2.PublishTransaction()
         asked.CopyFrom(record)
-        step = control_pb2.ControlRecord(
-            transaction=transaction_records_pb2.TransactionRecord(publish=asked)
-        )
-        for left in reversed(range(_LOOK_UPS_MAX)):
-            looked_up = await self._replica.look_up_pinned(record.transaction_id, record.attempt)
-            try:
-                published = await self._replica.submit_control(step, looked_up)
-                assert isinstance(published, Published)
-                return Dropped(published.duplicates, published.conflicts)
-            except TransactionAborted:
-                break  # another call has ended it
-            except Throttled as error:  # what was looked up may be too old
-                if not looked_up or not left:
-                    raise
-                await asyncio.sleep((error.retry_after_ms or 0) / 1000)
-        return Dropped(0, 0)
+        try:
+            published = await self._publications.publish(asked)
+        except TransactionAborted:
+            return True  # another call has ended its pin
+        dropped = Dropped(published.duplicates, published.conflicts)
+        if any(dropped):
+            self._published[record.transaction_id, record.attempt] = dropped
+            if len(self._published) > AT_ONCE_MAX:
+                del self._published[next(iter(self._published))]
+        return True
 
     async def settle(self, transaction_id: str) -> bool:
         """Asks the coordinator about a pin and obeys its decision; True if no pin is left."""

@@ -452,6 +452,11 @@ class IdIndex:
             return None
         return self._in_memory(view, keys, arrival)
 
+    def in_memory(self, arrival: int) -> bool:
+        """Whether what arrived at `arrival` or later is in memory, so `ids_of` need not read."""
+        view = self._view
+        return arrival >= (view.fresh if view.frozen is None else view.frozen).first_arrival
+
     def _in_memory(self, view: _View, keys: U64, first_arrival: int) -> Hits:
         hits = view.fresh.look(keys, first_arrival)
         if view.frozen is None:

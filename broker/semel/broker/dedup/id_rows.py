@@ -87,7 +87,7 @@ def decide_rows(
         return RowsDecision(len(sequences), np.arange(len(prints.rows)), None, 0, 0, b"", b"")
     new = np.ones(len(prints.rows), np.bool_)
     new[found] = False
-    later, first = _repeated(prints, np.flatnonzero(new))
+    later, first = repeated(prints, np.flatnonzero(new))
     new[later] = False
     count = len(sequences) - len(found) - len(later)
     if count == len(sequences):
@@ -125,8 +125,8 @@ def decide_rows(
     )
 
 
-def _repeated(prints: Prints, new: Rows) -> tuple[Rows, Rows]:
-    """Rows of `new` whose id an earlier one of them has, and for each of them that earlier one."""
+def repeated(prints: Prints, new: Rows) -> tuple[Rows, Rows]:
+    """Returns the rows of `new` whose id an earlier one of them has, and for each that one."""
     nothing = np.zeros(0, np.int64)
     if len(new) < 2:
         return nothing, nothing

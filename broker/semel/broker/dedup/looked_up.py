@@ -143,18 +143,6 @@ class LookedUp:
         self._places = self._index.places_of(self._search.hits.arrivals)
         return self
 
-    def catch_up(self, first_arrival: int, cancelled: Sequence[Sequence[int]]) -> bool:
-        """Completes the look-up with what has arrived since: from here to the next turn of the
-        event loop, where alone memory is frozen, `decide` has all that it needs; False if memory no
-        longer tells."""
-        known = self._known(first_arrival, cancelled)
-        if known is None:
-            return False
-        end_arrival = self._index.end_arrival
-        self._search = self._search._replace(hits=known.hits, end_arrival=end_arrival)
-        self._places = known.places
-        return True
-
     def decide(
         self,
         *,
@@ -216,7 +204,7 @@ class LookedUp:
         search, hits, places = self._search, self._search.hits, self._places
         assert not search.maybe, "`finish` comes first"
         if len(hits.rows):
-            alive = (hits.arrivals >= np.uint64(first_arrival)) & _counting(hits, cancelled)
+            alive = (hits.arrivals >= np.uint64(first_arrival)) & counting(hits, cancelled)
             if not alive.all():
                 hits, places = hits.take(alive), places.take(alive)
         begin = max(search.end_arrival, first_arrival)
@@ -224,7 +212,7 @@ class LookedUp:
         if since is None:
             return None
         if len(since.rows):
-            since = since.take(_counting(since, cancelled))
+            since = since.take(counting(since, cancelled))
         if not len(since.rows):
             return Known(hits, places)
         # An id in a run may have come again: it was cancelled, or the window had left it behind, or
@@ -239,8 +227,8 @@ class LookedUp:
         return Known(hits.then(since).take(order), places.then(added).take(order))
 
 
-def _counting(hits: Hits, cancelled: Sequence[Sequence[int]]) -> npt.NDArray[np.bool_]:
-    """Which hits count: of a message that was cancelled the id may be used again."""
+def counting(hits: Hits, cancelled: Sequence[Sequence[int]]) -> npt.NDArray[np.bool_]:
+    """Returns which hits count: of a message that was cancelled the id may be used again."""
     counting = np.ones(len(hits.arrivals), np.bool_)
     for arrivals in cancelled:
         if len(arrivals) and len(counting):

@@ -1,9 +1,10 @@
 """Applies committed entries to the replicated state, and answers those who wait for that.
 
 How it works. Frames come from the log's cache at once, else from disk in the reader pool, after
-which `apply` goes on. For each applied entry the proposer answers its requests
-(`Proposer.on_applied`), the lock clock is told, and long polls wake; `on_applied` is called once
-every committed entry that is here is applied.
+which `apply` goes on. An entry with a publication to topics that compare message ids waits as well,
+until its ids are read from the batches that it takes (`IdIndexes.to_fetch`). For each applied entry
+the proposer answers its requests (`Proposer.on_applied`), the lock clock is told, and long polls
+wake; `on_applied` is called once every committed entry that is here is applied.
 
 Invariants
 1. The state is applied in index order, each entry once, and only entries that are committed.
@@ -22,6 +23,8 @@ from functools import partial
 from typing import Protocol
 
 from semel.broker.config import BrokerConfig
+from semel.broker.dedup.id_store import CorruptIndex
+from semel.broker.dedup.published_ids import ArrivedIds
 from semel.broker.log import DamagedEntry, Log
 from semel.broker.raft import RaftCore
 from semel.broker.replica.clock import monotonic_ms
@@ -30,9 +33,10 @@ from semel.broker.replica.fetch_waiters import QueueWatchers
 from semel.broker.replica.mastership import Mastership
 from semel.broker.replica.message_ids import MessageIds
 from semel.broker.replica.peers import Peers
+from semel.broker.replica.pinned_look_up import read_stored
 from semel.broker.state import State
 from semel.protos import compat
-from semel.protos.errors import Unavailable
+from semel.protos.errors import SemelError, Unavailable
 
 _FRAMES_MAX = 64
 """At most this many entries are applied before the commit index is read again."""
@@ -97,7 +101,8 @@ class Applier:
                 reading = self._loop.run_in_executor(self._readers, self._log.read_frames, lo, hi)
                 reading.add_done_callback(partial(self._on_read, state))
                 return
-            self._apply_frames(frames)
+            if not self._apply_frames(frames):
+                return
         self.on_applied(state)
 
     @halting
@@ -118,12 +123,19 @@ class Applier:
                 "the file, or delete this node's data directory to rebuild it from its peers"
             )
             return
-        self._apply_frames(reading.result())
-        self.apply()
+        if self._apply_frames(reading.result()):
+            self.apply()
 
-    def _apply_frames(self, frames: Sequence[bytes]) -> None:
+    def _apply_frames(self, frames: Sequence[bytes]) -> bool:
+        """False if the rest of them has to wait for a thread."""
         state, mastership = self._replica.state, self._mastership
         for frame in frames:
+            if (fetch := self._ids.to_fetch(frame)) is not None:
+                self._reading = True
+                work = partial(fetch, partial(read_stored, self._log))
+                reading = self._loop.run_in_executor(self._readers, work)
+                reading.add_done_callback(partial(self._on_fetched, state, frame))
+                return False
             results = state.apply_frame(frame)
             self._ids.on_applied(frame, results)
             if mastership.proposer is not None:
@@ -131,6 +143,23 @@ class Applier:
                 if mastership.lock_clock is not None:
                     mastership.lock_clock.on_applied(results, monotonic_ms())
             self.watchers.wake(results)
+        return True
+
+    @halting
+    def _on_fetched(
+        self, state: State, frame: bytes, reading: asyncio.Future[dict[int, ArrivedIds]]
+    ) -> None:
+        """The message ids of a publication, the entry that comes next in `state`, were read."""
+        self._reading = False
+        if reading.cancelled():
+            return
+        if state is self._replica.state:
+            error = reading.exception()
+            if isinstance(error, SemelError | OSError) and not isinstance(error, CorruptIndex):
+                self._ids.give_up_fetching(frame, error)
+            else:
+                self._ids.on_fetched(frame, reading.result())
+        self.apply()
 
     def wake_waiters(self, index: int) -> None:
         """The state is applied up to `index`."""

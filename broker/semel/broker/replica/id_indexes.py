@@ -36,6 +36,8 @@ from semel.broker.dedup.id_runs import IdRun
 from semel.broker.dedup.id_store import CorruptIndex, IdStore
 from semel.broker.dedup.looked_up import prints_in
 from semel.broker.dedup.moved_ids import unpack
+from semel.broker.dedup.pinned_ids import ReadRecord
+from semel.broker.dedup.published_ids import ArrivedIds, publications_in, read_arrived
 from semel.broker.replica.proposer import Proposer
 from semel.broker.state import (
     ApplyResult,
@@ -43,7 +45,7 @@ from semel.broker.state import (
     IdsChecked,
     IdWindow,
     MoveApplied,
-    StagedChecked,
+    Published,
     State,
 )
 from semel.protos.batch import BROKER_HEADER_BYTES, decode_header
@@ -133,6 +135,8 @@ class IdIndexes:
         """The store is to be wiped."""
         self._unwritten: set[int] = set()
         """Topics whose ids the disk does not take."""
+        self._fetched: tuple[int, dict[int, ArrivedIds]] = 0, {}
+        """The entry whose published ids were read, and these by topic."""
         self.forgotten: dict[int, int] = {}
         """By topic: ids that arrived before are lost on all members of the group."""
         self.behind = False
@@ -232,11 +236,14 @@ class IdIndexes:
                 entry = decode_frame_header(frame).index
                 records = [payload for _, _, payload in iter_records(frame)]
                 for at in arrived:
-                    if isinstance(results[at], MoveApplied):
+                    result = results[at]
+                    if isinstance(result, Published):
+                        self._add_published(entry, result)
+                    elif isinstance(result, MoveApplied):
                         record = ControlRecord.FromString(bytes(records[at]))
                         self.add_moved(record.move_queue)
                     else:
-                        self._add(entry, results[at], results[at + 1], records[at + 1])
+                        self._add(entry, result, results[at + 1], records[at + 1])
         if self.behind:
             self.check()
 
@@ -244,7 +251,7 @@ class IdIndexes:
         self, entry: int, checked: ApplyResult, batch: ApplyResult, record: memoryview
     ) -> None:
         assert isinstance(checked, IdsChecked)
-        assert isinstance(batch, BatchApplied | StagedChecked)
+        assert isinstance(batch, BatchApplied)
         topic = self._topics.get(checked.topic_id)
         if topic is None or checked.first_arrival + checked.ids <= topic.ids.end_arrival:
             return
@@ -260,6 +267,64 @@ class IdIndexes:
             checked.first_arrival, header.queue_id, batch.base_offset, prints.rows, due_us, entry
         )
         topic.ids.add(prints.keys, prints.digests, places, checked.first_arrival)
+
+    # --- publications -----------------------------------------------------------------------
+
+    def to_fetch(self, frame: bytes) -> Callable[[ReadRecord], dict[int, ArrivedIds]] | None:
+        """What has to be done in a thread before an entry is applied: the ids of a publication are
+        read from the log. None if nothing has to be.
+
+        Until the entry is applied, its batches are pinned: they cannot be cleaned away.
+        """
+        windows = self._node.state.id_windows.topics
+        if not windows or not self._node.state.transactions.staging.pins:
+            return None
+        entry = decode_frame_header(frame).index
+        if self._fetched[0] == entry:
+            return None
+        lacking = {}
+        for publish in publications_in(frame):
+            for arrived in publish.ids:
+                ids, window = sum(arrived.ids), windows.get(arrived.topic_id)
+                topic = self._topics.get(arrived.topic_id)
+                if window is None or not ids:
+                    continue
+                if topic is None:  # it may be open again by then
+                    lacking[arrived.topic_id] = Fingerprints(window.settings.seed)
+                elif arrived.first_arrival + ids > topic.ids.end_arrival:
+                    lacking[arrived.topic_id] = topic.fingerprints
+        if not lacking:
+            return None
+
+        def fetch(read: ReadRecord) -> dict[int, ArrivedIds]:
+            return read_arrived(frame, lacking, read)
+
+        return fetch
+
+    def on_fetched(self, frame: bytes, found: dict[int, ArrivedIds]) -> None:
+        """What `to_fetch` asked for is done; `frame` is applied next."""
+        self._fetched = decode_frame_header(frame).index, found
+
+    def give_up_fetching(self, frame: bytes, error: Exception) -> None:
+        """The batches of a publication are not readable here: its ids will be missing, and come
+        from a peer's index."""
+        entry = decode_frame_header(frame).index
+        logger.error("published message ids not read entry=%d error=%s", entry, error)
+        self._fetched = entry, {}
+
+    def _add_published(self, entry: int, published: Published) -> None:
+        fetched = self._fetched[1] if self._fetched[0] == entry else {}
+        for topic_id, first_arrival, ids in published.arrived:
+            topic = self._topics.get(topic_id)
+            if topic is None or first_arrival + ids <= topic.ids.end_arrival:
+                continue
+            found = fetched.get(topic_id)
+            if found is None:
+                topic.ids.skip_to(first_arrival + ids)
+                self.check()
+                continue
+            topic.ids.add(found.keys, found.digests, found.places, first_arrival)
+        self._fetched = 0, {}
 
     def add_moved(self, record: MoveQueue) -> None:
         """Adds the ids of a queue that moves here, of an entry that was applied or accepted."""
@@ -392,7 +457,9 @@ class IdIndexes:
 
 def _has_ids(result: ApplyResult) -> bool:
     """Whether ids have arrived with a record, or with the batch behind it."""
-    return isinstance(result, IdsChecked) or (isinstance(result, MoveApplied) and result.ids > 0)
+    if isinstance(result, Published):
+        return bool(result.arrived)
+    return isinstance(result, IdsChecked | MoveApplied) and result.ids > 0
 
 
 def _skip_to(ids: IdIndex, window: IdWindow) -> None:

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -24,15 +24,28 @@ from semel.broker.dedup.fingerprints import U64
 from semel.broker.dedup.id_index import MEMORY_IDS, IdIndex, Search
 from semel.broker.dedup.id_store import CorruptIndex, IdStore
 from semel.broker.dedup.looked_up import LookedUp, prints_in
+from semel.broker.dedup.pinned_ids import (
+    PinnedIds,
+    PinnedRecord,
+    may_grow_too_large,
+)
 from semel.broker.replica.id_indexes import IdIndexes, IdNode, TopicIndex
 from semel.broker.replica.proposer import AckSink, Proposer
-from semel.broker.state import BatchName, StagedIds
-from semel.protos.batch import BROKER_HEADER_BYTES, BatchFlags, BatchHeader, check_batch
-from semel.protos.errors import DedupStateExpired, InvalidRequest, SemelError, Throttled
+from semel.broker.state import BatchName, KnownIds, StagedExtent
+from semel.protos.batch import BATCH_BYTES_MAX, BatchHeader
+from semel.protos.errors import DedupStateExpired, MessageTooLarge, SemelError, Throttled
+from semel.protos.ids import QueueKey
 from semel.protos.staging import STAGER_ID_MIN
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+_SMALL_MESSAGES: Final = 65_536
+_SMALL_BATCHES: Final = 8_192
+_SMALL_BYTES: Final = 4 << 20
+"""A transaction up to this size fits into the entry of its publication, should all of it have to
+stand there again: with 40 bytes a message and 200 a batch for the decision."""
 _RETRY_AFTER_MS: Final = 100
 _IN_FLIGHT_MS: Final = 20
 
@@ -83,6 +96,8 @@ class MessageIds(IdIndexes):
         if topic is not None and header.producer_id >= STAGER_ID_MIN:
             # They are looked up when they are published, and must be well-formed then.
             try:
+                if may_grow_too_large(header, BATCH_BYTES_MAX):
+                    raise _too_large_to_stage(header)
                 prints_in(topic.fingerprints, header, data)
             except SemelError as error:
                 sink.refuse(header, error)
@@ -142,43 +157,51 @@ class MessageIds(IdIndexes):
         proposer.submit_batch(header, data, sink, reading.result())
         self._node.schedule_turn()
 
-    async def look_up_staged(self, stored: Sequence[bytes]) -> list[StagedIds | None]:
-        """Looks the ids of pinned batches up, which the log has as `stored`; None for one without
-        ids.
+    def pinned(
+        self, pinned: Mapping[QueueKey, Sequence[StagedExtent]]
+    ) -> dict[int, tuple[PinnedIds, KnownIds]]:
+        """For each topic of pinned batches that compares ids, what looks them up in a thread, and
+        the topic's window.
 
         Raises Throttled.
         """
-        begun: list[tuple[BatchHeader, LookedUp] | None] = []
-        for payload in stored:
-            data = payload[BROKER_HEADER_BYTES:]
-            header = check_batch(data)
-            topic = self._topics.get(header.topic_id)
-            window = self._node.state.id_windows.topics.get(header.topic_id)
-            if topic is None or window is None or self.behind or self.is_full(topic):
+        records: dict[int, list[PinnedRecord]] = {}
+        messages = 0
+        for key, extents in pinned.items():
+            if self.compares(key.topic_id):
+                found = records.setdefault(key.topic_id, [])
+                found += [PinnedRecord(*extent[:3]) for extent in extents]
+                messages += sum(extent.messages for extent in extents)
+        every = [record for found in records.values() for record in found]
+        small = (
+            messages <= _SMALL_MESSAGES
+            and len(every) <= _SMALL_BATCHES
+            and sum(record.length for record in every) <= _SMALL_BYTES
+        )
+        made = {}
+        for topic_id, found in records.items():
+            topic = self._topics.get(topic_id)
+            if topic is None or self.behind or self.is_full(topic):
                 raise _throttled("it is incomplete, or cannot be written")
-            if not header.flags & BatchFlags.MESSAGE_ID:
-                begun.append(None)
-                continue
-            try:
-                looked_up = LookedUp.begin(
-                    topic.ids, topic.fingerprints, header, data, window.first_arrival
-                )
-            except InvalidRequest as error:
-                # It was staged before the topic began to compare ids: then any bytes were an id.
-                logger.warning("message ids of a transaction not compared error=%s", error)
-                begun.append(None)
-                continue
-            begun.append((header, looked_up))
-        reading = [each[1] for each in begun if each is not None and each[1].needs_disk]
-        if reading:
-            try:
-                await asyncio.get_running_loop().run_in_executor(self._readers, _finish, reading)
-            except CorruptIndex as error:
-                self.on_damage(error)
-                raise _throttled(f"it cannot be read: {error}") from error
-            except OSError as error:
-                raise _throttled(f"it cannot be read: {error}") from error
-        return [None if each is None else StagedIds(*each) for each in begun]
+            window = self._node.state.id_windows.topics[topic_id]
+            # Copied, because the look-up is in a thread. What has changed until the publication is
+            # accepted counts then.
+            known = KnownIds(
+                window.first_arrival, [window.cancelled[:]], window.settings.keep_first
+            )
+            made[topic_id] = PinnedIds(topic.ids, topic.fingerprints, found, small=small), known
+        return made
+
+    async def look(self, executor: Executor, work: Callable[[], T]) -> T:
+        """Runs a look-up in a thread. Raises Throttled if the index is damaged or not readable, and
+        what `work` raises."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(executor, work)
+        except CorruptIndex as error:
+            self.on_damage(error)
+            raise _throttled(f"it cannot be read: {error}") from error
+        except OSError as error:
+            raise _throttled(f"it cannot be read: {error}") from error
 
     # --- retries ----------------------------------------------------------------------------
 
@@ -266,16 +289,20 @@ def _places(ids: IdIndex, search: Search, keys: U64, first_arrival: int) -> IdPl
     return IdPlace(int(hits.arrivals[0]), *(int(column[0]) for column in places))
 
 
+def _too_large_to_stage(header: BatchHeader) -> MessageTooLarge:
+    return MessageTooLarge(
+        f"batch of {header.count:,} messages, {header.uncompressed_length:,} bytes before"
+        " compression: if some of its message ids are known at the commit, the rest could be larger"
+        " than a batch may be; send smaller batches",
+        limit_bytes=BATCH_BYTES_MAX,
+    )
+
+
 def _throttled(why: str) -> Throttled:
     return Throttled(
         f"the index of message ids of this node does not serve, {why}; send again",
         retry_after_ms=_RETRY_AFTER_MS,
     )
-
-
-def _finish(reading: Sequence[LookedUp]) -> None:
-    for looked_up in reading:
-        looked_up.finish()
 
 
 def _answer_is_lost(header: BatchHeader) -> SemelError:

@@ -42,12 +42,12 @@ from semel.broker.state import (
     Duplicate,
     DuplicateInFlight,
     KeptBatch,
-    LookedUpBatches,
     LookUpIds,
     Parked,
     ParkKey,
     Refused,
     Staged,
+    TransactionIds,
     batch_record_parts,
     record_refusal,
     retry_later,
@@ -102,8 +102,8 @@ class _Batch:
 class _Control:
     record: ControlRecord
     future: asyncio.Future[ApplyResult]
-    looked_up: LookedUpBatches | None = None
-    """The pinned batches of a publication to topics that compare message ids."""
+    looked_up: TransactionIds | None = None
+    """For a publication to topics that compare message ids, and for a rewrite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class Proposer:
         """`look_up` takes a batch whose message ids must be looked up, and submits it again,
         `add_moved` the ids of an accepted step of a move. `answer_again` answers a retry of a batch
         that lost messages and is stored at an offset."""
-        self._admission = admission
+        self.admission = admission
         self._on_released = on_released
         self._look_up = look_up
         self._add_moved = add_moved
@@ -215,7 +215,7 @@ class Proposer:
     @property
     def parked_bytes(self) -> int:
         """Total bytes of those batches."""
-        return self._admission.parked_bytes
+        return self.admission.parked_bytes
 
     @property
     def entries_in_flight(self) -> int:
@@ -235,12 +235,12 @@ class Proposer:
         self.pending_bytes += len(data)
 
     def submit_control(
-        self, record: ControlRecord, looked_up: LookedUpBatches | None = None
+        self, record: ControlRecord, looked_up: TransactionIds | None = None
     ) -> asyncio.Future[ApplyResult]:
         """The future gives the record's result, or raises: refused, NotMaster.
 
-        `looked_up` are the pinned batches of a publication to topics that compare message ids; if
-        they must be looked up again, the future raises Throttled. A record beyond the limits
+        `looked_up` is for a publication to topics that compare message ids, and for a rewrite; if
+        the batches must be looked up again, the future raises Throttled. A record beyond the limits
         (`state/admission/record_limits.py`) is refused at once.
         """
         future: asyncio.Future[ApplyResult] = asyncio.get_running_loop().create_future()
@@ -281,7 +281,7 @@ class Proposer:
 
     def is_stored(self, header: BatchHeader) -> bool:
         """Whether the batch is stored and applied already."""
-        return self._admission.find_stored(header) is not None
+        return self.admission.find_stored(header) is not None
 
     def refuse_pending(self, error: SemelError) -> None:
         """Refuses all requests that wait for the admission, but for batches that were stored
@@ -290,7 +290,7 @@ class Proposer:
         self._releasing.clear()
         self.pending_bytes = self.pending_control_bytes = 0
         for item in waiting:
-            if isinstance(item, _Batch) and (stored := self._admission.find_stored(item.header)):
+            if isinstance(item, _Batch) and (stored := self.admission.find_stored(item.header)):
                 self._answer_duplicate(item, stored)
             else:
                 _answer(item, error)
@@ -320,7 +320,7 @@ class Proposer:
                 accepted = self._admit_batch(item, time_us, term, now_ms)
             elif isinstance(item, _Control):
                 self.pending_control_bytes -= length
-                room = self._admission.forget_before(item.record.transaction)
+                room = self.admission.forget_before(item.record.transaction)
                 if room is not None:
                     records.append(_control_parts(ControlRecord(transaction=room)))
                     owners.append(_Preceding())
@@ -357,9 +357,9 @@ class Proposer:
         staged = header.producer_id >= STAGER_ID_MIN
         decision: BatchDecision
         if staged:
-            decision = self._admission.admit_staged(header, time_us=time_us)
+            decision = self.admission.admit_staged(header, time_us=time_us)
         else:
-            decision = self._admission.admit_batch(
+            decision = self.admission.admit_batch(
                 header, now_ms, time_us=time_us, entry=self._index, ids=item.ids
             )
         if isinstance(decision, Accepted):
@@ -374,7 +374,7 @@ class Proposer:
             parts = batch_record_parts(
                 data,
                 base_offset=decision.base_offset,
-                append_time_us=self._admission.append_time_us(header.queue_key, time_us),
+                append_time_us=self.admission.append_time_us(header.queue_key, time_us),
                 term=Term(term),
             )
             if staged:
@@ -406,18 +406,18 @@ class Proposer:
     def _unpark(self, queue_key: QueueKey, producer_id: ProducerId) -> None:
         """A batch or a fence was accepted: those that waited for it are decided next, in order."""
         ready: list[_Batch] = []
-        while (key := self._admission.unpark(queue_key, producer_id)) is not None:
+        while (key := self.admission.unpark(queue_key, producer_id)) is not None:
             ready.append(self._parked.pop(key))
         self._queue.extendleft(reversed(ready))
         self.pending_bytes += sum(len(item.data) for item in ready)
 
     def has_overdue(self, now_ms: int) -> bool:
         """Whether the predecessor of any batch did not come in time."""
-        return self._admission.has_overdue(now_ms)
+        return self.admission.has_overdue(now_ms)
 
     def expire_parked(self, now_ms: int) -> None:
         """Answers batches whose predecessor had not come by `now_ms`; see the admission."""
-        for key, error in self._admission.expire_parked(now_ms):
+        for key, error in self.admission.expire_parked(now_ms):
             item = self._parked.pop(key)
             item.sink.refuse(item.header, error)
 
@@ -427,28 +427,28 @@ class Proposer:
         kept: list[KeptBatch] = []
         match record.WhichOneof("record"):
             case "create_queue":
-                decision = self._admission.queues.admit_create_queue(record.create_queue)
+                decision = self.admission.queues.admit_create_queue(record.create_queue)
             case "delete_queue":
-                decision = self._admission.queues.admit_delete_queue(record.delete_queue)
+                decision = self.admission.queues.admit_delete_queue(record.delete_queue)
             case "split_queue":
-                decision = self._admission.queues.admit_split(record.split_queue)
+                decision = self.admission.queues.admit_split(record.split_queue)
             case "move_queue":
-                decision = self._admission.queues.admit_move(record.move_queue)
+                decision = self.admission.queues.admit_move(record.move_queue)
             case "delete_group":
-                decision = self._admission.admit_delete_group(record.delete_group)
+                decision = self.admission.admit_delete_group(record.delete_group)
             case "feature_level":
-                decision = self._admission.admit_feature_level(record.feature_level)
+                decision = self.admission.admit_feature_level(record.feature_level)
             case "alter_topic":
-                decision = self._admission.queues.admit_alter_topic(record.alter_topic)
+                decision = self.admission.queues.admit_alter_topic(record.alter_topic)
             case "cancel_delayed":
                 cancel = record.cancel_delayed
-                decision = self._admission.admit_cancel(cancel, time_us=self._time_us)
+                decision = self.admission.admit_cancel(cancel, time_us=self._time_us)
             case "trim":
-                decision = self._admission.queues.admit_trim(record.trim)
+                decision = self.admission.queues.admit_trim(record.trim)
             case "fence":
-                decision = self._admission.admit_fence(record.fence)
+                decision = self.admission.admit_fence(record.fence)
             case "transaction":
-                decision = self._admission.admit_transaction(
+                decision = self.admission.admit_transaction(
                     record.transaction, item.looked_up, kept, self._index
                 )
             case None:
@@ -461,11 +461,11 @@ class Proposer:
         if record.move_queue.ids:
             self._add_moved(record.move_queue)
         for batch in kept:
-            self._preceding.append(_control_parts(ControlRecord(check_ids=batch.checked.record)))
+            self._preceding.append(_control_parts(ControlRecord(check_ids=batch.record)))
             parts = batch_record_parts(
-                batch.checked.decision.batch,
+                batch.batch,
                 base_offset=batch.base_offset,
-                append_time_us=self._admission.append_time_us(batch.queue_key, time_us),
+                append_time_us=self.admission.append_time_us(batch.queue_key, time_us),
                 term=Term(term),
             )
             self._preceding.append((RecordKind.STAGED, parts))
@@ -479,7 +479,7 @@ class Proposer:
         """Ends rows of a queue as soon as there are too many, because the regular look would come
         too late for a queue that gets new producers all the time. It reads all rows, so it is done
         at most once a second."""
-        if not self._admission.is_full(queue_key) or self._time_us < self._full_until_us.get(
+        if not self.admission.is_full(queue_key) or self._time_us < self._full_until_us.get(
             queue_key, 0
         ):
             return
@@ -489,13 +489,13 @@ class Proposer:
                 queue_key=queue_key,
                 now_us=self._time_us,
                 idle_ms=_NEVER_MS,
-                rows_max=self._admission.producers_max - self._admission.producers_max // 16,
+                rows_max=self.admission.producers_max - self.admission.producers_max // 16,
                 spare_ms=_BUSY_MS,
             )
         )
 
     def _propose_expiry(self, item: _Expiry) -> RecordParts | None:
-        record = self._admission.propose_expiry(
+        record = self.admission.propose_expiry(
             item.queue_key,
             now_us=item.now_us,
             idle_ms=item.idle_ms,
@@ -508,7 +508,7 @@ class Proposer:
 
     def _propose_release(self, item: _Release, time_us: int) -> RecordParts | None:
         self._releasing.discard(item.queue_key)
-        record = self._admission.propose_release(
+        record = self.admission.propose_release(
             item.queue_key, now_us=time_us, batches_max=RELEASE_BATCHES_MAX - self._released
         )
         if record is None:
@@ -517,12 +517,12 @@ class Proposer:
         return _control_parts(ControlRecord(release_delayed=record))
 
     def _propose_eviction(self, item: _Eviction, time_us: int) -> RecordParts | None:
-        record = self._admission.ids.propose_eviction(item.topic_id, time_us, item.arrival)
+        record = self.admission.ids.propose_eviction(item.topic_id, time_us, item.arrival)
         return None if record is None else _control_parts(ControlRecord(evict_ids=record))
 
     def on_applied(self, index: int, results: Sequence[ApplyResult]) -> None:
         """Answers the requests behind the records of this entry."""
-        self._admission.on_applied(results)
+        self.admission.on_applied(results)
         owners = self._entries.pop(index, None)
         if owners is None:
             return  # an entry of an earlier term, or one that nobody waits for

@@ -16,14 +16,14 @@ start and end (`node.py`), snapshots and checkpoints (`snapshots/`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor
 from random import Random
 from typing import TypeVar
 
 from semel.broker.config import BrokerConfig
 from semel.broker.dedup.id_store import IdStore
-from semel.broker.log import HardStateFile, IndexUnavailable, Log
+from semel.broker.log import HardStateFile, Log
 from semel.broker.raft import RaftCore, Role
 from semel.broker.replica.applier import Applier
 from semel.broker.replica.clock import monotonic_ms
@@ -36,11 +36,12 @@ from semel.broker.replica.mastership import Mastership
 from semel.broker.replica.member_book import Members
 from semel.broker.replica.message_ids import MessageIds
 from semel.broker.replica.peers import Peers
+from semel.broker.replica.pinned_look_up import PinnedLookUp
 from semel.broker.replica.proposer import AckSink, Proposer
 from semel.broker.replica.term_and_vote import TermAndVote
-from semel.broker.state import ApplyResult, LockClock, LookedUpBatches, StagedExtent, State
+from semel.broker.state import ApplyResult, LockClock, State, TransactionIds
 from semel.protos.batch import BatchHeader
-from semel.protos.errors import NotMaster, SemelError, Throttled, Unavailable
+from semel.protos.errors import NotMaster, SemelError, Throttled
 from semel.protos.ids import NodeId, QueueKey
 from semel.protos.v1.common_pb2 import Levels
 from semel.protos.v1.control_pb2 import ControlRecord
@@ -287,36 +288,39 @@ class Replica:
         self.mastership.proposer.submit_batch(header, data, sink)
         self.driver.schedule_turn()
 
-    async def look_up_pinned(self, transaction_id: str, attempt: int) -> LookedUpBatches:
-        """The pinned batches of topics that compare message ids, looked up.
-
-        Raises Throttled and StorageError.
-        """
+    def look_up_pinned(self, transaction_id: str, attempt: int) -> PinnedLookUp:
+        """What looks up the pinned batches of topics that compare message ids. Raises NotMaster and
+        Throttled."""
+        self.check_master()
         staging = self.state.transactions.staging
         pin = staging.pin_of(transaction_id, attempt)
-        extents = [
-            extent
-            for key, each in (() if pin is None else staging.pinned_extents(pin).items())
-            if self.ids.compares(key.topic_id)
-            for extent in each
-        ]
-        if not extents:
-            return {}
-        stored = await asyncio.get_running_loop().run_in_executor(
-            self.readers, _read_staged, self.log, extents
-        )
-        found = await self.ids.look_up_staged(stored)
-        names = [(extent.entry, extent.position) for extent in extents]
-        return dict(zip(names, found, strict=True))
+        topics = self.ids.pinned({} if pin is None else staging.pinned_extents(pin))
+        return PinnedLookUp(self.ids, self.log, self.readers, self.mastership.term, topics)
+
+    def hold_ids(self, topics: frozenset[int]) -> None:
+        """Takes no batches with message ids of these topics until `release_ids`, or in another
+        term."""
+        if self.mastership.proposer is not None:
+            self.mastership.proposer.admission.ids.hold(topics)
+
+    def release_ids(self, topics: frozenset[int]) -> None:
+        """Ends one `hold_ids`."""
+        if self.mastership.proposer is not None:
+            self.mastership.proposer.admission.ids.release(topics)
 
     async def submit_control(
-        self, record: ControlRecord, looked_up: LookedUpBatches | None = None
+        self, record: ControlRecord, looked_up: TransactionIds | None = None
     ) -> ApplyResult:
-        """The record's result, once it is applied. `looked_up` are the batches of a publication.
+        """The record's result, once it is applied. `looked_up` is for a publication or a rewrite.
 
         Raises NotMaster, Throttled, or the error with which admission refused it.
         """
         await self.wait_master()
+        if looked_up and looked_up.term != self.mastership.term:
+            raise Throttled(
+                "the message ids of the transaction were looked up in an older term; look again",
+                retry_after_ms=0,
+            )
         proposer = self.mastership.proposer
         assert proposer is not None
         waiting_bytes, bytes_max = proposer.pending_control_bytes, self.config.pending_bytes_max
@@ -418,14 +422,3 @@ class Replica:
         """
         self.mastership.stop(error)
         self.driver.reads.fail(self.not_master)
-
-
-def _read_staged(log: Log, extents: Sequence[StagedExtent]) -> list[bytes]:
-    """Runs in the reader pool; the log checks frames. Raises CorruptSegment and Unavailable."""
-    found = []
-    for extent in extents:
-        try:
-            found.append(bytes(log.read_record(extent.entry, extent.position, extent.length)))
-        except IndexUnavailable as error:
-            raise Unavailable(f"a staged batch is not readable on this node: {error}") from None
-    return found

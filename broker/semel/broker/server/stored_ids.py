@@ -2,7 +2,8 @@
 
 How it works. Entries are fed in their order, from any one on. Each stored batch of a topic that
 compares ids comes behind a CHECK_IDS record, which numbers the ids of its messages: their
-*arrivals*. Batches of a transaction are those that its publication keeps. EVICT_IDS records say
+*arrivals*. Batches of a transaction are those that its PUBLISH record names, which numbers their
+ids; they lie in earlier entries, or in front of it. EVICT_IDS records say
 where the window begins, CANCEL_DELAYED records which ids are free again. So it is exact which
 message was stored although its id was in the window:
 
@@ -24,6 +25,7 @@ Not here: reading the log (`verification.py`), the decisions of masters (`semel.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -37,7 +39,7 @@ from semel.protos.errors import CorruptBatch, InvalidRequest
 from semel.protos.frames import RecordKind, decode_frame_header, iter_records
 from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.queue_refs import queue_key_of
-from semel.protos.v1 import control_pb2
+from semel.protos.v1 import control_pb2, transaction_records_pb2
 
 _UNKNOWN: Final = -1
 """In place of the beginning of a window that no record has told yet."""
@@ -83,31 +85,43 @@ class _Window:
 class StoredIds:
     """Reads entries, one after the other."""
 
-    def __init__(self, begins: dict[int, int], seed: bytes) -> None:
+    def __init__(
+        self, begins: dict[int, int], seed: bytes, read: Callable[[int, int, int], bytes | None]
+    ) -> None:
         """`begins` has the beginning of each window to look at, as it is after the last entry, by
-        topic. `seed` has 16 random bytes."""
+        topic. `seed` has 16 random bytes. `read` returns the record at (entry, position) of a
+        length; None if it is gone, because its messages were trimmed."""
         self.problems: list[str] = []
         self._begins = begins
         self._fingerprints = Fingerprints(seed)
         self._windows: dict[int, _Window] = {}
+        self._read = read
         self._checked: control_pb2.CheckIds | None = None
+        self._staged: list[bytes] = []
+        """Batches of transactions in the entry without the messages that were dropped."""
         self._found: dict[QueueKey, int] = {}
 
     def feed(self, frame: bytes) -> None:
         """Reads the next entry."""
         index = decode_frame_header(frame).index
+        self._staged.clear()
         for _, kind, payload in iter_records(frame):
             if kind is RecordKind.CONTROL:
-                self._control(control_pb2.ControlRecord.FromString(bytes(payload)))
-            elif kind in (RecordKind.BATCH, RecordKind.STAGED) and self._checked is not None:
+                self._control(control_pb2.ControlRecord.FromString(bytes(payload)), index)
+            elif self._checked is not None:
                 record, self._checked = self._checked, None
-                try:
-                    self._batch(record, bytes(payload), index)
-                except (CorruptBatch, InvalidRequest) as error:
-                    self.problems.append(f"entry {index}: ids cannot be compared: {error}")
+                key = queue_key_of(record.queue)
+                if kind is RecordKind.STAGED:
+                    self._staged.append(bytes(payload))
+                elif kind is RecordKind.BATCH:
+                    self._stored(key, record.first_arrival, record.ids, bytes(payload), index)
 
-    def _control(self, record: control_pb2.ControlRecord) -> None:
-        if record.HasField("check_ids"):
+    def _control(self, record: control_pb2.ControlRecord, index: int) -> None:
+        if record.transaction.HasField("publish"):
+            for topic in record.transaction.publish.ids:
+                if topic.topic_id in self._begins:
+                    self._publish(topic, index)
+        elif record.HasField("check_ids"):
             if record.check_ids.queue.topic_id in self._begins:
                 self._checked = record.check_ids
         elif record.HasField("evict_ids"):
@@ -121,32 +135,50 @@ class StoredIds:
         elif record.HasField("alter_topic") and not record.alter_topic.settings.HasField("dedup"):
             self._end(record.alter_topic.topic_id)
 
-    def _batch(self, record: control_pb2.CheckIds, payload: bytes, index: int) -> None:
+    def _publish(self, topic: transaction_records_pb2.PublishedIds, index: int) -> None:
+        arrival = topic.first_arrival
+        here = (each for each in self._staged if _key(each).topic_id == topic.topic_id)
+        columns = topic.ids, topic.entries, topic.positions, topic.lengths
+        for ids, entry, position, length in zip(*columns, strict=True):
+            payload = self._read(entry, position, length) if entry else next(here, None)
+            if payload is not None:
+                self._stored(_key(payload), arrival, ids, payload, index)
+            elif not entry:
+                self.problems.append(f"entry {index}: a published batch is not there")
+            arrival += ids
+        self._windows.setdefault(topic.topic_id, _Window()).next_arrival = arrival
+
+    def _stored(self, key: QueueKey, arrival: int, ids: int, payload: bytes, index: int) -> None:
+        try:
+            self._batch(key, arrival, ids, payload, index)
+        except (CorruptBatch, InvalidRequest) as error:
+            self.problems.append(f"entry {index}: ids cannot be compared: {error}")
+
+    def _batch(self, key: QueueKey, arrival: int, count: int, payload: bytes, index: int) -> None:
         batch = payload[BROKER_HEADER_BYTES:]
         header = decode_header(payload, BROKER_HEADER_BYTES)
-        if header.queue_key != queue_key_of(record.queue) or not header.count:
+        if header.queue_key != key or not header.count:
             return  # the table's verifier says what does not fit
         check_batch(batch)
         ids = decode_columns(batch, header).message_ids
         if ids is None:
             return
         ids = ids.drop_null()
-        if len(ids) != record.ids:
+        if len(ids) != count:
             self.problems.append(
-                f"entry {index}: {len(ids)} messages with ids are stored, the decision says"
-                f" {record.ids}"
+                f"entry {index}: {len(ids)} messages with ids are stored, the decision says {count}"
             )
-        topic_id = record.queue.topic_id
+        topic_id = key.topic_id
         window = self._windows.setdefault(topic_id, _Window())
-        if record.first_arrival < window.next_arrival:
+        if arrival < window.next_arrival:
             # The window has begun again, after all queues of the topic had moved away.
             self._end(topic_id)
             window = self._windows.setdefault(topic_id, _Window())
-        window.next_arrival = record.first_arrival + len(ids)
+        window.next_arrival = arrival + len(ids)
         window.keys.append(self._fingerprints.keys(ids))
-        window.arrivals.append(record.first_arrival + np.arange(len(ids), dtype=np.int64))
+        window.arrivals.append(arrival + np.arange(len(ids), dtype=np.int64))
         window.begins.append(window.begin)
-        window.queues.append(header.queue_key.queue_id)
+        window.queues.append(key.queue_id)
 
     def _end(self, topic_id: int) -> None:
         """The topic ceases to compare ids; if it begins again, it does so with none."""
@@ -170,3 +202,7 @@ class StoredIds:
             self._count(topic_id, window)
         self._windows.clear()
         return self._found
+
+
+def _key(payload: bytes) -> QueueKey:
+    return decode_header(payload, BROKER_HEADER_BYTES).queue_key

@@ -22,6 +22,7 @@ import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from typing import Final
 
@@ -238,13 +239,23 @@ def _stored_ids(log: Log, wanted: Sequence[_Wanted], index: int) -> StoredIds | 
     }
     if not begins:
         return None
-    found = StoredIds(begins, secrets.token_bytes(16))
+    read = partial(_published, log)
+    found = StoredIds(begins, secrets.token_bytes(16), read)
     try:
         for frame in _frames(log, log.first_index, index + 1):
             found.feed(frame)
     except StorageError:  # cleaned meanwhile, or damaged: it begins at the checkpoint
-        found = StoredIds(begins, secrets.token_bytes(16))
+        found = StoredIds(begins, secrets.token_bytes(16), read)
     return found
+
+
+def _published(log: Log, entry: int, position: int, length: int) -> bytes | None:
+    """A batch that a transaction has published; None if it was trimmed since, or is damaged: then
+    the queue's verifier misses its messages."""
+    try:
+        return bytes(log.read_record(entry, position, length))
+    except (StorageError, IndexUnavailable, InvalidRequest):
+        return None
 
 
 def _cut(log: Log, one: _Wanted, end: int, index: int) -> _Wanted:

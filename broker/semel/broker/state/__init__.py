@@ -24,13 +24,9 @@ from semel.broker.state.admission.decisions import (
     Refused,
     retry_later,
 )
-from semel.broker.state.admission.id_admission import CheckedIds
+from semel.broker.state.admission.id_admission import CheckedIds, KnownIds
 from semel.broker.state.admission.record_limits import NAME_CHARACTERS_MAX, record_refusal
-from semel.broker.state.admission.transaction_admission import (
-    KeptBatch,
-    LookedUpBatches,
-    StagedIds,
-)
+from semel.broker.state.admission.transaction_admission import KeptBatch, TransactionIds
 from semel.broker.state.apply.coordination import Begun, Coordination
 from semel.broker.state.apply.delay_figures import DueHistogram
 from semel.broker.state.apply.delays import (
@@ -77,13 +73,15 @@ from semel.broker.state.apply.results import (
     Staged,
     StagedChecked,
     StateDiverged,
+    TopicArrivals,
     TransactionApplied,
     WindowEntry,
 )
 from semel.broker.state.apply.rows import WINDOW_BATCHES, Outcome, OutcomeKind
 from semel.broker.state.apply.slices import make_slice, read_slice
 from semel.broker.state.apply.splits import ancestors, unread_error
-from semel.broker.state.apply.staging import Pin, StagedExtent, Stager, Staging
+from semel.broker.state.apply.stagers import Pin, StagedExtent, Stager
+from semel.broker.state.apply.staging import Staging
 from semel.broker.state.apply.state_machine import State
 from semel.broker.state.apply.transactions import Transactions
 from semel.broker.state.lag import Progress, progress
@@ -129,12 +127,12 @@ __all__ = [
     "IdsChecked",
     "Incoming",
     "KeptBatch",
+    "KnownIds",
     "LockClock",
     "LockGranted",
     "LockRefused",
     "LogClock",
     "LookUpIds",
-    "LookedUpBatches",
     "Membership",
     "MembershipApplied",
     "MoveApplied",
@@ -161,13 +159,14 @@ __all__ = [
     "Staged",
     "StagedChecked",
     "StagedExtent",
-    "StagedIds",
     "Stager",
     "Staging",
     "State",
     "StateDiverged",
     "TableVerifier",
+    "TopicArrivals",
     "TransactionApplied",
+    "TransactionIds",
     "Transactions",
     "VoterClocks",
     "WindowEntry",

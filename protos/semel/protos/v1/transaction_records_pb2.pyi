@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class TransactionRecord(_message.Message):
-    __slots__ = ("open_stager", "pin", "publish", "drop_pin", "drop_stagers", "begin", "decide", "abort", "finish", "forget")
+    __slots__ = ("open_stager", "pin", "publish", "drop_pin", "drop_stagers", "begin", "decide", "abort", "finish", "forget", "rewrite")
     OPEN_STAGER_FIELD_NUMBER: _ClassVar[int]
     PIN_FIELD_NUMBER: _ClassVar[int]
     PUBLISH_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,7 @@ class TransactionRecord(_message.Message):
     ABORT_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     FORGET_FIELD_NUMBER: _ClassVar[int]
+    REWRITE_FIELD_NUMBER: _ClassVar[int]
     open_stager: OpenStager
     pin: PinTransaction
     publish: PublishTransaction
@@ -29,7 +30,8 @@ class TransactionRecord(_message.Message):
     abort: AbortTransaction
     finish: FinishTransaction
     forget: ForgetTransactions
-    def __init__(self, open_stager: _Optional[_Union[OpenStager, _Mapping]] = ..., pin: _Optional[_Union[PinTransaction, _Mapping]] = ..., publish: _Optional[_Union[PublishTransaction, _Mapping]] = ..., drop_pin: _Optional[_Union[DropPin, _Mapping]] = ..., drop_stagers: _Optional[_Union[DropStagers, _Mapping]] = ..., begin: _Optional[_Union[BeginTransaction, _Mapping]] = ..., decide: _Optional[_Union[DecideTransaction, _Mapping]] = ..., abort: _Optional[_Union[AbortTransaction, _Mapping]] = ..., finish: _Optional[_Union[FinishTransaction, _Mapping]] = ..., forget: _Optional[_Union[ForgetTransactions, _Mapping]] = ...) -> None: ...
+    rewrite: RewriteBatches
+    def __init__(self, open_stager: _Optional[_Union[OpenStager, _Mapping]] = ..., pin: _Optional[_Union[PinTransaction, _Mapping]] = ..., publish: _Optional[_Union[PublishTransaction, _Mapping]] = ..., drop_pin: _Optional[_Union[DropPin, _Mapping]] = ..., drop_stagers: _Optional[_Union[DropStagers, _Mapping]] = ..., begin: _Optional[_Union[BeginTransaction, _Mapping]] = ..., decide: _Optional[_Union[DecideTransaction, _Mapping]] = ..., abort: _Optional[_Union[AbortTransaction, _Mapping]] = ..., finish: _Optional[_Union[FinishTransaction, _Mapping]] = ..., forget: _Optional[_Union[ForgetTransactions, _Mapping]] = ..., rewrite: _Optional[_Union[RewriteBatches, _Mapping]] = ...) -> None: ...
 
 class OpenStager(_message.Message):
     __slots__ = ("transaction_id", "epoch", "stager_id", "writer", "session", "ttl_ms", "queues")
@@ -93,17 +95,43 @@ class PublishedPart(_message.Message):
     messages: int
     def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., base_offset: _Optional[int] = ..., messages: _Optional[int] = ...) -> None: ...
 
+class PublishedIds(_message.Message):
+    __slots__ = ("topic_id", "first_arrival", "ids", "entries", "positions", "lengths")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ARRIVAL_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    topic_id: int
+    first_arrival: int
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    entries: _containers.RepeatedScalarFieldContainer[int]
+    positions: _containers.RepeatedScalarFieldContainer[int]
+    lengths: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, topic_id: _Optional[int] = ..., first_arrival: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., entries: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class PublishTransaction(_message.Message):
-    __slots__ = ("transaction_id", "epoch", "attempt", "parts")
+    __slots__ = ("transaction_id", "epoch", "attempt", "parts", "ids")
     TRANSACTION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
     transaction_id: str
     epoch: int
     attempt: int
     parts: _containers.RepeatedCompositeFieldContainer[PublishedPart]
-    def __init__(self, transaction_id: _Optional[str] = ..., epoch: _Optional[int] = ..., attempt: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[PublishedPart, _Mapping]]] = ...) -> None: ...
+    ids: _containers.RepeatedCompositeFieldContainer[PublishedIds]
+    def __init__(self, transaction_id: _Optional[str] = ..., epoch: _Optional[int] = ..., attempt: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[PublishedPart, _Mapping]]] = ..., ids: _Optional[_Iterable[_Union[PublishedIds, _Mapping]]] = ...) -> None: ...
+
+class RewriteBatches(_message.Message):
+    __slots__ = ("transaction_id", "attempt")
+    TRANSACTION_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    transaction_id: str
+    attempt: int
+    def __init__(self, transaction_id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class DropPin(_message.Message):
     __slots__ = ("transaction_id", "attempt")

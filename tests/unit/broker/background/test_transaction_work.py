@@ -11,7 +11,7 @@ import pytest
 
 from semel.broker.background.transaction_work import TransactionWork
 from semel.broker.config import BrokerConfig
-from semel.broker.state import Refused
+from semel.broker.state import Refused, TransactionIds
 from semel.protos.errors import (
     NotMaster,
     SemelError,
@@ -28,6 +28,24 @@ from tests.unit.broker.state.staging import A, Stage, staged, winner
 OWN, OTHER = GroupId(1), GroupId(2)
 
 
+class FakeLookUp:
+    """It finds nothing."""
+
+    def __init__(self, replica: FakeReplica) -> None:
+        self.topics = replica.topics
+        self.large = False
+        self._replica = replica
+
+    async def finish(self) -> None:
+        self._replica.look_ups += 1
+
+    async def next_rewrites(self) -> TransactionIds:
+        return TransactionIds()
+
+    def found(self) -> TransactionIds:
+        return TransactionIds()
+
+
 class FakeReplica:
     """The master of a group of one: what is submitted is applied at once."""
 
@@ -39,7 +57,8 @@ class FakeReplica:
         self.confirming: Callable[[], None] = lambda: None
         """Called by each confirmation; may raise."""
         self.now_us = 0
-        self.looked_up: dict[Any, Any] = {}
+        self.topics: frozenset[int] = frozenset()
+        """Topics of what is pinned that compare message ids."""
         self.look_ups = 0
 
     async def confirm_read(self) -> None:
@@ -48,9 +67,14 @@ class FakeReplica:
     def log_time_us(self) -> int:
         return self.now_us
 
-    async def look_up_pinned(self, transaction_id: str, attempt: int) -> Any:
-        self.look_ups += 1
-        return self.looked_up
+    def look_up_pinned(self, transaction_id: str, attempt: int) -> FakeLookUp:
+        return FakeLookUp(self)
+
+    def hold_ids(self, topics: frozenset[int]) -> None:
+        raise AssertionError("a few rounds are enough")
+
+    def release_ids(self, topics: frozenset[int]) -> None:
+        assert not topics
 
     async def submit_control(self, record: control_pb2.ControlRecord, looked_up: Any = None) -> Any:
         await asyncio.sleep(0)
@@ -290,7 +314,7 @@ def test_message_ids_are_looked_up_again_when_too_much_has_happened_since(ids: b
     work, replica, _ = decided(OWN)
     refusals = [Throttled("look up again", retry_after_ms=1)] * (2 if ids else 1)
     admit = replica.submit_control
-    replica.looked_up = {(1, 0): None} if ids else {}
+    replica.topics = frozenset([KEY.topic_id] if ids else [])
 
     async def submit(record: control_pb2.ControlRecord, looked_up: Any = None) -> Any:
         if record.transaction.HasField("publish") and refusals:

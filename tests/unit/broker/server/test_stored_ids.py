@@ -10,18 +10,31 @@ from hypothesis import strategies as st
 
 from semel.broker.server.stored_ids import StoredIds
 from semel.broker.state import batch_record_parts
-from semel.protos.frames import RecordKind, build_frame, iter_records
+from semel.protos.frames import RecordKind, build_frame, decode_frame_header, iter_records
 from semel.protos.ids import Offset, Term
 from semel.protos.queue_refs import queue_ref
-from semel.protos.v1 import control_pb2
+from semel.protos.staging import STAGER_ID_MIN
+from semel.protos.v1 import control_pb2, transaction_records_pb2
 from tests.kit.id_group import OTHER, IdGroup
 from tests.kit.state_log import KEY, control
 
 VERIFIER_SEED = bytes(range(16))
+GONE = 99
+"""In place of an entry that is cleaned away."""
 
 
 def read(frames: Iterable[bytes], begin: int = 0) -> tuple[dict[Any, int], list[str]]:
-    found = StoredIds({KEY.topic_id: begin}, VERIFIER_SEED)
+    frames = list(frames)
+    places = {int(decode_frame_header(frame).index): frame for frame in frames}
+
+    def record(entry: int, position: int, length: int) -> bytes | None:
+        if entry == GONE:
+            return None
+        found = [bytes(data) for at, _, data in iter_records(places[entry]) if at == position]
+        assert len(found[0]) == length
+        return found[0]
+
+    found = StoredIds({KEY.topic_id: begin}, VERIFIER_SEED, record)
     for frame in frames:
         found.feed(frame)
     return found.finish(), found.problems
@@ -120,17 +133,82 @@ def test_a_window_that_begins_again_knows_nothing() -> None:
     assert read([*group.frames, planted(group, [b"a", b"a"], 0)]) == ({KEY: 1}, [])
 
 
-def test_what_a_transaction_keeps_counts() -> None:
+def transaction(group: IdGroup, *, gone: bool = False, here: bool = True) -> list[bytes]:
+    """Two entries: one batch is staged, and published together with one in front of the record,
+    which is left out unless `here`. The first one is not readable any more if it is `gone`."""
+
+    def staged(ids: list[bytes | None]) -> Any:
+        data = group.batch([(each, b"v") for each in ids], producer=STAGER_ID_MIN)
+        return RecordKind.STAGED, batch_record_parts(
+            data, base_offset=Offset(-1), append_time_us=1, term=Term(1)
+        )
+
+    index = len(group.frames) + 1
+    first, positions = build_frame(index, 1, group.now_us, [staged([b"a", None, b"c"])])
+    payload = staged([b"a", b"c", b"d"])
+    check = control_pb2.CheckIds(queue=queue_ref(KEY), producer_id=STAGER_ID_MIN, count=3)
+    publish = transaction_records_pb2.PublishTransaction(
+        ids=[
+            transaction_records_pb2.PublishedIds(
+                topic_id=KEY.topic_id,
+                first_arrival=1,
+                ids=[2, 3],
+                entries=[GONE if gone else index, 0],
+                positions=[positions[0], 0],
+                lengths=[len(next(iter_records(first))[2]), 0],
+            )
+        ]
+    )
+    record = transaction_records_pb2.TransactionRecord(publish=publish)
+    front = [control(check_ids=check), payload] if here else []
+    second = build_frame(index + 1, 1, group.now_us, [*front, control(transaction=record)])[0]
+    return [first, second]
+
+
+def test_what_a_transaction_publishes_counts_wherever_it_lies() -> None:
     group = IdGroup()
     group.produce_ids([(b"a", b"1")])
-    frame = planted(group, [b"a"], 1)
-    kinds = [(kind, bytes(payload)) for _, kind, payload in iter_records(frame)]
-    records = [
-        (RecordKind.STAGED if kind is RecordKind.BATCH else kind, [payload])
-        for kind, payload in kinds
-    ]
-    staged = build_frame(len(group.frames) + 1, 1, group.now_us, records)[0]
-    assert read([*group.frames, staged]) == ({KEY: 1}, [])
+    frames = [*group.frames, *transaction(group)]
+    assert read(frames) == ({KEY: 3}, [])
+    group.frames = frames
+    later = [*frames, planted(group, [b"e", b"d"], 6)]
+    assert read(later) == ({KEY: 4}, [])
+    assert read(later, begin=2) == ({KEY: 2}, []), "the window begins behind the first two"
+
+
+def test_what_is_rewritten_counts_only_when_it_is_published() -> None:
+    group = IdGroup()
+    group.produce_ids([(b"a", b"1")])
+    staged, _ = transaction(group)
+    step = transaction_records_pb2.TransactionRecord(
+        rewrite=transaction_records_pb2.RewriteBatches(transaction_id="t", attempt=1)
+    )
+    rewritten = build_frame(
+        len(group.frames) + 1,
+        1,
+        group.now_us,
+        [
+            control(check_ids=control_pb2.CheckIds(queue=queue_ref(KEY), count=3)),
+            *[(kind, [payload]) for _, kind, payload in iter_records(staged)],
+            control(transaction=step),
+        ],
+    )[0]
+    assert read([*group.frames, rewritten]) == ({}, [])
+
+
+def test_published_batches_that_were_trimmed_are_passed_over() -> None:
+    group = IdGroup()
+    group.produce_ids([(b"a", b"1")])
+    group.frames += transaction(group, gone=True)
+    assert read(group.frames) == ({KEY: 1}, [])
+    assert read([*group.frames, planted(group, [b"d"], 6)]) == ({KEY: 2}, [])
+
+
+def test_a_publication_without_a_batch_of_its_own_is_a_problem() -> None:
+    group = IdGroup()
+    found, problems = read([*group.frames, *transaction(group, here=False)])
+    assert found == {}
+    assert problems == [f"entry {len(group.frames) + 2}: a published batch is not there"]
 
 
 def test_a_decision_about_another_number_of_ids_is_a_problem() -> None:
@@ -160,7 +238,7 @@ def test_as_many_are_found_as_a_plain_count_says(batches: list[list[bytes | None
 def test_a_topic_that_is_not_asked_for_is_not_read() -> None:
     group = IdGroup()
     group.produce_ids([(b"a", b"1")])
-    found = StoredIds({99: 0}, VERIFIER_SEED)
+    found = StoredIds({99: 0}, VERIFIER_SEED, lambda *_: None)
     for frame in [*group.frames, planted(group, [b"a"], 1)]:
         found.feed(frame)
     assert found.finish() == {}

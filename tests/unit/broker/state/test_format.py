@@ -18,7 +18,7 @@ from semel.broker.state.apply import (
     moves,
     queues,
     rows,
-    staging,
+    stagers,
     state_machine,
 )
 from tests.kit.format_tables import fields, struct_format
@@ -38,10 +38,10 @@ DOCUMENT = "state.md"
         ("Row", 0, rows.ROW),
         ("Row", 1, rows.ENTRY),
         ("Consumer group", 0, locks._FIXED),
-        ("Stager", 0, staging.STAGER),
-        ("Stager", 1, staging.STAGED_QUEUE),
-        ("Stager", 2, staging.STAGED_EXTENT),
-        ("Pin", 0, staging.PIN),
+        ("Stager", 0, stagers.STAGER),
+        ("Stager", 1, stagers.STAGED_QUEUE),
+        ("Stager", 2, stagers.STAGED_EXTENT),
+        ("Pin", 0, stagers.PIN),
         ("Transaction", 0, coordination.HEAD),
         ("Transaction", 1, coordination.ROW),
         ("Move", 0, moves._PLACE),

@@ -12,34 +12,22 @@ from semel.broker.state import (
     Accepted,
     LookUpIds,
     Refused,
-    State,
     StateDiverged,
+    TransactionIds,
 )
 from semel.broker.state.apply import staging
-from semel.protos.dropped import Verdict
+from semel.protos.dropped import SAME_TRANSACTION, Verdict
 from semel.protos.errors import Throttled, TransactionAborted
 from semel.protos.frames import RecordKind
 from semel.protos.v1 import common_pb2, control_pb2
 from tests.kit.id_checks import check_slave, dropped_of, verify
 from tests.kit.id_group import OTHER, dedup
-from tests.kit.state_log import KEY
-from tests.unit.broker.state.id_staging import IdStage
+from tests.kit.state_log import KEY, control
+from tests.unit.broker.state.id_staging import IdStage, dropped, same, staged_extents
 from tests.unit.broker.state.staging import A, B, Stage, group_with
 
 IDS = st.one_of(st.none(), st.integers(0, 9).map(lambda number: b"%d" % number))
 VALUES = st.sampled_from([b"1", b"2"])
-
-
-def dropped(kept: list[Any]) -> list[list[tuple[int, int, int, Verdict]]]:
-    return [dropped_of(batch) for batch in kept]
-
-
-def same(group: IdStage) -> None:
-    """A state that is read from its bytes goes on, and all verifiers agree."""
-    data = b"".join(group.state.to_parts())
-    assert b"".join(State.from_bytes(data).to_parts()) == data
-    for start in (0, len(group.frames) - 1):
-        verify(group, start)
 
 
 def test_a_publication_drops_what_is_stored_already_and_what_comes_twice_in_it() -> None:
@@ -53,9 +41,9 @@ def test_a_publication_drops_what_is_stored_already_and_what_comes_twice_in_it()
     decision, kept = group.publish_ids()
     assert isinstance(decision, Accepted)
     assert dropped(kept) == [
-        [(1, 0, 0, Verdict.DUPLICATE), (3, 0, 1, Verdict.CONFLICT)],
-        [(4, 0, 2, Verdict.DUPLICATE)],
-        [(1, 0, 4, Verdict.DUPLICATE)],
+        [(1, 0), (3, -2)],
+        [(4, SAME_TRANSACTION)],
+        [(1, SAME_TRANSACTION)],
     ]
     assert group.stored()[2:] == [(b"x", b"8"), (None, b"9"), (b"y", b"7")]
     assert group.stored(OTHER) == [(b"z", b"6")]
@@ -74,7 +62,7 @@ def test_ids_of_a_transaction_count_from_its_publication_on() -> None:
     group.pin_ids()
     assert dropped_of(group.produce_ids([(b"a", b"1")])) == []
     _, kept = group.publish_ids()
-    assert dropped(kept) == [[(0, 0, 0, Verdict.DUPLICATE)]]
+    assert dropped(kept) == [[(0, 0)]]
     assert group.stored() == [(b"a", b"1"), (b"b", b"2")]
     same(group)
 
@@ -87,9 +75,9 @@ def test_of_two_transactions_in_flight_the_one_that_is_published_first_wins() ->
     group.pin_ids(B, txn="two")
     early = group.look_up_pinned("one")
     _, kept = group.publish_ids("two", commit=False)
-    assert dropped(kept) == [[]]
+    assert dropped(kept) == []
     _, kept = group.publish_ids("one", early, commit=False)
-    assert dropped(kept) == [[(1, 0, 0, Verdict.DUPLICATE)]]
+    assert dropped(kept) == [[(1, 0)]]
     group.commit()
     assert group.stored() == [(b"b", b"2"), (b"c", b"3"), (b"a", b"1")]
     same(group)
@@ -104,7 +92,7 @@ def test_delayed_messages_are_known_from_the_commit_on_and_released_later() -> N
     group.stage_ids([(b"e", b"5")])
     group.pin_ids()
     _, kept = group.publish_ids()
-    assert [batch.base_offset for batch in kept] == [-1, 1, 1]
+    assert [batch.base_offset for batch in kept] == [-1, 1]
     assert group.state.delays.messages == 1
     assert group.stored() == [(b"a", b"1"), (b"e", b"5")]
     again = group.produce_ids([(b"d", b"4")], producer=2)
@@ -114,17 +102,27 @@ def test_delayed_messages_are_known_from_the_commit_on_and_released_later() -> N
     assert group.stored()[2:] == [(b"d", b"4")]
 
 
-def test_batches_without_ids_are_published_where_they_lie() -> None:
+def test_batches_of_which_nothing_is_dropped_are_published_where_they_lie() -> None:
     group = IdStage()
+    group.produce_ids([(b"a", b"3")])
     group.stage_ids([(None, b"1"), (None, b"2")])
-    group.stage_ids([(b"a", b"3")])
+    group.stage_ids([(b"b", b"3"), (None, b"4"), (b"c", b"5")])
+    group.stage_ids([(b"d", b"6"), (b"a", b"3")])
     group.pin_ids()
+    pinned = staged_extents(group)
     _, kept = group.publish_ids()
-    assert len(kept) == 1
-    first, second = group.state.queues[KEY].extents_from(0, 1 << 40)
-    assert (first.count, second.count) == (2, 1)
-    assert first.index < second.index == len(group.frames)
+    assert dropped(kept) == [[(6, 0)]]
+    extents = list(group.state.queues[KEY].extents_from(1, 1 << 40))
+    assert [extent.count for extent in extents] == [2, 3, 1]
+    assert [extent[:2] for extent in pinned[:2]] == [
+        (extent.index, extent.position) for extent in extents[:2]
+    ]
+    assert extents[2].index == len(group.frames)
+    assert group.published.arrived == ((KEY.topic_id, 1, 3),)
+    again = group.produce_ids([(b"c", b"5"), (b"d", b"6")], producer=2)
+    assert dropped_of(again) == [(0, 0, 5, Verdict.DUPLICATE), (1, 0, 6, Verdict.DUPLICATE)]
     same(group)
+    check_slave(group)
 
 
 def test_a_transaction_of_duplicates_only_stores_nothing() -> None:
@@ -146,7 +144,7 @@ def test_without_a_look_up_that_holds_nothing_is_published() -> None:
     group.pin_ids()
     old = group.look_up_pinned()
     for number in range(3):
-        assert isinstance(group.publish_ids(looked_up={})[0], LookUpIds)
+        assert isinstance(group.publish_ids(looked_up=TransactionIds())[0], LookUpIds)
         group.produce_ids([(b"%d" % each, b"") for each in range(60 * number, 60 * number + 60)])
         group.index.freeze(group.window.next_arrival)
         while group.index.maintain(0):
@@ -168,9 +166,55 @@ def test_a_lost_publication_takes_its_ids_along_and_is_done_again() -> None:
     assert group.index.end_arrival == 0
     group.produce_ids([(b"b", b"2")])
     _, kept = group.publish_ids()
-    assert dropped(kept) == [[(1, 0, 0, Verdict.DUPLICATE)]]
+    assert dropped(kept) == [[(1, 0)]]
     assert group.stored() == [(b"b", b"2"), (b"a", b"1")]
     same(group)
+
+
+def test_what_arrives_after_the_look_up_is_dropped_from_a_small_transaction() -> None:
+    group = IdStage()
+    group.stage_ids([(b"a", b"1"), (b"b", b"2"), (b"c", b"3")])
+    group.stage_ids([(b"b", b"2"), (b"b", b"4"), (b"d", b"5")])
+    group.pin_ids()
+    looked_up = group.look_up_pinned()
+    group.produce_ids([(b"e", b"6"), (b"b", b"2"), (b"d", b"other")])
+    _, kept = group.publish_ids(looked_up=looked_up)
+    assert dropped(kept) == [[(1, 1)], [(3, 1), (4, -2), (5, -3)]]
+    assert group.stored()[3:] == [(b"a", b"1"), (b"c", b"3")]
+    assert (group.published.duplicates, group.published.conflicts) == (2, 2)
+    same(group)
+    check_slave(group)
+
+
+def test_ids_are_held_back_for_a_publication_that_would_never_end() -> None:
+    group = IdStage()
+    group.stage_ids([(b"a", b"1")])
+    group.pin_ids()
+    looked_up = group.look_up_pinned()
+    group.admission.ids.hold([KEY.topic_id])
+    group.admission.ids.hold([KEY.topic_id])
+    group.admission.ids.release([KEY.topic_id])
+    refused = group.produce_ids([(b"a", b"1")])
+    assert isinstance(refused, Refused)
+    assert isinstance(refused.error, Throttled)
+    assert group.stage_ids([(b"c", b"1")], stager=B, txn="u") == "staged"
+    assert isinstance(group.publish_ids(looked_up=looked_up)[0], Accepted)
+    for _ in range(2):  # one more than it was held
+        group.admission.ids.release([KEY.topic_id])
+    group.admission.ids.hold([8])
+    assert dropped_of(group.produce_ids([(b"a", b"1")])) == [(0, 0, 0, Verdict.DUPLICATE)]
+
+
+def test_a_message_whose_first_one_is_cancelled_or_forgotten_is_kept() -> None:
+    group = IdStage()
+    due_us = group.now_us + 5_000_000
+    group.produce_ids([(b"a", b"1"), (b"b", b"2")], due_us=due_us)
+    group.stage_ids([(b"a", b"1"), (b"b", b"2")])
+    group.pin_ids()
+    looked_up = group.look_up_pinned()
+    group.window.cancelled.append(1)
+    _, kept = group.publish_ids(looked_up=looked_up, commit=False)
+    assert dropped(kept) == [[(0, 0)]]
 
 
 @pytest.mark.parametrize("limit", ["BYTES", "MESSAGES", "BATCHES"])
@@ -228,7 +272,10 @@ STEPS = st.one_of(
         st.lists(st.tuples(IDS, VALUES), min_size=1, max_size=4),
         st.sampled_from([KEY, OTHER]),
     ),
-    st.tuples(st.sampled_from(["pin", "look up", "publish"]), st.sampled_from([A, B])),
+    st.tuples(
+        st.sampled_from(["pin", "look up", "look up large", "publish", "rewrite"]),
+        st.sampled_from([A, B]),
+    ),
     st.tuples(st.sampled_from(["commit", "freeze", "maintain", "new master"])),
 )
 
@@ -242,21 +289,37 @@ def test_each_id_is_stored_once_whatever_comes_in_between(
     names = {A: "one", B: "two"}
     pinned: set[int] = set()
     looked_up: dict[int, Any] = {}
+    sent: dict[int, set[bytes]] = {A: set(), B: set()}
+    accepted: set[bytes] = set()
+    certain: set[bytes] = set()
     for step in steps:
         match step:
             case ("produce", messages, producer, key):
-                group.produce_ids(messages, producer=producer, key=key)
+                if isinstance(group.produce_ids(messages, producer=producer, key=key), Accepted):
+                    accepted.update(each for each, _ in messages if each is not None)
             case ("stage", stager, messages, key) if stager not in pinned:
                 group.commit()
                 group.stage_ids(messages, stager=stager, txn=names[stager], key=key)
+                sent[stager].update(each for each, _ in messages if each is not None)
             case ("pin", stager) if stager in group.staged and stager not in pinned:
                 group.commit()
                 assert group.pin_ids(stager, txn=names[stager]) == ()
                 pinned.add(stager)
             case ("look up", stager) if names[stager] in group.state.transactions.staging.pins:
                 looked_up[stager] = group.look_up_pinned(names[stager])
+            case ("look up large", stager) if (
+                names[stager] in group.state.transactions.staging.pins
+            ):
+                looked_up[stager] = group.look_up_pinned(names[stager], small=False)
+            case ("rewrite", stager) if (
+                names[stager] in group.state.transactions.staging.pins and stager in looked_up
+            ):
+                group.rewrite_ids(names[stager], looked_up[stager])
             case ("publish", stager) if names[stager] in group.state.transactions.staging.pins:
-                group.publish_ids(names[stager], looked_up.get(stager), commit=False)
+                found = looked_up.get(stager)
+                decision, _ = group.publish_ids(names[stager], found, commit=False)
+                if isinstance(decision, Accepted):
+                    accepted |= sent[stager]
             case ("commit",):
                 group.commit()
             case ("freeze",):
@@ -264,26 +327,35 @@ def test_each_id_is_stored_once_whatever_comes_in_between(
             case ("maintain",):
                 group.index.maintain(0)
             case ("new master",):
+                accepted.clear()
                 group.new_master()
+                looked_up.clear()  # it names the term in which it was made
                 group.last = {
                     (key, producer): row.last_sequence
                     for key in (KEY, OTHER)
                     for producer in (1, 2)
                     if (row := group.state.producers.lookup(key, producer)) is not None
                 }
+        if not group.entry:
+            certain |= accepted
     group.commit()
+    certain |= accepted
     assert group.admission.ids._windows == {}
     ids = [each for each, _ in group.stored() + group.stored(OTHER) if each is not None]
     assert len(ids) == len(set(ids)) == group.window.ids == group.index.end_arrival
+    assert certain <= set(ids), "lost"
     assert group.replayed().digest() == group.state.digest()
     check_slave(group)
     verify(group)
 
 
 def entry_of(group: IdStage) -> list[Any]:
-    """The records of a publication of two batches, accepted and not applied."""
+    """The records of a publication of three batches, accepted and not applied: of the first two
+    messages are dropped."""
+    group.produce_ids([(b"a", b"1"), (b"c", b"1")])
     group.stage_ids([(b"a", b"1")])
     group.stage_ids([(b"b", b"2"), (b"c", b"3")])
+    group.stage_ids([(b"d", b"2")])
     group.pin_ids()
     group.publish_ids(commit=False)
     records, group.entry = group.entry, []
@@ -305,6 +377,8 @@ def entry_of(group: IdStage) -> list[Any]:
         (0, 3, 4),  # a decision about another batch
         (0, 2, 3, 4),  # a decision without a batch
         (1, 2, 3, 4),  # a batch without a decision
+        (4,),  # a publication without them
+        (0, 1, 4),  # a publication without one of them
     ],
 )
 def test_apply_halts_if_the_records_do_not_fit(chosen: tuple[int, ...]) -> None:
@@ -312,3 +386,51 @@ def test_apply_halts_if_the_records_do_not_fit(chosen: tuple[int, ...]) -> None:
     records = entry_of(group)
     with pytest.raises(StateDiverged):
         group.apply(*[records[at] for at in chosen])
+
+
+def changed(record: Any, **fields: Any) -> Any:
+    """A publication with other ids."""
+    whole = control_pb2.ControlRecord.FromString(bytes(record[1][0]))
+    (topic,) = whole.transaction.publish.ids
+    for name, value in fields.items():
+        if isinstance(value, list):
+            del getattr(topic, name)[:]
+            getattr(topic, name).extend(value)
+        else:
+            setattr(topic, name, value)
+    return control(transaction=whole.transaction)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"topic_id": 8},
+        {"first_arrival": 1},
+        {"first_arrival": 3},
+        {"ids": [0, 1]},
+        {"ids": [0, 1, 2]},
+        {"ids": [1, 1, 1]},
+        {"entries": [0, 0, 0]},
+        {"entries": [0, 0]},
+        {"positions": [0, 0, 1]},
+        {"lengths": [0, 0, 8]},
+        {"lengths": [0, 0]},
+    ],
+)
+def test_apply_halts_if_other_ids_are_published(fields: dict[str, Any]) -> None:
+    group = IdStage()
+    records = entry_of(group)
+    with pytest.raises(StateDiverged):
+        group.apply(*records[:-1], changed(records[-1], **fields))
+    group = IdStage()
+    records = entry_of(group)
+    group.apply(*records[:-1], changed(records[-1]))
+
+
+def test_a_publication_without_its_ids_halts() -> None:
+    group = IdStage()
+    records = entry_of(group)
+    whole = control_pb2.ControlRecord.FromString(bytes(records[-1][1][0]))
+    del whole.transaction.publish.ids[:]
+    with pytest.raises(StateDiverged):
+        group.apply(*records[:-1], control(transaction=whole.transaction))

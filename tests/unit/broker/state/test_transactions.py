@@ -15,6 +15,7 @@ from semel.broker.state import (
 )
 from semel.protos import errors
 from semel.protos.ids import QueueId, QueueKey, TopicId
+from semel.protos.levels import LEVEL_MAX
 from semel.protos.v1 import control_pb2, transaction_records_pb2
 from tests.kit.state_log import KEY, Group, control, header, ref
 from tests.unit.broker.state.staging import (
@@ -131,9 +132,9 @@ def test_a_zombie_stager_adds_nothing_after_the_pin() -> None:
 def test_a_lost_or_an_extra_or_another_batch_cannot_be_pinned(claims: list[int]) -> None:
     group, _ = group_with(1, 1)
     claimed = winner(A, {KEY: [staged(A, at, crc=crc) for at, crc in enumerate(claims)]})
-    before = group.state.transactions.parts(dues=True)
+    before = group.state.transactions.parts(LEVEL_MAX)
     assert isinstance(group.pin(claimed), errors.TransactionAborted)
-    assert group.state.transactions.parts(dues=True) == before
+    assert group.state.transactions.parts(LEVEL_MAX) == before
     assert isinstance(group.publish(), errors.TransactionAborted), "nothing is pinned"
 
 
@@ -206,11 +207,11 @@ def test_a_repeated_commit_that_is_refused_leaves_the_pin_as_it_was() -> None:
     group, first = group_with(1)
     group.pin(first, attempt=1)
     wrong = winner(A, {KEY: [staged(A, 0, crc=9)]})
-    before = group.state.transactions.parts(dues=True)
+    before = group.state.transactions.parts(LEVEL_MAX)
     assert isinstance(group.pin(wrong, attempt=2), errors.TransactionAborted)
     other = group.pin(first, txn="u", attempt=2)
     assert isinstance(other, errors.TransactionAborted)
-    assert group.state.transactions.parts(dues=True) == before
+    assert group.state.transactions.parts(LEVEL_MAX) == before
     group.publish(attempt=1)
     assert group.contents() == [1]
 

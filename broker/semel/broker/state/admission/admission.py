@@ -78,7 +78,7 @@ from semel.broker.state.admission.pending import (
 from semel.broker.state.admission.queue_admission import QueueAdmission
 from semel.broker.state.admission.transaction_admission import (
     KeptBatch,
-    LookedUpBatches,
+    TransactionIds,
     admit_step,
     find_staged,
     forget_before,
@@ -409,7 +409,7 @@ class Admission:
         transactions = self._state.transactions
         if (certain := find_staged(transactions, header, queue)) is not None:
             return certain
-        if (unsettled := self.ids.unsettled(header.topic_id)) is not None:
+        if (unsettled := self.ids.changing(header.topic_id)) is not None:
             return unsettled
         if queue.frozen:
             return retry_later("the queue is sealed by a move")
@@ -428,15 +428,15 @@ class Admission:
     def admit_transaction(
         self,
         step: transaction_records_pb2.TransactionRecord,
-        looked_up: LookedUpBatches | None = None,
+        looked_up: TransactionIds | None = None,
         kept: list[KeptBatch] | None = None,
         entry: int = 0,
     ) -> ControlDecision | LookUpIds:
         """Most steps are decided at apply; a publication gets its offsets here.
 
-        `looked_up` are the pinned batches of topics that compare message ids; `kept` gets what is
-        kept of those that have ids, to be appended in front of the record, in that order. `entry`
-        is the index of the entry.
+        `looked_up` has the pinned batches of topics that compare message ids; `kept` gets what is
+        kept of those of which messages are dropped, to be appended in front of the record, in that
+        order. `entry` is the index of the entry.
         """
         state = self._state
         for reference in step.open_stager.queues:
@@ -449,7 +449,7 @@ class Admission:
             state.feature_level,
             step,
             ids=self.ids,
-            looked_up=looked_up or {},
+            looked_up=TransactionIds() if looked_up is None else looked_up,
             kept=[] if kept is None else kept,
             entry=entry,
             stagers_max=self._stagers_max,

@@ -18,9 +18,11 @@ applied (`state/apply/id_windows.py`).
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from semel.broker.state.admission.decisions import (
     CheckedBatch,
@@ -41,6 +43,7 @@ from semel.broker.state.apply.results import (
     IdsChecked,
     IdsEvicted,
     MoveApplied,
+    Published,
 )
 from semel.broker.state.apply.state_machine import State
 from semel.protos.batch import BatchHeader
@@ -55,11 +58,6 @@ WINDOW_BYTES_MIN: Final = 1 << 20
 
 class CheckedIds(Protocol):
     """A batch whose ids were looked up."""
-
-    def catch_up(self, first_arrival: int, cancelled: Many[Many[int]]) -> bool:
-        """Completes the look-up with what has arrived since, so that `decide` does not return None
-        before the next turn of the event loop; False if the ids must be looked up again."""
-        ...
 
     def decide(
         self,
@@ -81,6 +79,29 @@ class CheckedIds(Protocol):
         ...
 
 
+class Window(Protocol):
+    """What counts as known in a topic, as it will be once everything accepted is applied."""
+
+    @property
+    def first_arrival(self) -> int: ...
+
+    @property
+    def cancelled(self) -> Many[Many[int]]:
+        """Arrivals that do not count; each sequence rises."""
+        ...
+
+    @property
+    def keep_first(self) -> bool: ...
+
+
+class KnownIds(NamedTuple):
+    """A `Window`."""
+
+    first_arrival: int
+    cancelled: Many[Many[int]]
+    keep_first: bool
+
+
 @dataclass(slots=True)
 class _PendingWindow:
     """A window as it will be once everything accepted is applied."""
@@ -99,6 +120,8 @@ class IdAdmission:
         self._state = state
         self._records = pending
         self._windows: dict[int, _PendingWindow] = {}
+        self._held: Counter[int] = Counter()
+        """How many publications hold the ids of others back, by topic."""
 
     def window(self, topic_id: int) -> IdWindow | None:
         """The applied window; None if the topic compares no ids."""
@@ -141,13 +164,42 @@ class IdAdmission:
         self._use(topic_id, pending)
         return CheckedBatch(found, record)
 
-    def catch_up(self, topic_id: int, ids: CheckedIds) -> bool:
-        """Whether a batch of the topic can be decided before the next turn of the event loop."""
+    def known(self, topic_id: int) -> KnownIds:
+        """What counts as known in a topic that compares ids."""
         window = self.window(topic_id)
         assert window is not None, "the topic compares ids"
         pending = self._pending(topic_id, window)
         cancelled = window.cancelled, sorted(pending.cancelled)
-        return ids.catch_up(pending.first_arrival, cancelled)
+        return KnownIds(pending.first_arrival, cancelled, window.settings.keep_first)
+
+    def next_arrival(self, topic_id: int) -> int:
+        """The arrival of the next id of a topic that compares ids."""
+        window = self.window(topic_id)
+        assert window is not None, "the topic compares ids"
+        return self._pending(topic_id, window).next_arrival
+
+    def use_kept(self, topic_id: int) -> None:
+        """Notes a decision about a batch of a transaction."""
+        window = self.window(topic_id)
+        assert window is not None, "the topic compares ids"
+        self._use(topic_id, self._pending(topic_id, window))
+
+    def use_published(self, topic_id: int, ids: int) -> None:
+        """Notes the ids of an accepted publication, which arrive next."""
+        window = self.window(topic_id)
+        assert window is not None, "the topic compares ids"
+        pending = self._pending(topic_id, window)
+        pending.next_arrival += ids
+        self._use(topic_id, pending)
+
+    def hold(self, topics: Iterable[int]) -> None:
+        """Admits no ids in these topics but those of publications, until `release`."""
+        self._held.update(topics)
+
+    def release(self, topics: Iterable[int]) -> None:
+        """Ends one `hold` of these topics, which may have been that of an earlier term."""
+        for topic_id in topics:
+            self._held[topic_id] = max(0, self._held[topic_id] - 1)
 
     def propose_eviction(
         self, topic_id: int, now_us: int, arrival: int = 0
@@ -219,7 +271,14 @@ class IdAdmission:
         self._use(topic_id, pending)
 
     def unsettled(self, topic_id: int) -> Refused | None:
-        """Refuses a batch while a record in flight begins or ends the comparing of ids."""
+        """Refuses ids while a record in flight begins or ends the comparing of ids, or while they
+        are held back for a publication."""
+        if self._held[topic_id]:
+            return retry_later("a transaction with many message ids is being published")
+        return self.changing(topic_id)
+
+    def changing(self, topic_id: int) -> Refused | None:
+        """Refuses ids while a record in flight begins or ends the comparing of ids."""
         if self._records.changes_ids(topic_id):
             return retry_later("the topic begins or ceases to compare message ids")
         return None
@@ -246,7 +305,7 @@ class IdAdmission:
                 )
         if (wanted is None) != (window is None):
             return (TopicIds(topic_id),)
-        return self.unsettled(topic_id) or ()
+        return self.changing(topic_id) or ()
 
     def _refusal(self, wanted: IdSettings, window: IdWindow | None) -> Refused | None:
         if self._state.feature_level < ID_LEVEL:
@@ -276,18 +335,22 @@ class IdAdmission:
             if isinstance(result, DelayedCancelled):
                 topic_id: int = result.queue_key.topic_id
                 self._windows[topic_id].cancelled.remove(result.arrival)
+                self._end_use(topic_id)
             elif isinstance(result, MoveApplied) and result.ids:
-                topic_id = result.queue_key.topic_id
+                self._end_use(result.queue_key.topic_id)
             elif isinstance(result, IdsChecked | IdsEvicted):
-                topic_id = result.topic_id
-            else:
-                continue
-            pending = self._windows[topic_id]
-            pending.uses -= 1
-            if not pending.uses:
-                del self._windows[topic_id]
-                window = self.window(topic_id)
-                assert window is None or (window.first_arrival, window.next_arrival) == (
-                    pending.first_arrival,
-                    pending.next_arrival,
-                ), "windows of ids are applied as they were accepted"
+                self._end_use(result.topic_id)
+            elif isinstance(result, Published):
+                for topic in result.arrived:
+                    self._end_use(topic.topic_id)
+
+    def _end_use(self, topic_id: int) -> None:
+        pending = self._windows[topic_id]
+        pending.uses -= 1
+        if not pending.uses:
+            del self._windows[topic_id]
+            window = self.window(topic_id)
+            assert window is None or (window.first_arrival, window.next_arrival) == (
+                pending.first_arrival,
+                pending.next_arrival,
+            ), "windows of ids are applied as they were accepted"

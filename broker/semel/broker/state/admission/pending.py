@@ -159,6 +159,7 @@ class RecordUse(Enum):
     PIN = "pin"
     DROP_PIN = "drop_pin"
     PUBLISH = "publish"
+    REWRITE = "rewrite"
     RELEASE = "release_delayed"
     CANCEL = "cancel_delayed"
     BEGIN = "move_queue, begin"
@@ -204,7 +205,10 @@ _MOVED: Final[dict[int, RecordUse]] = {
     MOVE_STEP_ACTIVATE: RecordUse.ACTIVATE,
     MOVE_STEP_FORWARD: RecordUse.FORWARD,
 }
-_PINNED: Final = {use.value: use for use in (RecordUse.PIN, RecordUse.DROP_PIN, RecordUse.PUBLISH)}
+_PINNED: Final = {
+    use.value: use
+    for use in (RecordUse.PIN, RecordUse.DROP_PIN, RecordUse.PUBLISH, RecordUse.REWRITE)
+}
 _COORDINATED: Final = {
     use.value: use
     for use in (
@@ -301,7 +305,8 @@ class PendingState:
     def use_pin(
         self, step: str, transaction_id: str, queues: tuple[PendingQueue, ...] = ()
     ) -> None:
-        """Notes an accepted "pin", "drop_pin" or "publish"; a publication moves queues' ends."""
+        """Notes an accepted "pin", "drop_pin", "rewrite" or "publish"; a publication moves queues'
+        ends."""
         self.use(_PINNED[step], queues, (), (transaction_id,))
 
     @property
@@ -310,7 +315,7 @@ class PendingState:
         return any(one.kind is RecordUse.PIN for one in self._unapplied)
 
     def changes_pin(self, transaction_id: str) -> bool:
-        """Whether an accepted, unapplied record makes or ends a pin of the transaction."""
+        """Whether an accepted, unapplied record makes, changes or ends a pin of the transaction."""
         return transaction_id in self._names
 
     def use_coordinator(self, step: str, transaction_ids: Iterable[str]) -> None:

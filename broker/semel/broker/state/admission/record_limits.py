@@ -39,6 +39,7 @@ _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "open_stager": _TRANSACTION,
     "pin": _TRANSACTION,
     "publish": _TRANSACTION,
+    "rewrite": _TRANSACTION,
     "drop_pin": _TRANSACTION,
     "begin": ("transaction_id", "query_id"),
     "decide": _TRANSACTION,

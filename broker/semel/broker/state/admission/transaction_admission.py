@@ -11,18 +11,19 @@ Not here: how the steps are applied (`state/apply/transactions.py`), the calls b
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol
 
 from semel.broker.state.admission.decisions import (
     NO_OFFSET,
     Accepted,
-    CheckedBatch,
     ControlDecision,
     Duplicate,
     LookUpIds,
     Refused,
 )
-from semel.broker.state.admission.id_admission import CheckedIds, IdAdmission
+from semel.broker.state.admission.id_admission import IdAdmission, Window
 from semel.broker.state.admission.pending import PendingState
 from semel.broker.state.apply.queues import QueueState
 from semel.broker.state.apply.splits import sealed_error
@@ -36,7 +37,7 @@ from semel.protos.errors import (
 from semel.protos.ids import Offset, QueueKey
 from semel.protos.levels import TRANSACTION_LEVEL, lacking
 from semel.protos.queue_refs import queue_ref
-from semel.protos.v1 import transaction_records_pb2
+from semel.protos.v1 import control_pb2, transaction_records_pb2
 
 RETRY_MS: Final = 20
 FULL_RETRY_MS: Final = 500
@@ -44,25 +45,105 @@ FORGET_MAX: Final = 1_000
 """One record forgets at most this many transaction ids."""
 
 
-class StagedIds(NamedTuple):
-    """A pinned batch whose message ids were looked up."""
-
-    header: BatchHeader
-    ids: CheckedIds
+Record = tuple[int, int, int]
+"""Entry, position and length of a pinned batch."""
 
 
-LookedUpBatches = Mapping[tuple[int, int], StagedIds | None]
-"""Pinned batches of topics that compare ids, by index and position of their records; None for one
-without ids."""
+class KeptRecord(Protocol):
+    """The rest of a pinned batch that takes its place."""
+
+    @property
+    def replaced(self) -> Record: ...
+
+    @property
+    def queue_key(self) -> QueueKey: ...
+
+    @property
+    def record(self) -> control_pb2.CheckIds:
+        """The decision about its messages."""
+        ...
+
+    @property
+    def batch(self) -> bytes: ...
+
+
+class PlacedRecord(Protocol):
+    """The same, with an offset."""
+
+    @property
+    def rewrite(self) -> KeptRecord: ...
+
+    @property
+    def base_offset(self) -> int:
+        """-1 if it is delayed."""
+        ...
+
+
+class PublishedTopic(Protocol):
+    """What a publication takes of one topic; the lists have one number for each batch."""
+
+    @property
+    def ids(self) -> Many[int]: ...
+
+    @property
+    def records(self) -> Many[Record | None]:
+        """None for a batch that is published by value."""
+        ...
+
+    @property
+    def placed(self) -> Many[PlacedRecord]:
+        """Those in the order of the batches."""
+        ...
+
+    @property
+    def ends(self) -> Mapping[QueueKey, int]:
+        """Where the queues end afterwards."""
+        ...
+
+
+class PinnedTopic(Protocol):
+    """The pinned batches of a topic, in the order of publication, whose ids were looked up."""
+
+    @property
+    def names(self) -> Many[Record]: ...
+
+    def catch_up(self, window: Window) -> bool:
+        """Completes the look-up, so that `decide` may be called in this turn of the event loop;
+        False if the batches must be looked up again."""
+        ...
+
+    def decide(
+        self, window: Window, next_arrival: int, ends: Mapping[QueueKey, int], entry: int
+    ) -> PublishedTopic:
+        """Has the ids that are kept arrive from `next_arrival` on, with messages that get offsets
+        from `ends` on, as part of the log's entry `entry`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionIds:
+    """What the master has found out about the message ids of a pinned transaction."""
+
+    topics: Mapping[int, PinnedTopic] = field(default_factory=dict)
+    """For a publication: each topic that compares ids."""
+    rewrites: Many[KeptRecord] = ()
+    """For a rewrite."""
+    term: int = 0
+    """The mastership in which it was found out: in another one, ids that it takes for known may be
+    lost."""
+
+    def __bool__(self) -> bool:
+        return bool(self.topics or self.rewrites)
 
 
 class KeptBatch(NamedTuple):
-    """What a publication keeps of a staged batch with message ids."""
+    """The rest of a pinned batch, to be appended in front of the step."""
 
-    checked: CheckedBatch
+    record: control_pb2.CheckIds
+    batch: bytes
     queue_key: QueueKey
     base_offset: Offset
-    """-1 if it is delayed."""
+    """-1 if it is delayed, or rewritten only."""
 
 
 def find_staged(
@@ -95,7 +176,7 @@ def admit_step(
     step: Step,
     *,
     ids: IdAdmission,
-    looked_up: LookedUpBatches,
+    looked_up: TransactionIds,
     kept: list[KeptBatch],
     entry: int,
     stagers_max: int,
@@ -104,7 +185,8 @@ def admit_step(
     """Whether a step may be proposed as part of the entry `entry`. The record of a publication gets
     its offsets here.
 
-    `looked_up` and `kept` are those of a publication to topics that compare message ids.
+    `looked_up` and `kept` are those of a publication to topics that compare message ids, or of a
+    rewrite.
     """
     if level < TRANSACTION_LEVEL:
         return Refused(lacking(TRANSACTION_LEVEL, level, "the broker group"))
@@ -135,6 +217,8 @@ def admit_step(
             pending.use_pin("pin", step.pin.transaction_id)
         case "drop_pin":
             pending.use_pin("drop_pin", step.drop_pin.transaction_id)
+        case "rewrite":
+            return _admit_rewrite(transactions, pending, step.rewrite, ids, looked_up, kept)
         case "publish":
             return _admit_publication(
                 transactions, pending, step.publish, ids, looked_up, kept, entry
@@ -151,14 +235,14 @@ def _admit_publication(
     pending: PendingState,
     record: transaction_records_pb2.PublishTransaction,
     ids: IdAdmission,
-    looked_up: LookedUpBatches,
+    looked_up: TransactionIds,
     kept: list[KeptBatch],
     entry: int,
 ) -> ControlDecision | LookUpIds:
     """Gives the record the offsets of what is pinned, in each queue that is not being deleted.
 
-    If topics compare message ids, `looked_up` are the batches of these, and `kept` gets what is
-    kept of those that have ids: append it in front. LookUpIds if any has to be looked up (again).
+    If topics compare message ids, `looked_up` has these, and `kept` gets what is kept of batches of
+    which messages are dropped: append it in front. LookUpIds if any has to be looked up (again).
     """
     pin = transactions.staging.pin_of(record.transaction_id, record.attempt)
     if pin is None or pin.epoch != record.epoch:
@@ -168,60 +252,119 @@ def _admit_publication(
                 f" {record.transaction_id!r} is not pinned here (any more)"
             )
         )
-    if pending.changes_pin(record.transaction_id):
-        return Refused(
-            Throttled(
-                f"not admitted: transaction {record.transaction_id!r} is being pinned,"
-                " published or dropped here; ask again",
-                retry_after_ms=RETRY_MS,
-            )
-        )
+    if (refused := _in_flight(pending, record.transaction_id)) is not None:
+        return refused
     del record.parts[:]
-    queues = []
+    del record.ids[:]
     # A queue whose deletion is accepted is left out: that will be applied first.
     present = {
         key: (queue, extents)
         for key, extents in transactions.staging.pinned_extents(pin).items()
         if (queue := pending.queue(key)) is not None
     }
-    for key, (_, extents) in present.items():
-        if (unsettled := ids.unsettled(key.topic_id)) is not None:
-            return unsettled
-        if ids.window(key.topic_id) is None:
-            continue
-        for extent in extents:
-            name = extent.entry, extent.position
-            if name not in looked_up:
-                return LookUpIds()
-            found = looked_up[name]
-            if found is not None and not ids.catch_up(key.topic_id, found.ids):
-                return LookUpIds()
+    compared: dict[int, list[QueueKey]] = {}
+    for key in present:
+        if (refused := ids.changing(key.topic_id)) is not None:
+            return refused
+        if ids.window(key.topic_id) is not None:
+            compared.setdefault(key.topic_id, []).append(key)
+    for topic_id, keys in compared.items():
+        names = [extent[:3] for key in keys for extent in present[key][1]]
+        topic = looked_up.topics.get(topic_id)
+        if topic is None or list(topic.names) != names or not topic.catch_up(ids.known(topic_id)):
+            return LookUpIds()
+    ends: dict[QueueKey, int] = {}
+    for topic_id, keys in compared.items():
+        begins = {key: present[key][0].log_end_offset for key in keys}
+        first_arrival = ids.next_arrival(topic_id)
+        topic = looked_up.topics[topic_id]
+        decided = topic.decide(ids.known(topic_id), first_arrival, begins, entry)
+        for placed in decided.placed:
+            kept.append(_kept(placed.rewrite, Offset(placed.base_offset)))
+            ids.use_kept(topic_id)
+        ids.use_published(topic_id, sum(decided.ids))
+        here = [(0, 0, 0) if each is None else each for each in decided.records]
+        record.ids.add(
+            topic_id=topic_id,
+            first_arrival=first_arrival,
+            ids=decided.ids,
+            entries=[each[0] for each in here],
+            positions=[each[1] for each in here],
+            lengths=[each[2] for each in here],
+        )
+        ends.update(decided.ends)
     for key, (queue, extents) in present.items():
         assert not queue.splitting, "a queue is not split while something is pinned for it"
-        messages = messages_at_once(extents)
-        window = ids.window(key.topic_id)
-        if window is not None:
-            offset = queue.log_end_offset
-            for extent in extents:
-                found = looked_up[extent.entry, extent.position]
-                count = extent.messages
-                if found is not None:
-                    checked = ids.decide(found.header, window, found.ids, offset, entry)
-                    assert checked is not None, "its look-up was completed"
-                    count = checked.decision.count
-                    delayed = bool(extent.due_us and count)
-                    kept.append(KeptBatch(checked, key, NO_OFFSET if delayed else Offset(offset)))
-                offset += 0 if extent.due_us else count
-            messages = offset - queue.log_end_offset
-        record.parts.add(
-            queue=queue_ref(key),
-            base_offset=queue.log_end_offset,
-            messages=messages,
-        )
-        queue.log_end_offset += messages
-        queues.append(queue)
-    pending.use_pin("publish", record.transaction_id, tuple(queues))
+        begin = queue.log_end_offset
+        end = ends.get(key, begin + messages_at_once(extents))
+        record.parts.add(queue=queue_ref(key), base_offset=begin, messages=end - begin)
+        queue.log_end_offset = end
+    queues = tuple(queue for queue, _ in present.values())
+    pending.use_pin("publish", record.transaction_id, queues)
     return Accepted()
+
+
+def _admit_rewrite(
+    transactions: Transactions,
+    pending: PendingState,
+    record: transaction_records_pb2.RewriteBatches,
+    ids: IdAdmission,
+    looked_up: TransactionIds,
+    kept: list[KeptBatch],
+) -> ControlDecision | LookUpIds:
+    """Has what is kept of pinned batches take their places; `kept` gets it: append it in front.
+
+    The coordinator has decided, and nobody may take that back: so a message may be dropped as soon
+    as its id is known, although the others are published later.
+    """
+    pin = transactions.staging.pin_of(record.transaction_id, record.attempt)
+    if pin is None:
+        return Refused(
+            TransactionAborted(
+                f"attempt {record.attempt} of transaction {record.transaction_id!r} is not pinned"
+                " here (any more)"
+            )
+        )
+    if (refused := _in_flight(pending, record.transaction_id)) is not None:
+        return refused
+    pinned = transactions.staging.pinned_extents(pin)
+    names = {
+        (key, *extent[:3])
+        for key in {rewrite.queue_key for rewrite in looked_up.rewrites}
+        for extent in pinned.get(key, ())
+    }
+    for rewrite in looked_up.rewrites:
+        key = rewrite.queue_key
+        if (refused := ids.changing(key.topic_id)) is not None:
+            return refused
+        if (
+            (key, *rewrite.replaced) not in names
+            or pending.queue(key) is None
+            or ids.window(key.topic_id) is None
+        ):
+            return LookUpIds()
+    for rewrite in looked_up.rewrites:
+        kept.append(_kept(rewrite, NO_OFFSET))
+        ids.use_kept(rewrite.queue_key.topic_id)
+    pending.use_pin("rewrite", record.transaction_id)
+    return Accepted()
+
+
+def _kept(rewrite: KeptRecord, base_offset: Offset) -> KeptBatch:
+    return KeptBatch(rewrite.record, rewrite.batch, rewrite.queue_key, base_offset)
+
+
+def _in_flight(pending: PendingState, transaction_id: str) -> Refused | None:
+    """Refuses a step while another one in flight changes the pin."""
+    if not pending.changes_pin(transaction_id):
+        return None
+    return Refused(
+        Throttled(
+            f"not admitted: transaction {transaction_id!r} is being pinned, published or dropped"
+            " here; ask again",
+            retry_after_ms=RETRY_MS,
+        )
+    )
 
 
 def forget_before(

@@ -43,7 +43,6 @@ from semel.protos.dropped import DROPPED
 from semel.protos.errors import CorruptSegment
 from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.slots import SLOT_COUNT
-from semel.protos.staging import STAGER_ID_MIN
 from semel.protos.v1 import common_pb2, control_pb2
 
 MOVED_ID_BYTES: Final = 40
@@ -313,6 +312,28 @@ class IdWindows:
         self.checked = record
         return IdsChecked(topic_id, record.first_arrival, record.ids)
 
+    def take_kept(
+        self, queue_key: QueueKey, producer_id: int, base_sequence: int, count: int
+    ) -> control_pb2.CheckIds:
+        """Counts what was dropped of a batch of a transaction, of which `count` messages are kept,
+        and returns the decision about it. The kept ids arrive with its publication.
+
+        Raises StateDiverged.
+        """
+        record, self.checked = self.checked, None
+        window = self.topics.get(queue_key.topic_id)
+        if (
+            record is None
+            or window is None
+            or not _fits(record, queue_key, producer_id, base_sequence, count)
+            or record.ids
+            or record.first_arrival
+        ):
+            raise _does_not_follow(queue_key, producer_id, base_sequence, count, record)
+        window.duplicates += record.duplicates
+        window.conflicts += record.conflicts
+        return record
+
     def take(
         self, queue_key: QueueKey, producer_id: int, base_sequence: int, count: int, now_us: int
     ) -> tuple[int, int] | None:
@@ -330,22 +351,14 @@ class IdWindows:
         if (
             record is None
             or window is None
-            or (record.queue.topic_id, record.queue.queue_id) != queue_key
-            or (record.producer_id, record.base_sequence) != (producer_id, base_sequence)
-            or record.count != count + record.duplicates + record.conflicts
-            or record.ids > count
-            or len(record.dropped) != DROPPED.itemsize * (record.count - count)
+            or not _fits(record, queue_key, producer_id, base_sequence, count)
         ):
-            raise StateDiverged(
-                f"batch of {count} from {base_sequence} on of producer {producer_id} in {queue_key}"
-                f" does not follow the decision about its ids: {record}"
-            )
+            raise _does_not_follow(queue_key, producer_id, base_sequence, count, record)
         window.take(record.first_arrival, record.ids, record.duplicates, record.conflicts, now_us)
         if count == record.count:
             return count, record.content_crc
-        if producer_id < STAGER_ID_MIN:  # what a transaction has published is never sent again
-            name = BatchName(queue_key.queue_id, producer_id, base_sequence)
-            window.dropped.remember(name, record.dropped)
+        name = BatchName(queue_key.queue_id, producer_id, base_sequence)
+        window.dropped.remember(name, record.dropped)
         return record.count | DROPPED_FLAG, record.content_crc
 
     def take_moved(self, record: control_pb2.MoveQueue, now_us: int) -> int:
@@ -410,6 +423,36 @@ class IdWindows:
             topic_id, queue_id, arrival = reader.unpack(_COPIED)
             windows.copied[QueueKey(TopicId(topic_id), QueueId(queue_id))] = arrival
         return windows
+
+
+def _fits(
+    record: control_pb2.CheckIds,
+    queue_key: QueueKey,
+    producer_id: int,
+    base_sequence: int,
+    count: int,
+) -> bool:
+    """Whether a decision is about this batch, of which `count` messages are kept."""
+    return (
+        (record.queue.topic_id, record.queue.queue_id) == queue_key
+        and (record.producer_id, record.base_sequence) == (producer_id, base_sequence)
+        and record.count == count + record.duplicates + record.conflicts
+        and record.ids <= count
+        and len(record.dropped) == DROPPED.itemsize * (record.count - count)
+    )
+
+
+def _does_not_follow(
+    queue_key: QueueKey,
+    producer_id: int,
+    base_sequence: int,
+    count: int,
+    record: control_pb2.CheckIds | None,
+) -> StateDiverged:
+    return StateDiverged(
+        f"batch of {count} from {base_sequence} on of producer {producer_id} in {queue_key} does"
+        f" not follow the decision about its ids: {record}"
+    )
 
 
 def _check(topic_id: int, window: IdWindow) -> None:

@@ -258,12 +258,9 @@ class Staged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedChecked:
-    """The kept part of a staged batch with message ids, which the entry's PUBLISH makes visible."""
+    """The kept part of a staged batch, which the entry's publication or rewrite takes."""
 
     queue_key: QueueKey
-    base_offset: int
-    """-1 if its messages are delayed."""
-    count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,7 +273,7 @@ class TransactionApplied:
     value: tuple[int, ...] = ()
     """Depends on the step. open_stager: the last sequence of each queue. begin: epoch, attempt (0:
     already committed), last committed epoch. abort: 1 if the attempt is committed. drop_stagers:
-    how many were dropped."""
+    how many were dropped. rewrite: how many batches were replaced."""
 
 
 class PublishedPart(NamedTuple):
@@ -285,6 +282,14 @@ class PublishedPart(NamedTuple):
     queue_key: QueueKey
     base_offset: int
     messages: int
+
+
+class TopicArrivals(NamedTuple):
+    """Message ids of one topic, which arrive one by one from `first_arrival` on."""
+
+    topic_id: int
+    first_arrival: int
+    ids: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,6 +303,8 @@ class Published:
     """Messages that were dropped because their ids were known."""
     conflicts: int = 0
     """Messages that were dropped because their ids were known with other content."""
+    arrived: tuple[TopicArrivals, ...] = ()
+    """The message ids of each topic that compares them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,27 +8,39 @@ aborted.
 
 Invariants
 1. In each queue the batches of a stager follow each other without a gap, and each is stored once.
-2. Pinned batches do not change until they are published or dropped. A queue with pinned batches is
+2. Pinned batches stay until they are published or dropped; only what is kept of them, once the
+   coordinator has decided, takes their places (`replace`). A queue with pinned batches is
    not split (the admission prevents it, the state machine checks it).
 3. `bytes` is the total length of all extents on hold. Each of them is live for cleaning and for
    snapshots.
 
 Format. docs/formats/state.md.
 
-Not here: which attempt wins (`coordination.py`), offsets (`queues.py`), how records are applied
-(`transactions.py`), batches that are due after their publication (`delays.py`).
+Not here: what stagers and pins hold (`stagers.py`), which attempt wins (`coordination.py`), offsets
+(`queues.py`), how records are applied (`transactions.py`), batches that are due after their
+publication (`delays.py`).
 """
 
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
-from semel.broker.state.apply.codec import Reader, pack_text
+from semel.broker.state.apply.codec import Reader
 from semel.broker.state.apply.queues import QueueState
 from semel.broker.state.apply.splits import sealed_error
+from semel.broker.state.apply.stagers import (
+    Pin,
+    StagedExtent,
+    StagedQueue,
+    Stager,
+    pack_pin,
+    pack_stager,
+    read_pin,
+    read_stager,
+)
 from semel.protos.batch import BatchFlags, BatchHeader
 from semel.protos.errors import (
     CorruptSegment,
@@ -41,92 +53,22 @@ from semel.protos.errors import (
     TransactionFenced,
     UnknownQueue,
 )
-from semel.protos.ids import NO_SEQUENCE, QueueId, QueueKey, TopicId
+from semel.protos.ids import QueueKey
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.staging import DIGEST_MASK, batch_digest
 from semel.protos.v1 import transaction_records_pb2
 
-STAGER: Final = struct.Struct("<QQIQqII")
-STAGED_QUEUE: Final = struct.Struct("<QIIqQQI")
-STAGED_EXTENT: Final = struct.Struct("<qqIIqI")
-DUE: Final = struct.Struct("<q")
-PIN: Final = struct.Struct("<QQIqI")
-_ID: Final = struct.Struct("<Q")
 _COUNT: Final = struct.Struct("<I")
-CHECKED_BYTES_MAX: Final = 4 << 20
-CHECKED_MESSAGES_MAX: Final = 65_536
-CHECKED_BATCHES_MAX: Final = 8_192
-"""What one transaction may publish of a broker group to topics that compare message ids. Their
-batches are decided in one entry, and stand in it once more without the messages that are dropped.
-With 40 bytes a message and 200 a batch for the decision that fits into one."""
+CHECKED_BYTES_MAX: Final = 1 << 30
+CHECKED_MESSAGES_MAX: Final = 4_000_000
+CHECKED_BATCHES_MAX: Final = 32_768
+"""What one transaction may publish of a broker group to topics that compare message ids. A master
+has about 100 bytes a message in memory from the look-up to the publication, and every node 24 while
+it follows; it applies nothing else while it reads the batches again. A batch takes up to 20 bytes
+in the publication's record."""
 REPEAT_LEVEL: Final = 6
 """From this feature level on an attempt may pin what the attempt before it has pinned: a commit
 that is repeated with the same receipts. Below this level such a commit is aborted."""
-
-
-class StagedExtent(NamedTuple):
-    """One staged batch: in the log, and without offsets."""
-
-    entry: int
-    """Index of the entry that holds it."""
-    position: int
-    length: int
-    """Length of the record's payload: broker header and batch."""
-    messages: int
-    base_sequence: int
-    content_crc: int
-    due_us: int = 0
-    """When its messages are due after the publication; 0 if at once."""
-
-
-@dataclass(slots=True)
-class StagedQueue:
-    """The batches that one stager has staged for one queue."""
-
-    session: int
-    last_sequence: int = NO_SEQUENCE
-    messages: int = 0
-    digest: int = 0
-    extents: list[StagedExtent] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Stager:
-    """One writer's attempt at its part of a transaction."""
-
-    stager_id: int
-    transaction_id: str
-    epoch: int
-    writer: int
-    ttl_us: int
-    expires_us: int
-    """Log time at which it ends if it is not pinned."""
-    pinned: bool = False
-    queues: dict[QueueKey, StagedQueue] = field(default_factory=dict)
-
-    @property
-    def messages(self) -> int:
-        """How many messages its batches have."""
-        return sum(queue.messages for queue in self.queues.values())
-
-    @property
-    def bytes(self) -> int:
-        """Total length of its stored batches."""
-        return sum(each.length for queue in self.queues.values() for each in queue.extents)
-
-
-@dataclass(slots=True)
-class Pin:
-    """The winners of one transaction, which wait for the coordinator's decision."""
-
-    transaction_id: str
-    epoch: int
-    attempt: int
-    coordinator: int
-    """The broker group that decides."""
-    pinned_us: int
-    winners: tuple[int, ...]
-    """Stager ids in the order of publication."""
 
 
 class Staging:
@@ -369,7 +311,7 @@ class Staging:
     def _too_much(
         self, record: transaction_records_pb2.PinTransaction, compared: Container[int]
     ) -> TransactionAborted | None:
-        """Refuses what would not fit into the entry of the publication; None if it fits."""
+        """Refuses what has more than one publication may have; None if it has not."""
         extents = [
             extent
             for winner in record.winners
@@ -392,6 +334,34 @@ class Staging:
             f" {CHECKED_BATCHES_MAX:,} batches of {CHECKED_BYTES_MAX:,} bytes are taken. Nothing is"
             " stored; use smaller transactions"
         )
+
+    def replace(
+        self,
+        pin: Pin,
+        producer_id: int,
+        key: QueueKey,
+        replaced: tuple[int, int, int],
+        extent: StagedExtent,
+    ) -> bool:
+        """Puts what is kept of a pinned batch in its place; False if there is no such batch.
+
+        `replaced` has its first sequence, its messages and its content CRC.
+        """
+        stager = self.stagers.get(producer_id)
+        staged = None if stager is None else stager.queues.get(key)
+        if staged is None or producer_id not in pin.winners:
+            return False
+        extents = staged.extents
+        at = bisect_left(extents, extent.base_sequence, key=lambda each: each.base_sequence)
+        if at == len(extents) or replaced != (
+            extents[at].base_sequence,
+            extents[at].messages,
+            extents[at].content_crc,
+        ):
+            return False
+        self.bytes += extent.length - extents[at].length
+        extents[at] = extent
+        return True
 
     def has_staged(self, topic_id: int) -> bool:
         """Whether any batch is staged for a queue of the topic."""
@@ -486,39 +456,30 @@ class Staging:
                     if lo_index <= extent.entry < hi_index:
                         yield extent.entry, extent.position, extent.length
 
-    def parts(self, *, dues: bool) -> list[bytes]:
-        """Canonical bytes: stagers by rising id, then pins by transaction id.
-
-        `dues` adds due times (from version 5 of the state on).
-        """
+    def parts(self, version: int) -> list[bytes]:
+        """Canonical bytes of a version of the state: stagers by rising id, then pins by transaction
+        id."""
         parts = [_COUNT.pack(len(self.stagers))]
         for number in sorted(self.stagers):
-            parts.append(_pack_stager(self.stagers[number], dues=dues))
+            parts.append(pack_stager(self.stagers[number], version))
         parts.append(_COUNT.pack(len(self.pins)))
-        for name in sorted(self.pins):
-            pin = self.pins[name]
-            parts.append(
-                PIN.pack(pin.epoch, pin.attempt, pin.coordinator, pin.pinned_us, len(pin.winners))
-                + b"".join(_ID.pack(number) for number in pin.winners)
-                + pack_text(name)
-            )
+        parts += [pack_pin(self.pins[name], version) for name in sorted(self.pins)]
         return parts
 
     @classmethod
-    def read_parts(cls, reader: Reader, *, dues: bool) -> Staging:
+    def read_parts(cls, reader: Reader, version: int) -> Staging:
         """The inverse of `parts`. Raises CorruptSegment."""
         staging = cls()
         for _ in range(reader.unpack(_COUNT)[0]):
-            stager = _read_stager(reader, dues=dues)
+            stager = read_stager(reader, version)
             staging.stagers[stager.stager_id] = stager
             staging.bytes += stager.bytes
         for _ in range(reader.unpack(_COUNT)[0]):
-            epoch, attempt, coordinator, pinned_us, count = reader.unpack(PIN)
-            winners = tuple(reader.unpack(_ID)[0] for _ in range(count))
-            name = reader.text()
-            if not set(winners) <= staging.stagers.keys():
+            pin = read_pin(reader, version)
+            name = pin.transaction_id
+            if not staging.stagers.keys() >= set(pin.winners):
                 raise CorruptSegment(f"state pins stagers of {name!r} that it does not have")
-            staging.pins[name] = Pin(name, epoch, attempt, coordinator, pinned_us, winners)
+            staging.pins[name] = pin
         return staging
 
 
@@ -535,57 +496,6 @@ def _known(batch: BatchHeader, staged: StagedQueue) -> SemelError | bool:
         f"the stager has staged other content as {batch.base_sequence} to {batch.last_sequence} of"
         f" queue {batch.queue_id}"
     )
-
-
-def _pack_stager(stager: Stager, *, dues: bool) -> bytes:
-    head = STAGER.pack(
-        stager.stager_id,
-        stager.epoch,
-        stager.writer,
-        stager.ttl_us,
-        stager.expires_us,
-        stager.pinned,
-        len(stager.queues),
-    )
-    parts = [head, pack_text(stager.transaction_id)]
-    for key in sorted(stager.queues):
-        staged = stager.queues[key]
-        parts.append(
-            STAGED_QUEUE.pack(
-                key.topic_id,
-                key.queue_id,
-                staged.session,
-                staged.last_sequence,
-                staged.messages,
-                staged.digest,
-                len(staged.extents),
-            )
-        )
-        for extent in staged.extents:
-            parts.append(STAGED_EXTENT.pack(*extent[:-1]))
-            if dues:
-                parts.append(DUE.pack(extent.due_us))
-    return b"".join(parts)
-
-
-def _read_stager(reader: Reader, *, dues: bool) -> Stager:
-    number, epoch, writer, ttl_us, expires_us, pinned, count = reader.unpack(STAGER)
-    if pinned > 1:
-        raise CorruptSegment(f"state has {pinned} where a stager says 0 or 1")
-    stager = Stager(number, reader.text(), epoch, writer, ttl_us, expires_us, bool(pinned))
-    for _ in range(count):
-        topic_id, queue_id, session, last, messages, digest, extents = reader.unpack(STAGED_QUEUE)
-        stager.queues[QueueKey(TopicId(topic_id), QueueId(queue_id))] = StagedQueue(
-            session,
-            last,
-            messages,
-            digest,
-            [
-                StagedExtent(*reader.unpack(STAGED_EXTENT), *(reader.unpack(DUE) if dues else ()))
-                for _ in range(extents)
-            ],
-        )
-    return stager
 
 
 def _over(transaction_id: str, epoch: int) -> TransactionAborted:

@@ -460,11 +460,10 @@ class State:
 
     def _stage(self, frame: FrameHeader, position: int, payload: memoryview) -> ApplyResult:
         self._check_level(TRANSACTION_LEVEL)
-        decision = self.id_windows.checked
-        if decision is not None:
+        if self.id_windows.checked is not None:
             batch = decode_header(payload, BROKER_HEADER_BYTES)
             key, base = batch.queue_key, batch.base_sequence
-            self.id_windows.take(key, batch.producer_id, base, batch.count, frame.time_us)
+            decision = self.id_windows.take_kept(key, batch.producer_id, base, batch.count)
             return self.transactions.stage_checked(payload, decision, frame.index, position)
         return self.transactions.stage(
             payload, self.queues, frame.index, position, self.log_time_us, self.feature_level
@@ -473,8 +472,8 @@ class State:
     def _transaction(self, step: transaction_records_pb2.TransactionRecord) -> ApplyResult:
         self._check_level(TRANSACTION_LEVEL)
         entry = self.applied_index + 1, self.log_time_us, self.feature_level
-        compared = self.id_windows.topics
-        return self.transactions.apply(step, self.queues, self.delays, *entry, compared)
+        windows = self.id_windows.topics
+        return self.transactions.apply(step, self.queues, self.delays, *entry, windows)
 
     def _check_level(self, level: int) -> None:
         if self.feature_level < level:
@@ -605,7 +604,7 @@ class State:
         parts += self.producers.parts()
         parts += self.groups.parts(metadata=version >= METADATA_LEVEL)
         if version >= 3:
-            parts += self.transactions.parts(dues=version >= DELAY_LEVEL)
+            parts += self.transactions.parts(version)
         if version >= MOVE_LEVEL:
             parts += self.moves.parts()
         if version >= DELAY_LEVEL:
@@ -649,7 +648,7 @@ class State:
         state.producers = SequenceTable.read_parts(reader)
         state.groups = ConsumerGroups.read_parts(reader, metadata=version >= METADATA_LEVEL)
         if version >= 3:
-            state.transactions = Transactions.read_parts(reader, dues=version >= DELAY_LEVEL)
+            state.transactions = Transactions.read_parts(reader, version)
         if version >= MOVE_LEVEL:
             state.moves = Moves.read_parts(reader, state.queues)
         if version >= DELAY_LEVEL:

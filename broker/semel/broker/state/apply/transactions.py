@@ -7,8 +7,9 @@ PIN is in flight or something is pinned, so pinned batches can always be publish
 
 Invariants
 1. A publication takes all of a pin or nothing, in one record. Batches that are due later become
-   delayed batches by it. Batches of topics that compare message ids stand in front of it, in the
-   same entry, with the messages that are kept of them.
+   delayed batches by it. In topics that compare message ids it says how many ids arrive with each
+   batch. What is kept of a batch, if messages of it are dropped, stands in front of it in the same
+   entry, or in front of a rewrite in an earlier one.
 2. A queue is never split while something is pinned for it.
 
 Not here: the admission of steps (`state/admission/transaction_admission.py`), the rules of stagers
@@ -18,12 +19,15 @@ and pins (`staging.py`) and of the coordinator (`coordination.py`), the calls be
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from operator import gt
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from semel.broker.state.apply.codec import Reader
 from semel.broker.state.apply.coordination import Begun, Coordination
 from semel.broker.state.apply.delays import Delays
+from semel.broker.state.apply.id_windows import IdWindow
 from semel.broker.state.apply.queues import QueueState
 from semel.broker.state.apply.results import (
     ApplyResult,
@@ -32,9 +36,11 @@ from semel.broker.state.apply.results import (
     Staged,
     StagedChecked,
     StateDiverged,
+    TopicArrivals,
     TransactionApplied,
 )
-from semel.broker.state.apply.staging import StagedExtent, Staging
+from semel.broker.state.apply.stagers import StagedExtent
+from semel.broker.state.apply.staging import Staging
 from semel.protos.batch import BROKER_HEADER_BYTES, decode_broker_header, decode_header
 from semel.protos.delays import is_delayed
 from semel.protos.errors import SemelError
@@ -45,16 +51,16 @@ from semel.protos.v1 import control_pb2, transaction_records_pb2
 
 Step = transaction_records_pb2.TransactionRecord
 Queues = dict[QueueKey, QueueState]
+NO_WINDOWS: Final[Mapping[int, IdWindow]] = MappingProxyType({})
 
 
 class _Checked(NamedTuple):
     """A staged batch whose message ids were decided, and the record that takes its place."""
 
     queue_key: QueueKey
-    base_sequence: int
-    sent: int
-    """Messages of the batch as it was staged."""
-    content_crc: int
+    producer_id: int
+    replaced: tuple[int, int, int]
+    """First sequence, messages and content CRC of the batch whose place it takes."""
     base_offset: int
     extent: StagedExtent
     """The record of the kept messages."""
@@ -70,7 +76,7 @@ class Transactions:
         self.staging = Staging()
         self.coordination = Coordination()
         self._checked: list[_Checked] = []
-        """Batches that the entry's publication has yet to take; none between entries, so it is no
+        """Batches that a record of the entry has yet to take; none between entries, so it is no
         part of the state."""
 
     # --- changes ----------------------------------------------------------------------------
@@ -120,19 +126,18 @@ class Transactions:
         self._checked.append(
             _Checked(
                 batch.queue_key,
-                batch.base_sequence,
-                decision.count,
-                decision.content_crc,
+                batch.producer_id,
+                (batch.base_sequence, decision.count, decision.content_crc),
                 base_offset,
                 extent,
                 decision,
             )
         )
-        return StagedChecked(queue_key=batch.queue_key, base_offset=base_offset, count=batch.count)
+        return StagedChecked(queue_key=batch.queue_key)
 
     @property
     def unpublished(self) -> bool:
-        """Whether the entry has checked batches that it does not publish."""
+        """Whether the entry has checked batches that it neither publishes nor keeps pinned."""
         return bool(self._checked)
 
     def apply(
@@ -143,9 +148,9 @@ class Transactions:
         index: int,
         now_us: int,
         level: int,
-        compared: Container[int] = (),
+        windows: Mapping[int, IdWindow] = NO_WINDOWS,
     ) -> ApplyResult:
-        """Applies a step of a control record. Topics in `compared` compare message ids.
+        """Applies a step of a control record. `windows` are those of message ids, by topic.
 
         Raises StateDiverged.
         """
@@ -160,9 +165,11 @@ class Transactions:
                 )
                 error, value = _split(opened)
             case "pin":
-                error = staging.pin(step.pin, queues, now_us, level, compared)
+                error = staging.pin(step.pin, queues, now_us, level, windows)
             case "publish":
-                return self._publish(step.publish, queues, delays, index, now_us)
+                return self._publish(step.publish, queues, delays, index, now_us, windows)
+            case "rewrite":
+                return self._rewrite(step.rewrite, index)
             case "drop_pin":
                 staging.drop_pin(step.drop_pin.transaction_id, step.drop_pin.attempt)
             case "drop_stagers":
@@ -186,6 +193,25 @@ class Transactions:
                 )
         return TransactionApplied(step=name, error=error, value=value)
 
+    def _rewrite(self, record: transaction_records_pb2.RewriteBatches, index: int) -> ApplyResult:
+        """Puts what is kept of pinned batches in their places. Raises StateDiverged."""
+        pin = self.staging.pin_of(record.transaction_id, record.attempt)
+        checked, self._checked = self._checked, []
+        if not checked:
+            raise StateDiverged(f"entry {index} rewrites nothing of {record}")
+        for each in checked:
+            if (
+                pin is None
+                or each.base_offset != -1
+                or not self.staging.replace(
+                    pin, each.producer_id, each.queue_key, each.replaced, each.extent
+                )
+            ):
+                raise StateDiverged(f"entry {index} rewrites {each} of {record}; pinned is {pin}")
+            pin.duplicates += each.decision.duplicates
+            pin.conflicts += each.decision.conflicts
+        return TransactionApplied(step="rewrite", value=(len(checked),))
+
     def _publish(
         self,
         record: transaction_records_pb2.PublishTransaction,
@@ -193,6 +219,7 @@ class Transactions:
         delays: Delays,
         index: int,
         now_us: int,
+        windows: Mapping[int, IdWindow],
     ) -> Published:
         pin = self.staging.pin_of(record.transaction_id, record.attempt)
         decisions = [each.decision for each in self._checked]
@@ -215,6 +242,7 @@ class Transactions:
                 f"entry {index} publishes {parts} of transaction {record.transaction_id!r}; pinned"
                 f" is {pin} with {expected}"
             )
+        arrived = _arrive(record, found, windows, index, now_us)
         for key, extents in found.items():
             queue = queues[key]
             append_time_us = queue.append_time_us(now_us)
@@ -230,8 +258,9 @@ class Transactions:
             transaction_id=record.transaction_id,
             attempt=record.attempt,
             parts=parts,
-            duplicates=sum(each.duplicates for each in decisions),
-            conflicts=sum(each.conflicts for each in decisions),
+            duplicates=pin.duplicates + sum(each.duplicates for each in decisions),
+            conflicts=pin.conflicts + sum(each.conflicts for each in decisions),
+            arrived=arrived,
         )
 
     def _kept(
@@ -248,11 +277,9 @@ class Transactions:
             end = queues[key].log_end_offset
             chosen = []
             for extent in extents:
-                if at < len(checked) and checked[at][:4] == (
+                if at < len(checked) and (checked[at].queue_key, checked[at].replaced) == (
                     key,
-                    extent.base_sequence,
-                    extent.messages,
-                    extent.content_crc,
+                    (extent.base_sequence, extent.messages, extent.content_crc),
                 ):
                     extent, base_offset = checked[at].extent, checked[at].base_offset
                     if base_offset != (-1 if extent.due_us else end):
@@ -267,15 +294,15 @@ class Transactions:
 
     # --- canonical bytes --------------------------------------------------------------------
 
-    def parts(self, *, dues: bool) -> list[bytes]:
-        """Canonical bytes: staging, then coordination; `dues` adds due times (version 5 on)."""
-        return [*self.staging.parts(dues=dues), *self.coordination.parts()]
+    def parts(self, version: int) -> list[bytes]:
+        """Canonical bytes of a version of the state: staging, then coordination."""
+        return [*self.staging.parts(version), *self.coordination.parts()]
 
     @classmethod
-    def read_parts(cls, reader: Reader, *, dues: bool) -> Transactions:
+    def read_parts(cls, reader: Reader, version: int) -> Transactions:
         """The inverse of `parts`. Raises CorruptSegment."""
         made = cls()
-        made.staging = Staging.read_parts(reader, dues=dues)
+        made.staging = Staging.read_parts(reader, version)
         made.coordination = Coordination.read_parts(reader)
         return made
 
@@ -283,6 +310,47 @@ class Transactions:
 def messages_at_once(extents: Iterable[StagedExtent]) -> int:
     """How many messages get offsets with the publication; the others are due later."""
     return sum(extent.messages for extent in extents if not extent.due_us)
+
+
+def _arrive(
+    record: transaction_records_pb2.PublishTransaction,
+    found: Mapping[QueueKey, list[StagedExtent]],
+    windows: Mapping[int, IdWindow],
+    index: int,
+    now_us: int,
+) -> tuple[TopicArrivals, ...]:
+    """Takes the ids of the batches to publish in. Raises StateDiverged unless the record names
+    exactly those of topics that compare ids."""
+    expected: dict[int, list[StagedExtent]] = {}
+    for key, extents in found.items():
+        if key.topic_id in windows:
+            expected.setdefault(key.topic_id, []).extend(extents)
+    if [each.topic_id for each in record.ids] != list(expected):
+        raise StateDiverged(
+            f"entry {index} publishes ids of topics {[each.topic_id for each in record.ids]}, not"
+            f" {list(expected)}"
+        )
+    arrived = []
+    for topic in record.ids:
+        extents = expected[topic.topic_id]
+        here = [extent.entry == index for extent in extents]
+        records = [
+            (0, 0, 0) if own else extent[:3] for own, extent in zip(here, extents, strict=True)
+        ]
+        told = list(zip(topic.entries, topic.positions, topic.lengths, strict=False))
+        if (
+            told != records
+            or len({len(topic.entries), len(topic.positions), len(topic.lengths)}) != 1
+            or len(topic.ids) != len(extents)
+            or any(map(gt, topic.ids, (extent.messages for extent in extents)))
+        ):
+            raise StateDiverged(
+                f"entry {index} publishes other batches of topic {topic.topic_id} than are pinned"
+            )
+        ids = sum(topic.ids)
+        windows[topic.topic_id].take(topic.first_arrival, ids, 0, 0, now_us)
+        arrived.append(TopicArrivals(topic.topic_id, topic.first_arrival, ids))
+    return tuple(arrived)
 
 
 def _split(

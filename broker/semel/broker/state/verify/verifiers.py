@@ -329,11 +329,7 @@ class TableVerifier:
                 self._batch(payload, head.time_us)
             elif kind is RecordKind.STAGED and self._checked is not None:
                 checked, self._checked = self._checked, None
-                self._as_sent(
-                    decode_header(payload, BROKER_HEADER_BYTES),
-                    checked,
-                    f"entry {self.index + 1}, a transaction",
-                )
+                self._kept_of_staged(decode_header(payload, BROKER_HEADER_BYTES), checked)
             elif kind is RecordKind.CONTROL:
                 self._control(control_pb2.ControlRecord.FromString(bytes(payload)), head.time_us)
         self.index = head.index
@@ -394,6 +390,22 @@ class TableVerifier:
         self._arrivals[batch.topic_id] = record.first_arrival + record.ids
         return record.count + (DROPPED if dropped else 0), record.content_crc
 
+    def _kept_of_staged(self, batch: BatchHeader, record: control_pb2.CheckIds) -> None:
+        """Checks the rest of a batch of a transaction; its ids arrive with the publication."""
+        dropped = record.duplicates + record.conflicts
+        if (
+            record.producer_id != batch.producer_id
+            or record.base_sequence != batch.base_sequence
+            or record.count != batch.count + dropped
+            or record.first_arrival
+            or record.ids
+        ):
+            self._problem(
+                f"entry {self.index + 1}, a transaction: the decision about the ids of"
+                f" {record.count} messages, {dropped} of which were dropped, does not fit a batch"
+                f" of {batch.count}"
+            )
+
     def _control(self, record: control_pb2.ControlRecord, time_us: int) -> None:
         if record.HasField("fence"):
             fence = record.fence
@@ -450,6 +462,20 @@ class TableVerifier:
 
     def _publish(self, record: transaction_records_pb2.PublishTransaction) -> None:
         """Staged batches get offsets; `BatchVerifier` reads the batches themselves."""
+        for topic in record.ids:
+            following = self._arrivals.get(topic.topic_id, topic.first_arrival)
+            if topic.first_arrival != following:
+                self._problem(
+                    f"entry {self.index + 1}: published ids arrive as {topic.first_arrival}, the"
+                    f" next one was {following}"
+                )
+            self._arrivals[topic.topic_id] = topic.first_arrival + sum(topic.ids)
+        published = {part.queue.topic_id for part in record.parts}
+        missing = published & self._arrivals.keys() - {topic.topic_id for topic in record.ids}
+        if missing:
+            self._problem(
+                f"entry {self.index + 1}: nothing was decided about ids of topics {sorted(missing)}"
+            )
         for part in record.parts:
             key = queue_key_of(part.queue)
             where = f"entry {self.index + 1}, queue {key.queue_id}"
