@@ -11,12 +11,12 @@ import pytest
 from pyspark import TaskContext
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import col, udf
 from pyspark.sql.functions import max as largest
-from pyspark.sql.functions import udf
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import BinaryType
 
-from semel.client import Client
+from semel.client import Client, IdDedup
 from semel.spark_connector import spark_session
 from tests.kit.cluster import Cluster
 from tests.spark.crashes import digest_of
@@ -100,6 +100,30 @@ def test_a_batch_copies_a_topic(
         own = {"transactionId": "copy", "transactionEpoch": "0", "compression": "lz4"}
         writer.options(bootstrap=shared_cluster.bootstrap, topic="copied", **own).save()
     assert digest_of(client, "copied") == digest_of(client, source)
+
+
+def test_rows_with_known_ids_are_dropped_however_many_there_are(
+    spark: SparkSession, shared_cluster: Cluster, client: Client
+) -> None:
+    rows = 100_000
+    client.admin.create_topic("compared", queues=2, dedup=IdDedup(window_bytes=64 << 20))
+    names = [b"%d" % number for number in range(0, rows, 167)]
+    with client.producer() as producer:
+        producer.send_many("compared", names, message_ids=names).result(30)
+    number = col("id").cast("string")
+    frame = spark.range(rows, numPartitions=3).select(
+        number.alias("message_id"), number.cast("binary").alias("value")
+    )
+    for again in (frame, frame.repartition(2)):  # each is a transaction of its own
+        writer = again.write.format("semel").mode("append")
+        writer.options(bootstrap=shared_cluster.bootstrap, topic="compared").save()
+    with client.reader("compared", end="latest") as reader:
+        stored = sorted((int(message.message_id or b""), message.value) for message in reader)
+    assert stored == [(each, b"%d" % each) for each in range(rows)]
+    told = client.admin.describe_topic("compared").dedup
+    assert told is not None
+    assert (told.ids, told.hits, told.conflicts) == (rows, len(names) + rows, 0)
+    assert client.admin.verify("compared").ok
 
 
 def fails_once_in_each_partition(marks: str) -> Callable[[bytes], bytes]:

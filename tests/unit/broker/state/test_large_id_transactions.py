@@ -9,9 +9,17 @@ from typing import Any
 import pytest
 
 from semel.broker.dedup.pinned_ids import PinnedIds
-from semel.broker.state import LookUpIds, Refused, State, StateDiverged, TransactionIds
+from semel.broker.state import (
+    LookUpIds,
+    Refused,
+    State,
+    StateDiverged,
+    TableVerifier,
+    TransactionIds,
+)
 from semel.protos.dropped import Verdict
 from semel.protos.errors import TransactionAborted
+from semel.protos.frames import RecordKind, build_frame, iter_records
 from semel.protos.v1 import control_pb2, transaction_records_pb2
 from tests.kit.id_checks import check_slave, dropped_of
 from tests.kit.id_group import OTHER
@@ -194,3 +202,59 @@ def test_a_rewrite_without_a_pin_is_refused() -> None:
     assert not accepted
     assert isinstance(decision, Refused)
     assert isinstance(decision.error, TransactionAborted)
+
+
+def told(group: IdStage, change: Callable[[Any], None]) -> str:
+    """What the verifier of tables says when the last entry is another one."""
+    verifier = TableVerifier()
+    for frame in group.frames[:-1]:
+        verifier.feed(frame)
+    records: list[Any] = []
+    for _, kind, payload in iter_records(group.frames[-1]):
+        if kind is RecordKind.CONTROL:
+            record = control_pb2.ControlRecord.FromString(bytes(payload))
+            change(record)
+            records.append((kind, [record.SerializeToString()]))
+        else:
+            records.append((kind, [payload]))
+    verifier.feed(build_frame(len(group.frames), group.term, group.now_us, records)[0])
+    return "; ".join(verifier.problems)
+
+
+def test_the_verifier_finds_publications_whose_ids_do_not_fit() -> None:
+    group = IdStage()
+    large(group)
+    group.publish_large()
+    assert told(group, lambda record: None) == ""
+
+    def late(record: Any) -> None:
+        record.transaction.publish.ids[0].first_arrival += 1
+
+    def without(record: Any) -> None:
+        del record.transaction.publish.ids[:]
+
+    assert "published ids arrive as 3, the next one was 2" in told(group, late)
+    assert "nothing was decided about ids of topics [7]" in told(group, without)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda check: check.__setattr__("base_sequence", 4),
+        lambda check: check.__setattr__("producer_id", B),
+        lambda check: check.__setattr__("count", 4),
+        lambda check: check.__setattr__("ids", 1),
+        lambda check: check.__setattr__("first_arrival", 2),
+        lambda check: check.__setattr__("duplicates", 3),
+    ],
+)
+def test_the_verifier_finds_rewrites_that_do_not_fit(change: Callable[[Any], None]) -> None:
+    group = IdStage()
+    large(group)
+    group.rewrite_ids("t", group.look_up_pinned(small=False))
+
+    def alter(record: Any) -> None:
+        if record.HasField("check_ids"):
+            change(record.check_ids)
+
+    assert "a transaction: the decision about the ids of" in told(group, alter)
