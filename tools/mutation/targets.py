@@ -86,12 +86,18 @@ TARGETS: Final = {
                 "id_runs",
                 "looked_up",
                 "moved_ids",
+                "pinned_ids",
+                "published_ids",
                 "recent_ids",
                 "run_copies",
                 "sorted_ids",
             )
         ),
-        tests=("tests/unit/broker/dedup", "tests/unit/broker/state/test_ids.py"),
+        tests=(
+            "tests/unit/broker/dedup",
+            "tests/unit/broker/state/test_ids.py",
+            "tests/unit/broker/state/test_id_transactions.py",
+        ),
     ),
     "state": Target(
         files=tuple(
@@ -122,6 +128,7 @@ TARGETS: Final = {
             for name in (
                 "apply/moves",
                 "apply/slices",
+                "apply/stagers",
                 "apply/staging",
                 "apply/coordination",
                 "apply/transactions",
@@ -158,6 +165,7 @@ TARGETS: Final = {
                 "replica/member_book",
                 "replica/id_indexes",
                 "replica/message_ids",
+                "replica/pinned_look_up",
                 "membership/changes",
                 "snapshots/checkpoints",
                 "snapshots/install",
@@ -175,6 +183,7 @@ TARGETS: Final = {
                 "background/full_disk",
                 "background/queue_copy",
                 "background/delayed_release",
+                "background/publication",
                 "background/transaction_work",
                 "control_plane/group_calls",
                 "replica/confirmed_reads",

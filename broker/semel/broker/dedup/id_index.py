@@ -1,11 +1,11 @@
 """The index of one topic's message ids on one node: which are in the window, and when they came.
 
 How it works. New ids stay in memory as they come (`recent_ids.py`). When there are `memory_ids` of
-them they are frozen, sorted, and become a run on disk. When there are `RUNS_PER_LEVEL`
-runs of one level, they become one of the next level. This is a log-structured merge
-tree by time: every run holds a range of arrivals, and runs that the window has left behind are
-dropped whole. Ids are sorted, merged and written many at a time with numpy; RocksDB keeps the
-chunks, makes changes atomic and caches what is read.
+them they are frozen, sorted, and become a run on disk. When there are `RUNS_PER_LEVEL` runs of one
+level, they become one of the next level, or some of them do, so that none gets larger than a part
+of the window. This is a log-structured merge tree by time: every run holds a range of arrivals, and
+runs that the window has left behind are dropped whole. Ids are sorted, merged and written many at a
+time with numpy; RocksDB keeps the chunks, makes changes atomic and caches what is read.
 
 A look-up has three steps. `search_runs` asks all filters, and never blocks. It returns the ids that
 may be on disk; `search_disk` reads those in a thread. `search_since` looks in memory, at the last
@@ -38,6 +38,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 import google_crc32c
@@ -68,8 +69,12 @@ LEVEL_IDS: Final = 1 << 13
 that many times more, and so on."""
 READ_CHUNKS: Final = 256
 """Chunks that are read at once, about 1 MiB."""
-MERGE_IDS: Final = 1_000_000
+RUNS_PER_WINDOW: Final = 6
+"""A merge makes no run that is larger than this part of a window: it is kept until the window has
+left all of it behind, so the disk has so much more than the window."""
+MERGE_IDS: Final = 500_000
 """A merge holds about this many ids in memory at a time."""
+_UNBOUNDED: Final = 1 << 62
 _MANIFEST: Final = struct.Struct("<4sIQI16s")
 _MAGIC: Final = b"SMIX"
 _CRC: Final = struct.Struct("<I")
@@ -240,10 +245,10 @@ class IdIndex:
         fresh = self._view.fresh
         return len(fresh) >= self._memory_ids
 
-    def maintain(self, first_arrival: int) -> bool:
-        """One step of background work for a window that begins at `first_arrival`: writes what is
-        frozen, or drops runs that the window has left, or goes on with a merge; False if nothing is
-        to do.
+    def maintain(self, first_arrival: int, window_ids: int = _UNBOUNDED) -> bool:
+        """One step of background work for a window that begins at `first_arrival` and holds up to
+        `window_ids`: writes what is frozen, or drops runs that the window has left, or goes on with
+        a merge; False if nothing is to do.
 
         A step takes a part of a second. A merge has many, so that memory is written meanwhile.
         Raises CorruptIndex and OSError.
@@ -258,7 +263,8 @@ class IdIndex:
             merging, self._merging = self._merging, None  # one that fails begins anew
             if merging is None and self._drop(first_arrival):
                 return True
-            rest = self._merge(first_arrival) if merging is None else merging
+            most = window_ids // RUNS_PER_WINDOW
+            rest = self._merge(first_arrival, most) if merging is None else merging
             if next(rest, None) is None:
                 return merging is not None
             self._merging = rest
@@ -288,11 +294,11 @@ class IdIndex:
         self._save(runs[len(gone) :], gone)
         return True
 
-    def _merge(self, first_arrival: int) -> Iterator[bool]:
+    def _merge(self, first_arrival: int, ids_max: int) -> Iterator[bool]:
         """Yields after each step, the last one included."""
         runs = self._view.runs
         levels = [run.info.level for run in runs]
-        chosen = _to_merge(levels)
+        chosen = _to_merge(levels, [run.info.ids for run in runs], ids_max)
         if chosen is None or self.missing(first_arrival):  # a run's arrivals have no gap
             return
         old = list(runs[chosen])
@@ -556,14 +562,18 @@ def level_of(ids: int) -> int:
     return level
 
 
-def _to_merge(levels: list[int]) -> slice | None:
+def _to_merge(levels: list[int], ids: list[int], ids_max: int) -> slice | None:
     """The runs to merge: a stretch that has RUNS_PER_LEVEL of one level, and beside them only runs
-    of lower levels. None if there is no such stretch."""
+    of lower levels, or as much of its beginning as has at most `ids_max` ids. None if there is no
+    such stretch."""
     for level in sorted(set(levels)):
         start = 0
         for at, each in enumerate([*levels, level + 1]):
             if each > level:
                 if levels[start:at].count(level) >= RUNS_PER_LEVEL:
-                    return slice(start, at)
+                    sizes = accumulate(ids[start:at])
+                    end = start + sum(size <= ids_max for size in sizes)
+                    if levels[start:end].count(level) > 1:
+                        return slice(start, end)
                 start = at + 1
     return None

@@ -38,7 +38,7 @@ from semel.broker.dedup.id_index import IdIndex
 from semel.broker.dedup.id_places import DELAYED, PLACE_COLUMNS, Places
 from semel.broker.dedup.id_rows import Prints, Rows, repeated
 from semel.broker.dedup.looked_up import counting, prints_in
-from semel.broker.dedup.sorted_ids import Hits
+from semel.broker.dedup.sorted_ids import Hits, order_of
 from semel.protos.batch import (
     BROKER_HEADER_BYTES,
     UNCOMPRESSED_BYTES_MAX,
@@ -222,7 +222,7 @@ class PinnedIds:
 
     def _sort(self) -> None:
         first = np.ascontiguousarray(self._keys[:, 0])
-        self._order = np.argsort(first)
+        self._order = order_of(first)
         self._sorted = first[self._order]
         equal = np.flatnonzero(self._sorted[1:] == self._sorted[:-1])
         if not len(equal):

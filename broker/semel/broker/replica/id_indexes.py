@@ -30,7 +30,7 @@ from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from semel.broker.dedup.fingerprints import Fingerprints
-from semel.broker.dedup.id_index import MEMORY_IDS, IdIndex
+from semel.broker.dedup.id_index import MEMORY_IDS, RUNS_PER_LEVEL, IdIndex
 from semel.broker.dedup.id_places import Places
 from semel.broker.dedup.id_runs import IdRun
 from semel.broker.dedup.id_store import CorruptIndex, IdStore
@@ -392,7 +392,10 @@ class IdIndexes:
                 return False
             if freeze or topic.ids.is_full:
                 topic.ids.freeze(window.next_arrival)
-            work = partial(topic.ids.maintain, window.first_arrival)
+            window_ids = 0
+            if topic.ids.run_count >= RUNS_PER_LEVEL:  # else there is nothing to merge
+                window_ids = window.ids_max(self._node.state.live_slots(topic_id))
+            work = partial(topic.ids.maintain, window.first_arrival, window_ids)
             try:
                 return await self.write(work)
             except CorruptIndex as error:

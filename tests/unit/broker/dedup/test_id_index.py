@@ -431,7 +431,41 @@ def test_the_filter_never_misses_and_seldom_errs() -> None:
 def test_runs_of_a_level_are_merged_with_the_smaller_ones_among_them(
     levels: list[int], expected: slice | None
 ) -> None:
-    assert id_index._to_merge(levels) == expected
+    assert id_index._to_merge(levels, [1] * len(levels), 100) == expected
+
+
+@pytest.mark.parametrize(
+    ("ids_max", "expected"),
+    [
+        (39, None),  # two runs have 40
+        (40, slice(0, 2)),
+        (109, slice(0, 5)),
+        (160, slice(0, 8)),
+        (10_000, slice(0, 9)),
+    ],
+)
+def test_no_merge_makes_a_run_larger_than_its_part_of_the_window(
+    ids_max: int, expected: slice | None
+) -> None:
+    assert id_index._to_merge([0] * 9, [20] * 9, ids_max) == expected
+    assert id_index._to_merge([2, *[0] * 9], [500, *[20] * 9], ids_max) == (
+        None if expected is None else slice(1 + expected.start, 1 + expected.stop)
+    )
+
+
+def test_the_disk_has_little_more_than_the_window() -> None:
+    model = Model(MemoryIdStore(), memory_ids=100)
+    for start in range(0, 40_000, 100):
+        model.add(list(range(start, start + 100)))
+        model.first = max(0, len(model.arrived) - 6_000)
+        model.index.freeze(len(model.arrived))
+        while model.index.maintain(model.first, 6_000):
+            pass
+        runs = model.index._view.runs
+        assert max(run.info.ids for run in runs) <= 1_000
+        assert sum(run.info.ids for run in runs) <= 7_000
+        assert len(runs) < 35
+    model.check(list(range(33_000, 40_000, 7)))
 
 
 def test_a_level_is_eight_times_the_one_below() -> None:
