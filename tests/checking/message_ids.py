@@ -14,13 +14,15 @@ What is checked
    whether more may be forgotten, see `IdTopic.forgotten`.
 5. An acknowledgement names the place of each stored message, and of each dropped one the verdict
    and the place of the first message with its id.
+6. Each message that a transaction stages and publishes is stored, or dropped for one with its id
+   that is in the window or is published with it. It was sent as it was staged first.
 
 Not here: what nodes have in their indexes (`tests/world/parts/ids.py`), queues (`raw_log.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -29,10 +31,10 @@ import numpy as np
 from semel.protos.batch import BROKER_HEADER_BYTES, check_batch, decode_broker_header
 from semel.protos.columns import decode_columns
 from semel.protos.delays import is_delayed
-from semel.protos.dropped import DROPPED, Dropped, Verdict, read_answer
+from semel.protos.dropped import DROPPED, SAME_TRANSACTION, Dropped, Verdict, read_answer
 from semel.protos.frames import RecordKind, decode_frame_header, iter_records
 from semel.protos.slots import SLOT_COUNT
-from semel.protos.v1 import common_pb2, control_pb2
+from semel.protos.v1 import common_pb2, control_pb2, transaction_records_pb2
 from tests.checking.raw_log import Queue
 
 ID_BYTES = 40
@@ -143,7 +145,22 @@ class IdLog:
         self.duplicates = 0
         self.conflicts = 0
         self.evicted = 0
-        self._sent = sent
+        self.published: set[tuple[str, int]] = set()
+        """Transactions and epochs."""
+        self.rewritten = 0
+        """Batches that were replaced before their publication."""
+        self.by_reference = 0
+        """Batches with ids that were published where they lay."""
+        self._sent = dict(sent)
+        self._staged: dict[tuple[int, int], bytes] = {}
+        """Batches of transactions, by entry and position."""
+        self._originals: dict[BatchName, set[int]] = {}
+        """Sequences of each batch as it was staged."""
+        self._lost: dict[BatchName, list[Dropped]] = {}
+        """Messages of those that were dropped."""
+        self._same: list[tuple[BatchName, int]] = []
+        """Messages that were dropped for another one of their transaction, which is not published
+        yet."""
         self._where = ""
 
     def read(self, frames: Mapping[int, bytes]) -> IdLog:
@@ -152,8 +169,16 @@ class IdLog:
             self._where = f"entry {index}"
             time_us = decode_frame_header(frames[index]).time_us
             checked: control_pb2.CheckIds | None = None
-            for _, kind, payload in iter_records(frames[index]):
-                if kind is RecordKind.BATCH:
+            here: list[bytes] = []
+            for position, kind, payload in iter_records(frames[index]):
+                if kind is RecordKind.STAGED:
+                    if checked is None:
+                        self._on_staged((index, position), bytes(payload))
+                    else:
+                        self._on_kept((index, position), bytes(payload), checked)
+                        here.append(bytes(payload))
+                    checked = None
+                elif kind is RecordKind.BATCH:
                     self._on_batch(payload, checked, time_us)
                     checked = None
                 elif kind is RecordKind.CONTROL:
@@ -161,6 +186,10 @@ class IdLog:
                     match record.WhichOneof("record"):
                         case "check_ids":
                             checked = record.check_ids
+                        case "transaction" if record.transaction.HasField("publish"):
+                            self._on_published(record.transaction.publish, here, time_us)
+                        case "transaction" if record.transaction.HasField("rewrite"):
+                            self.rewritten += len(here)
                         case "evict_ids":
                             self._on_evicted(record.evict_ids, index, time_us)
                         case "create_queue":
@@ -204,25 +233,7 @@ class IdLog:
         if checked is None:
             self._wrong(f"{name} is stored without a decision about its ids")
             return
-        messages: list[Message] = []
-        sequences: list[int] = []
-        if header.count:
-            columns = decode_columns(bytes(payload[BROKER_HEADER_BYTES:]), header)
-            nothing = [None] * header.count
-            messages = [
-                Message(*row)
-                for row in zip(
-                    nothing if columns.message_ids is None else columns.message_ids.to_pylist(),
-                    columns.values.to_pylist(),
-                    nothing if columns.keys is None else columns.keys.to_pylist(),
-                    strict=True,
-                )
-            ]
-            sequences = (
-                list(range(header.base_sequence, header.base_sequence + header.count))
-                if columns.sequences is None
-                else columns.sequences.to_pylist()
-            )
+        messages, sequences = _messages(bytes(payload))
         delayed = is_delayed(header)
         if checked.first_arrival != len(topic.arrivals):
             self._wrong(f"ids arrive as {checked.first_arrival}, not {len(topic.arrivals)}")
@@ -240,6 +251,106 @@ class IdLog:
         told = sorted([*sequences, *(each.sequence for each in entry.dropped)])
         if told != list(range(header.base_sequence, header.base_sequence + checked.count)):
             self._wrong(f"{name} had {checked.count} messages; stored or dropped are {told}")
+
+    # --- transactions -----------------------------------------------------------------------
+
+    def _on_staged(self, at: tuple[int, int], payload: bytes) -> None:
+        """A batch as a stager has sent it, perhaps not for the first time."""
+        self._staged[at] = payload
+        name = _name(payload)
+        if name not in self._originals:
+            messages, sequences = _messages(payload)
+            self._originals[name] = set(sequences)
+            self._sent |= {
+                (name, each): message for each, message in zip(sequences, messages, strict=True)
+            }
+
+    def _on_kept(self, at: tuple[int, int], payload: bytes, checked: control_pb2.CheckIds) -> None:
+        self._staged[at] = payload
+        name = _name(payload)
+        topic = self.topics.get(name.queue[0])
+        if topic is None or name not in self._originals:
+            self._wrong(f"{name} is rewritten, and was never staged for a topic that compares ids")
+            return
+        lost = self._lost.setdefault(name, [])
+        for sequence, first in np.frombuffer(checked.dropped, DROPPED).tolist():
+            if first in (SAME_TRANSACTION, -1 - SAME_TRANSACTION):
+                self._same.append((name, sequence))
+                verdict = Verdict.DUPLICATE if first > 0 else Verdict.CONFLICT
+                lost.append(Dropped(sequence, -1, 0, -1, verdict))
+                self.duplicates += first > 0
+                self.conflicts += first < 0
+            else:
+                lost.append(self._dropped(topic, name, sequence, first))
+        _, sequences = _messages(payload)
+        gone = {each.sequence for each in lost}
+        if self._originals[name] != {*sequences, *gone} or gone & {*sequences}:
+            self._wrong(f"{name} had {self._originals[name]}; kept are {sequences}, dropped {gone}")
+
+    def _on_published(
+        self,
+        record: transaction_records_pb2.PublishTransaction,
+        here: Sequence[bytes],
+        time_us: int,
+    ) -> None:
+        self.published.add((record.transaction_id, record.epoch))
+        ends = {
+            (part.queue.topic_id, part.queue.queue_id): part.base_offset for part in record.parts
+        }
+        told = {each.topic_id for each in record.ids}
+        if told != {topic_id for topic_id, _ in ends if topic_id in self.topics}:
+            self._wrong(f"ids of topics {told} are published, parts are {ends}")
+        for each in record.ids:
+            topic = self.topics.get(each.topic_id)
+            if topic is None:
+                continue
+            if each.first_arrival != len(topic.arrivals):
+                self._wrong(f"ids arrive as {each.first_arrival}, not {len(topic.arrivals)}")
+            own = (payload for payload in here if _name(payload).queue[0] == each.topic_id)
+            for ids, entry, position in zip(each.ids, each.entries, each.positions, strict=True):
+                payload = self._staged.get((entry, position)) if entry else next(own, None)
+                if payload is None:
+                    self._wrong(f"there is no batch in entry {entry} at {position}")
+                    continue
+                self.by_reference += bool(entry and ids)
+                self._on_published_batch(topic, payload, ids, ends, time_us)
+        for name, sequence in self._same:
+            message, topic = self._sent[name, sequence], self.topics.get(name.queue[0])
+            if (
+                topic is not None
+                and name in self.batches
+                and message.message_id not in topic.newest
+            ):
+                self._wrong(f"loss: {message} was dropped, and no other one of its transaction is")
+        self._same = [each for each in self._same if each[0] not in self.batches]
+
+    def _on_published_batch(
+        self, topic: IdTopic, payload: bytes, ids: int, ends: dict[Queue, int], time_us: int
+    ) -> None:
+        header = check_batch(payload, BROKER_HEADER_BYTES)
+        name = _name(payload)
+        if name in self.batches:
+            self._wrong(f"{name} is published twice")
+        messages, sequences = _messages(payload)
+        before = len(topic.arrivals)
+        base_offset = -1 if is_delayed(header) else ends[name.queue]
+        for at, message in enumerate(messages):
+            place = Place(name.queue[1], base_offset + at, 0)
+            if is_delayed(header):
+                place = Place(name.queue[1], -1, header.deliver_at_us)
+            self._on_stored(topic, message, place, time_us)
+            if self._sent.get((name, sequences[at])) != message:
+                self._wrong(f"{message} of {name} was staged as another one")
+        if not is_delayed(header):
+            ends[name.queue] += len(messages)
+        if len(topic.arrivals) - before != ids:
+            self._wrong(f"{ids} ids of {name} arrive, it has {len(topic.arrivals) - before}")
+        lost = self._lost.pop(name, [])
+        if self._originals.get(name) != {*sequences, *(each.sequence for each in lost)}:
+            self._wrong(f"loss: of {name} are stored {sequences} and dropped {lost}")
+        self.batches[name] = StoredBatch(base_offset, sequences, lost)
+
+    # --- messages ---------------------------------------------------------------------------
 
     def _on_stored(self, topic: IdTopic, message: Message, place: Place, time_us: int) -> None:
         if message.message_id is None:
@@ -287,3 +398,32 @@ class IdLog:
 
     def _wrong(self, what: str) -> None:
         self.problems.append(f"{self._where}: {what}")
+
+
+def _name(payload: bytes) -> BatchName:
+    header = check_batch(payload, BROKER_HEADER_BYTES)
+    queue = int(header.topic_id), int(header.queue_id)
+    return BatchName(
+        queue, int(header.producer_id), header.epoch, header.session, header.base_sequence
+    )
+
+
+def _messages(payload: bytes) -> tuple[list[Message], list[int]]:
+    """The messages of a stored batch, and their sequences."""
+    header = check_batch(payload, BROKER_HEADER_BYTES)
+    if not header.count:
+        return [], []
+    columns = decode_columns(payload[BROKER_HEADER_BYTES:], header)
+    nothing = [None] * header.count
+    messages = [
+        Message(*row)
+        for row in zip(
+            nothing if columns.message_ids is None else columns.message_ids.to_pylist(),
+            columns.values.to_pylist(),
+            nothing if columns.keys is None else columns.keys.to_pylist(),
+            strict=True,
+        )
+    ]
+    if columns.sequences is not None:
+        return messages, columns.sequences.to_pylist()
+    return messages, list(range(header.base_sequence, header.base_sequence + header.count))

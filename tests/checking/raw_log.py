@@ -8,8 +8,8 @@ log, and its state is compared with the one that each node says it is in.
 
 Each broker group has a log of its own. `fold_groups` reads them side by side: where a queue that
 has moved is activated, a log waits until the other one has sealed it, and goes on with the rows and
-the end that the queue had there. `merged` joins the results of all groups: a queue
-has there what it had in each group, one behind the other.
+the end that the queue had there. `merged` joins the results of all groups: a queue has there what
+it had in each group, one behind the other.
 
 Invariants checked here
 1. Frames are byte-identical up to the commit; indexes are dense, terms never fall.
@@ -19,8 +19,7 @@ Invariants checked here
    nothing more.
 4. A node's sequence table, and its whole state, follow from the log up to its applied index.
 5. A queue is of one group at a time, which alone stores batches, fences and expiries of it; copies
-   are what the other group stored, byte for byte, and all of it; moves are decided once
-   (`moves.py`).
+   are what the other group stored, byte for byte, all of it; moves are decided once (`moves.py`).
 
 Not here: what clients saw (`exactly_once.py`).
 """
@@ -250,18 +249,20 @@ def _fold(result: Fold, frames: Mapping[int, bytes], tables_at: Collection[int])
             result.problems.append(
                 f"entry {index} says index {header.index} and term {header.term} after {term}"
             )
-        term = header.term
+        term, checked = header.term, False
         for _, kind, payload in iter_records(frame):
+            kept, checked = checked, False
             if kind is RecordKind.BATCH:
                 _fold_batch(result, index, payload)
             elif kind is RecordKind.STAGED:
-                _fold_staged(result, index, payload)
+                _fold_staged(result, index, payload, kept=kept)
             elif kind is RecordKind.COPY:
                 _fold_copy(result, index, payload)
             elif kind is RecordKind.CONTROL:
                 control = control_pb2.ControlRecord.FromString(bytes(payload))
                 while _waits(result, control):
                     yield
+                checked = control.HasField("check_ids")
                 _fold_control(result, control, header.time_us)
         result.last_index = index
         if index in tables_at:
@@ -309,7 +310,7 @@ def _fold_batch(result: Fold, index: int, payload: memoryview) -> None:
     _store(result, queue, placed.base_offset, placed.append_time_us, header, batch, index)
 
 
-def _fold_staged(result: Fold, index: int, payload: memoryview) -> None:
+def _fold_staged(result: Fold, index: int, payload: memoryview, *, kept: bool) -> None:
     try:
         header = check_batch(payload, BROKER_HEADER_BYTES)
     except CorruptBatch as error:
@@ -317,7 +318,8 @@ def _fold_staged(result: Fold, index: int, payload: memoryview) -> None:
         return
     if (int(header.topic_id), int(header.queue_id)) in result.parents.values():
         return  # refused when it is applied, as one that is sent twice
-    result.staged.on_batch(StagedBatch(header, bytes(payload[BROKER_HEADER_BYTES:]), index))
+    batch = StagedBatch(header, bytes(payload[BROKER_HEADER_BYTES:]), index)
+    result.problems += result.staged.on_batch(batch, kept=kept)
 
 
 def _fold_published(
@@ -339,8 +341,7 @@ def _fold_published(
         append_us = _append_us(result, queue, time_us)
         for batch in batches:
             if is_delayed(batch.header):
-                waits = DelayedBatch(batch.header, batch.body, batch.index)
-                result.delayed.on_batch(waits)
+                result.delayed.on_batch(DelayedBatch(batch.header, batch.body, batch.index))
                 continue
             _store(result, queue, base_offset, append_us, batch.header, batch.body, batch.index)
             base_offset += batch.header.count

@@ -1,7 +1,8 @@
 """Derives what transactions stage, pin and publish from the log's records alone.
 
 How it works. Staged batches are chained from -1 on by stager and queue; a batch that does not
-follow was refused by the broker, or sent twice. A pin names the stagers whose batches win, in their
+follow was refused by the broker, or sent twice. What is kept of a batch behind a decision about
+message ids takes its place. A pin names the stagers whose batches win, in their
 order. A publication publishes everything that they have staged, queue by queue, behind the queue's
 end.
 
@@ -43,16 +44,30 @@ class Staged:
     """Epoch and winners by transaction and attempt."""
     published: set[tuple[str, int]] = field(default_factory=set)
 
-    def on_batch(self, batch: StagedBatch) -> None:
-        """A batch that a stager has sent."""
+    def on_batch(self, batch: StagedBatch, *, kept: bool = False) -> list[str]:
+        """A batch that a stager has sent, or what is `kept` of one, some messages of which are
+        dropped because of their ids; returns what is wrong with it."""
         header = batch.header
+        if kept:
+            here = self._replace(batch)
+            return [] if here else [f"{header.base_sequence} is kept, and was not staged"]
         place = (int(header.producer_id), header.queue_key)
         if header.session != self.sessions.get(place):
-            return
+            return []
         chain = self.batches.setdefault(place, [])
         last = chain[-1].header.last_sequence if chain else -1
         if header.base_sequence > last and header.previous_sequence == last:
             chain.append(batch)
+        return []
+
+    def _replace(self, batch: StagedBatch) -> bool:
+        header = batch.header
+        chain = self.batches.get((int(header.producer_id), header.queue_key), [])
+        for at, each in enumerate(chain):
+            if each.header.base_sequence == header.base_sequence:
+                chain[at] = batch
+                return True
+        return False
 
     def on_step(self, step: transaction_records_pb2.TransactionRecord) -> None:
         """Takes any step but a publication."""
@@ -92,8 +107,11 @@ class Staged:
         if held != parts.keys():
             yield f"transaction {name} is published in {set(parts)}, staged are {held}"
         for queue, part in parts.items():
-            batches = [
-                batch for stager in winners for batch in self.batches.pop((stager, queue), [])
+            batches = [  # but for those all messages of which were dropped
+                batch
+                for stager in winners
+                for batch in self.batches.pop((stager, queue), [])
+                if batch.header.count
             ]
             count = sum(batch.header.count for batch in batches if not is_delayed(batch.header))
             if count != part.messages:

@@ -45,6 +45,8 @@ class SentIds:
         self.sent: dict[tuple[BatchName, int], Message] = {}
         self.answers: list[Answer] = []
         self.recent: dict[str, deque[Message]] = {topic: deque(maxlen=25) for topic in TOPICS}
+        self.committed: set[tuple[str, int]] = set()
+        """Transactions and epochs whose commits were answered."""
         self.marks: set[BatchName] = set()
         """Batches without messages."""
         self.without: set[int] = set()

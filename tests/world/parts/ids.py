@@ -9,7 +9,8 @@ index of a node is lost, damaged, or finds no room (`id_disk.py`).
 What must hold besides: ids are missing in an index only after something has lost them, and no node
 goes on as master while ids are missing in its index.
 
-Not here: moves, transactions and cancels of such topics, which the checker does not follow yet.
+Not here: transactions of such topics (`bankers.py`); moves and cancels, which the checker does not
+follow yet.
 """
 
 from __future__ import annotations
@@ -113,6 +114,8 @@ class Notary(ClientHost):
             log = IdLog(known.sent).read(group.invariants.committed)
             if group.group_id == 1:
                 log.judge(known.answers)
+                if missing := known.committed - log.published:
+                    log.problems.append(f"{missing} are committed, and not published")
             problems = [*log.problems, *self._misplaced(log, fold), *self._indexes(group, log)]
             problems += self._forgotten(group, log)
             if problems:
@@ -120,6 +123,8 @@ class Notary(ClientHost):
             seen = self.world.seen
             seen["id stored"] += sum(len(topic.arrivals) for topic in log.topics.values())
             seen["id evicted"] += log.evicted
+            seen["batch rewritten"] += log.rewritten
+            seen["batch published where it lay"] += log.by_reference
             seen["duplicate dropped"] += log.duplicates
             seen["conflict refused"] += log.conflicts
         return ""

@@ -19,11 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from semel.broker.dedup.fingerprints import FEW_ROWS, Fingerprints
+from semel.broker.dedup.fingerprints import FEW_ROWS, U64, Fingerprints
 from semel.broker.dedup.id_index import IdIndex, Search
 from semel.broker.dedup.id_places import Found, Places
 from semel.broker.dedup.id_rows import Known, Prints, Rows, decide_rows
-from semel.broker.dedup.sorted_ids import Hits
 from semel.protos.batch import BATCH_BYTES_MAX, BatchHeader
 from semel.protos.columns import Columns, decode_columns
 from semel.protos.errors import MessageTooLarge
@@ -204,7 +203,7 @@ class LookedUp:
         search, hits, places = self._search, self._search.hits, self._places
         assert not search.maybe, "`finish` comes first"
         if len(hits.rows):
-            alive = (hits.arrivals >= np.uint64(first_arrival)) & counting(hits, cancelled)
+            alive = (hits.arrivals >= np.uint64(first_arrival)) & counting(hits.arrivals, cancelled)
             if not alive.all():
                 hits, places = hits.take(alive), places.take(alive)
         begin = max(search.end_arrival, first_arrival)
@@ -212,7 +211,7 @@ class LookedUp:
         if since is None:
             return None
         if len(since.rows):
-            since = since.take(counting(since, cancelled))
+            since = since.take(counting(since.arrivals, cancelled))
         if not len(since.rows):
             return Known(hits, places)
         # An id in a run may have come again: it was cancelled, or the window had left it behind, or
@@ -227,12 +226,12 @@ class LookedUp:
         return Known(hits.then(since).take(order), places.then(added).take(order))
 
 
-def counting(hits: Hits, cancelled: Sequence[Sequence[int]]) -> npt.NDArray[np.bool_]:
-    """Returns which hits count: of a message that was cancelled the id may be used again."""
-    counting = np.ones(len(hits.arrivals), np.bool_)
-    for arrivals in cancelled:
-        if len(arrivals) and len(counting):
-            rising = np.asarray(arrivals, np.uint64)
-            at = np.minimum(np.searchsorted(rising, hits.arrivals), len(rising) - 1)
-            counting &= rising[at] != hits.arrivals
-    return counting
+def counting(arrivals: U64, cancelled: Sequence[Sequence[int]]) -> npt.NDArray[np.bool_]:
+    """Returns which arrivals count: of a message that was cancelled the id may be used again."""
+    found = np.ones(len(arrivals), np.bool_)
+    for each in cancelled:
+        if len(each) and len(found):
+            rising = np.asarray(each, np.uint64)
+            at = np.minimum(np.searchsorted(rising, arrivals), len(rising) - 1)
+            found &= rising[at] != arrivals
+    return found

@@ -97,6 +97,13 @@ class Rewrite(NamedTuple):
     batch: bytes
     messages: int
     """How many are kept."""
+    firsts: U64
+    """Arrivals for which others are dropped."""
+
+    def holds(self, window: Window) -> bool:
+        """Whether all of them are in the window, and not cancelled."""
+        in_window = self.firsts >= np.uint64(window.first_arrival)
+        return bool((in_window & counting(self.firsts, window.cancelled)).all())
 
 
 class Placed(NamedTuple):
@@ -276,7 +283,7 @@ class PinnedIds:
     def _drops(self, window: Window) -> _Drops:
         hits = self._hits
         alive = hits.arrivals >= np.uint64(window.first_arrival)
-        hits = hits.take(alive & counting(hits, window.cancelled))
+        hits = hits.take(alive & counting(hits.arrivals, window.cancelled))
         later, leaders = self._later, self._leaders
         if len(later) and len(hits.rows):
             # All messages with one id are found, or none: their first one among them.
@@ -465,4 +472,5 @@ def _rewrite(batch: _Batch, drops: _Drops, data: bytes) -> Rewrite:
         record,
         keep_rows(header, columns, kept),
         header.count - len(rows),
+        drops.first[drops.first != SAME_TRANSACTION].astype(np.uint64),
     )

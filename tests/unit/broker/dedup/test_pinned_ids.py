@@ -312,7 +312,7 @@ def overlooks_repeats(patch: pytest.MonkeyPatch) -> None:
 
 
 def counts_what_is_cancelled(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(pinned_ids, "counting", lambda hits, _: hits.arrivals >= 0)
+    patch.setattr(pinned_ids, "counting", lambda arrivals, _: arrivals >= 0)
 
 
 def takes_wrong_offsets(patch: pytest.MonkeyPatch) -> None:
@@ -352,7 +352,7 @@ def test_the_model_finds_a_planted_bug(
         except Exception as error:
             found.append(error)
 
-    settings(max_examples=2_000, deadline=None, database=None)(EVERYTHING(look))()
+    settings(max_examples=2_000, deadline=None, database=None, derandomize=True)(EVERYTHING(look))()
     assert found
 
 

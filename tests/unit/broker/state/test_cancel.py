@@ -528,7 +528,7 @@ def test_whatever_is_sent_cancelled_and_released_agrees_with_a_model(steps: list
 
 
 def forgets_what_is_cancelled(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(looked_up, "counting", lambda hits, _: hits.arrivals >= 0)
+    patch.setattr(looked_up, "counting", lambda arrivals, _: arrivals >= 0)
 
 
 def releases_what_is_being_cancelled(patch: pytest.MonkeyPatch) -> None:

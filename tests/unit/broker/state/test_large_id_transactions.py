@@ -10,6 +10,7 @@ import pytest
 
 from semel.broker.dedup.pinned_ids import PinnedIds
 from semel.broker.state import (
+    KnownIds,
     LookUpIds,
     Refused,
     State,
@@ -26,6 +27,9 @@ from tests.kit.id_group import OTHER
 from tests.kit.state_log import KEY, control
 from tests.unit.broker.state.id_staging import IdStage, same, staged_extents
 from tests.unit.broker.state.staging import B
+
+KNOWN = KnownIds(0, [[]], keep_first=False)
+"""A window that holds everything."""
 
 
 def large(group: IdStage) -> None:
@@ -123,6 +127,24 @@ def test_what_arrives_during_the_rewriting_is_dropped_as_well() -> None:
     assert (group.published.duplicates, group.published.conflicts) == (6, 2)
     same(group)
     check_slave(group)
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_nothing_is_dropped_for_what_is_not_known_any_more(cancelled: bool) -> None:
+    """Between the look-up and the rewrite the window has moved, or a message was cancelled."""
+    group = IdStage()
+    large(group)
+    looked_up = group.look_up_pinned(small=False)
+    if cancelled:
+        group.window.cancelled.append(0)
+    else:
+        group.window.first_arrival = 1
+    (pinned,) = looked_up.topics.values()
+    assert isinstance(pinned, PinnedIds)
+    old = [rewrite for some in pinned.rewrites(group.read, KNOWN, 1 << 20) for rewrite in some]
+    accepted, decision, _ = group.take(rewrite(), TransactionIds(rewrites=old))
+    assert not accepted
+    assert isinstance(decision, LookUpIds)
 
 
 def test_delayed_batches_are_rewritten_and_stay_delayed() -> None:

@@ -193,7 +193,8 @@ class IdAdmission:
         self._use(topic_id, pending)
 
     def hold(self, topics: Iterable[int]) -> None:
-        """Admits no ids in these topics but those of publications, until `release`."""
+        """Admits no ids in these topics but those of publications, and forgets none, until
+        `release`."""
         self._held.update(topics)
 
     def release(self, topics: Iterable[int]) -> None:
@@ -207,10 +208,10 @@ class IdAdmission:
         """The record that moves the beginning of a window to `arrival` at least, already pending:
         append it.
 
-        None if the window is well as it is.
+        None if the window is well as it is, or is held.
         """
         window = self.window(topic_id)
-        if window is None:
+        if window is None or self._held[topic_id]:
             return None
         pending = self._pending(topic_id, window)
         slots = self._state.live_slots(topic_id)

@@ -66,6 +66,10 @@ class KeptRecord(Protocol):
     @property
     def batch(self) -> bytes: ...
 
+    def holds(self, window: Window) -> bool:
+        """Whether all ids for which messages are dropped are known."""
+        ...
+
 
 class PlacedRecord(Protocol):
     """The same, with an offset."""
@@ -341,6 +345,7 @@ def _admit_rewrite(
             (key, *rewrite.replaced) not in names
             or pending.queue(key) is None
             or ids.window(key.topic_id) is None
+            or not rewrite.holds(ids.known(key.topic_id))
         ):
             return LookUpIds()
     for rewrite in looked_up.rewrites:
