@@ -13,7 +13,7 @@ Not here: what must hold otherwise (`ids.py`), transactions without ids (`transa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Final
@@ -22,6 +22,7 @@ from unittest.mock import patch
 from semel.broker.background import publication
 from semel.broker.dedup import pinned_ids
 from semel.broker.replica import message_ids, pinned_look_up
+from semel.broker.replica.message_ids import MessageIds
 from semel.protos.errors import FencedError, InvalidRequest, SemelError, TransactionAborted
 from tests.checking.message_ids import Message
 from tests.world.clients import ClientHost
@@ -150,7 +151,20 @@ def _small(run: Run) -> Iterator[None]:
     with ExitStack() as stack:
         for target, name, value in exchanged:
             stack.enter_context(patch.object(target, name, value))
+        watched = _watched_give_up(run, MessageIds.give_up_fetching)
+        stack.enter_context(patch.object(MessageIds, "give_up_fetching", watched))
         yield
+
+
+def _watched_give_up(run: Run, give_up: Callable[..., None]) -> Callable[..., None]:
+    """A batch that is damaged on a node leaves a gap in its index."""
+
+    def watched(self: MessageIds, *arguments: Any) -> None:
+        run.world.count("published ids not read")
+        run.shared(SentIds).without.add(self._node.config.node_id)  # type: ignore[attr-defined]
+        give_up(self, *arguments)
+
+    return watched
 
 
 add_part(

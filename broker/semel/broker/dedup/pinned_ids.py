@@ -57,6 +57,8 @@ from semel.protos.v1 import control_pb2
 
 LATE_MAX: Final = 50_000
 """More ids than this that arrived since the look-up are sought in a thread."""
+REWRITES_MAX: Final = 1_000
+"""One entry rewrites at most this many batches, because each takes time in a turn of the loop."""
 _AT_ONCE: Final = 1 << 16
 """Ids that are asked for at a time."""
 
@@ -310,7 +312,8 @@ class PinnedIds:
 
     def rewrites(self, read: ReadRecord, window: Window, bytes_max: int) -> Iterator[list[Rewrite]]:
         """BLOCKING, each step. Yields what is kept of all batches that lose messages, about
-        `bytes_max` bytes at a time, or one batch. Afterwards look up again.
+        `bytes_max` bytes at a time and at most REWRITES_MAX batches, or one batch. Afterwards look
+        up again.
 
         Raises what `look_up` raises.
         """
@@ -323,7 +326,7 @@ class PinnedIds:
                 data = read(*batch.record)[BROKER_HEADER_BYTES:]
             rewrite = _rewrite(batch, drops, data)
             more = len(rewrite.batch) + len(rewrite.record.dropped)
-            if found and size + more > bytes_max:
+            if found and (size + more > bytes_max or len(found) >= REWRITES_MAX):
                 yield found
                 found, size = [], 0
             found.append(rewrite)

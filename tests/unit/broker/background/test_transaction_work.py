@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from semel.broker.background.transaction_work import TransactionWork
 from semel.broker.config import BrokerConfig
 from semel.broker.state import Refused, TransactionIds
+from semel.protos import compat
 from semel.protos.errors import (
     NotMaster,
     SemelError,
@@ -325,6 +327,34 @@ def test_message_ids_are_looked_up_again_when_too_much_has_happened_since(ids: b
     assert asyncio.run(work.redrive("t")) is ids
     assert published(replica) is ids
     assert replica.look_ups == (3 if ids else 1)
+
+
+def test_a_publication_goes_on_without_its_caller_and_tells_the_next_one_what_it_dropped() -> None:
+    """A coordinator waits only for a second, and a large publication takes longer."""
+    work, replica, _ = pinned(coordinator=OTHER)
+    asked = records.PublishTransaction(transaction_id="t", epoch=0, attempt=1)
+    admit, go_on = replica.submit_control, asyncio.Event()
+
+    async def submit(record: control_pb2.ControlRecord, looked_up: Any = None) -> Any:
+        await go_on.wait()
+        return replace(await admit(record), duplicates=3, conflicts=1)
+
+    replica.submit_control = submit  # type: ignore[method-assign]
+
+    async def play() -> None:
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                async with compat.timeout(0.01):
+                    await work.publish(asked)
+        waiting = asyncio.ensure_future(work.publish(asked))
+        await asyncio.sleep(0)
+        go_on.set()
+        assert await waiting == (3, 1)
+        assert await work.publish(asked) == (0, 0)
+
+    asyncio.run(play())
+    assert replica.steps == ["publish"]
+    assert replica.look_ups == 1
 
 
 def test_only_stagers_that_are_still_expired_when_it_is_applied_are_given_up() -> None:

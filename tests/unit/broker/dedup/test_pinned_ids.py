@@ -394,6 +394,17 @@ def test_many_ids_are_looked_up_piece_by_piece(
         check_decision(case, len(case.arrived), case.decide())
 
 
+def test_a_limited_number_of_batches_is_rewritten_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pinned_ids, "REWRITES_MAX", 2)
+    case = Case([(0, 0, [(b"a", b"1")])] * 5, small=False)
+    case.arrive([(b"a", b"1")])
+    case.pinned.look_up(case.read, case.window)
+    found = case.pinned.rewrites(case.read, case.window, 1 << 20)
+    assert [len(each) for each in found] == [2, 2, 1]
+
+
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])
 def test_what_may_grow_too_large_is_known_before_it_is_staged(codec: Codec) -> None:
     """Every second message is kept, so there are as many sequences as messages that are listed."""
