@@ -46,3 +46,24 @@ def test_an_id_is_stored_once_wherever_its_group_is(tmp_path: Path) -> None:
                 two.send_many("t", [b"v", b"w"], keys=[None, b"k"], message_ids=["a", "b"])
             assert not two.send("t", b"v", key=b"k").result(30).duplicate
         assert sum(queue.messages for queue in client.admin.describe_topic("t").queues) == COUNT + 1
+
+
+def test_a_large_commit_over_two_groups_drops_what_each_of_them_knows(tmp_path: Path) -> None:
+    names = [b"%d" % number for number in range(200_000)]
+    known = names[::167]
+    with (
+        Cluster(tmp_path / "cluster", brokers=1, groups=2) as cluster,
+        connect(cluster.bootstrap) as client,
+    ):
+        client.admin.create_topic("t", queues=4, dedup=IdDedup(window_bytes=64 << 20))
+        with client.producer() as producer:
+            producer.send_many("t", known, message_ids=known).result(30)
+            for dropped in (len(known), len(names)):
+                with producer.transaction("load") as t:
+                    t.send_many("t", names, message_ids=names)
+                    committed = t.commit()
+                assert (committed.duplicates, committed.conflicts) == (dropped, 0)
+        assert sum(queue.messages for queue in client.admin.describe_topic("t").queues) == 200_000
+        verified = client.admin.verify("t")
+        assert verified.ok
+        assert verified.id_duplicates == 0

@@ -60,11 +60,12 @@ class TransactionWork:
         self._publications = Publications(replica)
         self._working: dict[str, asyncio.Task[bool]] = {}
         """Tasks under way, by what they do about which transaction: each at most once."""
-        self._dropped: dict[tuple[str, int], Dropped] = {}
-        """By transaction and epoch, for the answer to the commit; the oldest are forgotten."""
+        self._dropped: dict[tuple[str, int], dict[int, Dropped]] = {}
+        """By transaction and epoch, then by broker group, for the answer to the commit; the oldest
+        are forgotten."""
         self._published: dict[tuple[str, int], Dropped] = {}
-        """By transaction and attempt, for the coordinator, whose calls may not wait as long as a
-        publication takes; the oldest are forgotten."""
+        """By transaction and attempt, for the coordinator, whose calls do not wait as long as a
+        publication may take; the oldest are forgotten."""
         self._pauses: dict[str, tuple[float, float]] = {}
         """After a failure: when to try again, and the pause after that; in seconds."""
 
@@ -93,17 +94,17 @@ class TransactionWork:
         row = self._replica.state.transactions.coordination.rows.get(transaction_id)
         if row is None or row.published:
             return True
-        epoch, attempt = row.epoch, row.decided_attempt
+        epoch, attempt, groups = row.epoch, row.decided_attempt, tuple(row.participants)
         record = transaction_records_pb2.PublishTransaction(
             transaction_id=transaction_id, epoch=epoch, attempt=attempt
         )
         results = await asyncio.gather(
-            *(self._publish_on(group, record) for group in row.participants),
+            *(self._publish_on(group, record) for group in groups),
             return_exceptions=True,
         )
-        for result in results:
+        for group, result in zip(groups, results, strict=True):
             if isinstance(result, Dropped):
-                self._note((transaction_id, epoch), result)
+                self._note((transaction_id, epoch), group, result)
             else:
                 if not isinstance(result, SemelError):
                     raise result
@@ -131,25 +132,25 @@ class TransactionWork:
         return Dropped(reply.duplicates, reply.conflicts)
 
     def take_dropped(self, transaction_id: str, epoch: int) -> Dropped:
-        """What publications have dropped since the last call, as far as this node knows."""
-        return self._dropped.pop((transaction_id, epoch), Dropped(0, 0))
+        """What the publications have dropped, as far as this node knows; it is told once."""
+        found = self._dropped.pop((transaction_id, epoch), {}).values()
+        return Dropped(
+            sum(each.duplicates for each in found), sum(each.conflicts for each in found)
+        )
 
-    def _note(self, name: tuple[str, int], dropped: Dropped) -> None:
+    def _note(self, name: tuple[str, int], group: int, dropped: Dropped) -> None:
         if not any(dropped):
             return
         logger.info("messages with known ids dropped transaction=%s epoch=%d %s", *name, dropped)
-        before = self._dropped.pop(name, Dropped(0, 0))
-        self._dropped[name] = Dropped(
-            before.duplicates + dropped.duplicates, before.conflicts + dropped.conflicts
-        )
+        self._dropped.setdefault(name, {})[group] = dropped
         if len(self._dropped) > AT_ONCE_MAX:  # nobody asks about those that were never answered
             del self._dropped[next(iter(self._dropped))]
 
     # --- participant ------------------------------------------------------------------------
 
     async def publish(self, record: transaction_records_pb2.PublishTransaction) -> Dropped:
-        """Returns once the attempt's pin is published, and what was dropped of it, unless an
-        earlier call has returned that.
+        """Returns once the attempt's pin is published, and what was dropped of it, as far as this
+        node has published it. Every call returns the same.
 
         The work goes on when the call is cancelled. Raises SemelError.
         """
@@ -158,7 +159,7 @@ class TransactionWork:
         if self._replica.state.transactions.staging.pin_of(name, attempt) is not None:
             work = self._publish_here(record)
             await asyncio.shield(self._once(f"publish here {name} {attempt}", work))
-        return self._published.pop((name, attempt), Dropped(0, 0))
+        return self._published.get((name, attempt), Dropped(0, 0))
 
     async def _publish_here(self, record: transaction_records_pb2.PublishTransaction) -> bool:
         asked = transaction_records_pb2.PublishTransaction()

@@ -329,7 +329,24 @@ def test_message_ids_are_looked_up_again_when_too_much_has_happened_since(ids: b
     assert replica.look_ups == (3 if ids else 1)
 
 
-def test_a_publication_goes_on_without_its_caller_and_tells_the_next_one_what_it_dropped() -> None:
+def test_what_a_participant_has_dropped_is_counted_once_however_often_it_is_asked() -> None:
+    work, replica, calls = decided(OWN, OTHER)
+    calls.away = None
+    admit, refusals = replica.submit_control, [Unavailable("not yet")]
+
+    async def submit(record: control_pb2.ControlRecord, looked_up: Any = None) -> Any:
+        if record.transaction.HasField("publish") and refusals:
+            raise refusals.pop()
+        return await admit(record)
+
+    replica.submit_control = submit  # type: ignore[method-assign]
+    assert not asyncio.run(work.redrive("t"))
+    assert asyncio.run(work.redrive("t"))
+    assert calls.asked == [(OTHER, "Publish")] * 2
+    assert work.take_dropped("t", 0) == (2, 1)
+
+
+def test_a_publication_goes_on_without_its_caller_and_tells_every_one_what_it_dropped() -> None:
     """A coordinator waits only for a second, and a large publication takes longer."""
     work, replica, _ = pinned(coordinator=OTHER)
     asked = records.PublishTransaction(transaction_id="t", epoch=0, attempt=1)
@@ -350,7 +367,7 @@ def test_a_publication_goes_on_without_its_caller_and_tells_the_next_one_what_it
         await asyncio.sleep(0)
         go_on.set()
         assert await waiting == (3, 1)
-        assert await work.publish(asked) == (0, 0)
+        assert await work.publish(asked) == (3, 1)
 
     asyncio.run(play())
     assert replica.steps == ["publish"]
