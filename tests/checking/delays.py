@@ -1,15 +1,16 @@
-"""Delayed messages and their releases, folded from the log's records alone.
+"""Delayed messages, their releases and cancellations, folded from the log's records alone.
 
 How it works. Every batch with a delivery time waits from the entry that stored it, or published it,
 until a release takes it: by due time, then in the order in which they came to wait, which the whole
 broker group counts. A release names how many it takes, and how many had come when it was
-admitted.
+admitted. A cancellation takes one message out of a batch; with its last one the batch is gone.
 
 Invariants checked here
 1. What is released waited, was due by the time that the release names, and that time had come.
-2. It is the first that waited, and as many messages as the release says.
+2. It is the first that waited, and as many messages as the release says, none that was cancelled.
+3. What is cancelled waited, had not been cancelled, and was not due at the time of the entry.
 
-Not here: offsets (`raw_log.py`).
+Not here: offsets (`raw_log.py`), ids that are free again (`message_ids.py`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,21 @@ class DelayedBatch:
     header: BatchHeader
     body: bytes
     index: int
+    cancelled: set[int] = field(default_factory=set)
+    """Rows."""
+
+    def stretches(self) -> Iterator[range]:
+        """The rows that are left, as they get offsets one after the other."""
+        begin = 0
+        for row in (*sorted(self.cancelled), self.header.count):
+            if row > begin:
+                yield range(begin, row)
+            begin = row + 1
+
+    @property
+    def left(self) -> int:
+        """How many messages are not cancelled."""
+        return self.header.count - len(self.cancelled)
 
 
 @dataclass(slots=True)
@@ -51,20 +67,42 @@ class Delayed:
         for key in [key for key in self.waiting if tuple(map(int, key)) == queue]:
             del self.waiting[key]
 
+    def cancel(self, record: control_pb2.CancelDelayed, time_us: int) -> str:
+        """Takes a message out; returns what is wrong, empty if nothing is."""
+        held = self.waiting.get(queue_key_of(record.queue), {})
+        place = record.due_us, record.ordinal
+        batch = held.get(place)
+        what = f"row {record.row} of the batch of entry {record.entry} that is due at {place[0]}"
+        if batch is None or batch.index != record.entry or record.row >= batch.header.count:
+            return f"{what} is cancelled, and does not wait"
+        if record.row in batch.cancelled:
+            return f"{what} is cancelled twice"
+        batch.cancelled.add(record.row)
+        if not batch.left:
+            del held[place]
+        if record.due_us <= time_us:
+            return f"late: {what} is cancelled at {time_us}"
+        return ""
+
     def release(
         self, record: control_pb2.ReleaseDelayed, time_us: int
-    ) -> Iterator[DelayedBatch | str]:
-        """The batches that get offsets, in order; or a text that says what is wrong."""
+    ) -> Iterator[tuple[DelayedBatch, range] | str]:
+        """The rows of batches that get offsets, in order; or a text that says what is wrong."""
         key = queue_key_of(record.queue)
         held = self.waiting.get(key, {})
         known = sorted(place for place in held if place[1] < record.below_ordinal)
         chosen = known[: record.batches]
         found = [held.pop(place) for place in chosen]
-        messages = sum(batch.header.count for batch in found)
+        messages = sum(batch.left for batch in found)
         if (len(found), messages) != (record.batches, record.messages):
-            yield f"{record.batches} batches of {key} are released, {len(found)} waited: {messages}"
+            yield (
+                f"{record.batches} batches of {key} with {record.messages} messages are released,"
+                f" {len(found)} waited with {messages} that are not cancelled"
+            )
         if record.until_us > time_us:
             yield f"early: at {time_us} what is due by {record.until_us} is released in {key}"
         if chosen and chosen[-1][0] > record.until_us:
             yield f"early: what is due at {chosen[-1][0]} is released by {record.until_us} in {key}"
-        yield from found
+        for batch in found:
+            for rows in batch.stretches():
+                yield batch, rows

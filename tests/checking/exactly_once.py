@@ -44,14 +44,13 @@ from tests.checking.history import (
 from tests.checking.raw_log import (
     Fold,
     NodeLog,
-    Queue,
-    Row,
     check_states,
     fold,
     fold_groups,
     merged,
     overlay,
 )
+from tests.checking.stored import Queue, Row
 
 _SHOWN = 10
 

@@ -1,28 +1,32 @@
 """What the log says about message ids, from its records alone, and what producers were told.
 
-How it works. The CHECK_IDS and EVICT_IDS records and the batches of one broker group's committed
-log are read in their order, with plain dicts of whole ids and contents and none of the broker's
-fingerprints, indexes and rules. A dropped message is in no log; what was sent under its sequence
-is known from those who sent it.
+How it works. The records CHECK_IDS, EVICT_IDS and CANCEL_DELAYED, the steps of moves and the
+batches of one broker group's committed log are read in their order, with plain dicts of whole ids
+and contents and none of the broker's fingerprints, indexes and rules. A dropped message is in no
+log; what was sent under its sequence is known from those who sent it.
 
 What is checked
-1. No id is stored while a message with it is in the window; arrivals have no gap.
-2. A message is dropped only because of a message in the window that has its id: as a duplicate if
-   the content is the same (or the topic keeps the first), as a conflict if it is not.
+1. No id is stored while a message with it is in the window and not cancelled; arrivals have no gap.
+2. A message is dropped only because of the newest message with its id, in the window and not
+   cancelled: as a duplicate if the content is the same (or the topic keeps the first), as a
+   conflict if it is not.
 3. Each message of a batch is stored with the id and content with which it was sent, or dropped.
 4. A window forgets only what is too old, or too much for its bytes. Those who run the log say
    whether more may be forgotten, see `IdTopic.forgotten`.
 5. An acknowledgement names the place of each stored message, and of each dropped one the verdict
    and the place of the first message with its id.
-6. Each message that a transaction stages and publishes is stored, or dropped for one with its id
-   that is in the window or is published with it. It was sent as it was staged first.
+6. What is cancelled is a delayed message in the window, under its own arrival and in its own batch,
+   and was not cancelled before.
+7. Ids that move with a queue arrive here as they were at the other group (`moved_ids.py`).
 
-Not here: what nodes have in their indexes (`tests/world/parts/ids.py`), queues (`raw_log.py`).
+Not here: transactions (`published_ids.py`), what nodes have in their indexes
+(`tests/world/id_indexes.py`), queues and what is due when (`raw_log.py`), what those who cancel are
+told (`cancel_answers.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -31,30 +35,27 @@ import numpy as np
 from semel.protos.batch import BROKER_HEADER_BYTES, check_batch, decode_broker_header
 from semel.protos.columns import decode_columns
 from semel.protos.delays import is_delayed
-from semel.protos.dropped import DROPPED, SAME_TRANSACTION, Dropped, Verdict, read_answer
+from semel.protos.dropped import DROPPED, Dropped, Verdict, read_answer
 from semel.protos.frames import RecordKind, decode_frame_header, iter_records
 from semel.protos.slots import SLOT_COUNT
 from semel.protos.v1 import common_pb2, control_pb2, transaction_records_pb2
-from tests.checking.raw_log import Queue
+from tests.checking.moved_ids import (
+    Known,
+    Message,
+    MovesOfIds,
+    Place,
+    Source,
+    Taken,
+    Translator,
+    judge_moved,
+)
+from tests.checking.moves import At, Did, Journeys, Places
+from tests.checking.stored import Queue
 
 ID_BYTES = 40
 """What one id counts in a window, as the documentation says."""
-
-
-class Message(NamedTuple):
-    """A message, as far as ids go."""
-
-    message_id: bytes | None
-    value: bytes
-    key: bytes | None = None
-
-
-class Place(NamedTuple):
-    """Where a message is; it has no offset if it was delayed."""
-
-    queue_id: int
-    offset: int
-    due_us: int
+_IN_FLIGHT_MAX = 16
+"""A master has at most so many entries in flight, with a few to spare."""
 
 
 class BatchName(NamedTuple):
@@ -74,6 +75,14 @@ class Arrival(NamedTuple):
     place: Place
     time_us: int
     """Log time of its entry."""
+    entry: int
+    """The entry that holds it."""
+    row: int
+    """Its row in the batch there."""
+    sent: tuple[BatchName, int] | None
+    """The batch in which it was sent, and its sequence; None if it came with a move."""
+    arrived: int
+    """The entry with which it arrived: that of a publication, if a transaction had staged it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,119 +113,308 @@ class Forgotten(NamedTuple):
     """Arrivals below this may be forgotten."""
 
 
+class Moving(NamedTuple):
+    """A queue is on its way from or to a group."""
+
+    topic_id: int
+    job: tuple[Queue, int]
+    entry: int
+    end: int | None = None
+    """The entry that ends it."""
+
+
 @dataclass(slots=True)
 class IdTopic:
     """The ids of one topic."""
 
     settings: common_pb2.IdDedup
+    floor: int = 0
+    """All arrivals are at least that: those of earlier windows with the seed are below."""
+    base: int | None = 0
+    """The first arrival; None if no record has told it yet, of a window that began with a move."""
     first_arrival: int = 0
     arrivals: list[Arrival] = field(default_factory=list)
-    """All since the window began, by arrival."""
+    """All since the window began, in order; the first one is `base`."""
     newest: dict[bytes, int] = field(default_factory=dict)
     """The last arrival of each id."""
+    cancelled: dict[int, int] = field(default_factory=dict)
+    """By arrival of a message that was cancelled: the entry that did it."""
+    evictions: list[tuple[int, int]] = field(default_factory=list)
+    """Entry, and where the window begins since then."""
+    slots: list[tuple[int, int]] = field(default_factory=list)
+    """Entry, and how many slots of the topic the group has since then."""
     forgotten: list[Forgotten] = field(default_factory=list)
     """They are right only if all nodes have lost the ids."""
 
-    def held(self) -> dict[bytes, int]:
-        """The arrivals of the ids in the window."""
-        first = self.first_arrival
-        return {name: arrival for name, arrival in self.newest.items() if arrival >= first}
+    @property
+    def next_arrival(self) -> int:
+        """The number of the next arrival."""
+        return (self.base or 0) + len(self.arrivals)
 
-    def explained(self, now_us: int) -> int:
-        """Arrivals below this are too many, or too old."""
-        ids_max = max(1, self.settings.window_bytes * SLOT_COUNT // (SLOT_COUNT * ID_BYTES))
-        too_many = max(self.first_arrival, len(self.arrivals) - ids_max)
+    def has(self, arrival: int) -> bool:
+        """Whether something in the window has arrived so."""
+        return self.first_arrival <= arrival < self.next_arrival
+
+    def at(self, arrival: int) -> Arrival:
+        """The message with the number."""
+        return self.arrivals[arrival - (self.base or 0)]
+
+    def begin(self, first_arrival: int) -> bool:
+        """Takes the first record's word for where arrivals begin; False if they do not go on so."""
+        if self.base is None and first_arrival >= self.floor:
+            self.base = self.first_arrival = first_arrival
+        return first_arrival == self.next_arrival
+
+    def known(self, name: bytes) -> int | None:
+        """The arrival of an id in the window whose message is not cancelled."""
+        arrival = self.newest.get(name, -1)
+        return arrival if arrival >= self.first_arrival and arrival not in self.cancelled else None
+
+    def held(self) -> dict[bytes, int]:
+        """The arrivals of the ids that are known."""
+        known = {name: self.known(name) for name in self.newest}
+        return {name: arrival for name, arrival in known.items() if arrival is not None}
+
+    def explained(self, now_us: int, entry: int) -> int:
+        """Arrivals below this are too many, or too old, in the eyes of the master that proposes
+        `entry`: it may not have applied the newest entries before."""
+        later = [(at, slots) for at, slots in self.slots if at > entry - _IN_FLIGHT_MAX]
+        before = [(at, slots) for at, slots in self.slots if at <= entry - _IN_FLIGHT_MAX]
+        slots = min(slots for _, slots in (*before[-1:], *later))
+        ids_max = max(1, self.settings.window_bytes * slots // (SLOT_COUNT * ID_BYTES))
+        too_many = max(self.first_arrival, self.next_arrival - ids_max)
         if not self.settings.keep_ms:
             return too_many
         too_old, end_us = too_many, now_us - self.settings.keep_ms * 1_000
-        while too_old < len(self.arrivals) and self.arrivals[too_old].time_us <= end_us:
+        while too_old < self.next_arrival and self.at(too_old).time_us <= end_us:
             too_old += 1
         return too_old
 
 
 class IdLog:
-    """The ids of one broker group's log. Give it all frames in order, then `judge`."""
+    """The ids of one broker group's log. Give it all frames in order."""
 
-    def __init__(self, sent: Mapping[tuple[BatchName, int], Message]) -> None:
-        """`sent` has all messages that were ever sent, by batch and sequence."""
+    def __init__(
+        self,
+        group: int,
+        sent: Mapping[tuple[BatchName, int], Message],
+        messages: Collection[Message] = (),
+    ) -> None:
+        """`sent` has all messages that were ever sent, by batch and sequence, and `messages` those
+        that were staged in any group: their ids may move here."""
+        self.moves = MovesOfIds()
+        self.moving: list[Moving] = []
+        self.parents: dict[Queue, Queue] = {}
+        self._places = Places(group, Journeys())
+        self._slots: dict[Queue, int] = {}
+        """Slots of the queues that are here, or on their way here."""
+        self._translators: dict[bytes, Translator] = {}
         self.topics: dict[int, IdTopic] = {}
         self.batches: dict[BatchName, StoredBatch] = {}
         self.problems: list[str] = []
         self.duplicates = 0
         self.conflicts = 0
         self.evicted = 0
-        self.published: set[tuple[str, int]] = set()
-        """Transactions and epochs."""
-        self.rewritten = 0
-        """Batches that were replaced before their publication."""
-        self.by_reference = 0
-        """Batches with ids that were published where they lay."""
+        self.used_again = 0
+        """Ids that were stored again after their message was cancelled."""
+        self.cancelled: set[tuple[BatchName, int]] = set()
+        """Messages that will never be delivered, by batch and sequence."""
         self._sent = dict(sent)
-        self._staged: dict[tuple[int, int], bytes] = {}
-        """Batches of transactions, by entry and position."""
-        self._originals: dict[BatchName, set[int]] = {}
-        """Sequences of each batch as it was staged."""
-        self._lost: dict[BatchName, list[Dropped]] = {}
-        """Messages of those that were dropped."""
-        self._same: list[tuple[BatchName, int]] = []
-        """Messages that were dropped for another one of their transaction, which is not published
-        yet."""
+        self._messages = messages
         self._where = ""
+        self._index = 0
+        self.all_windows: dict[int, list[IdTopic]] = {}
 
     def read(self, frames: Mapping[int, bytes]) -> IdLog:
         """Reads the frames from index 1 on."""
         for index in range(1, max(frames, default=0) + 1):
-            self._where = f"entry {index}"
+            self._where, self._index = f"entry {index}", index
             time_us = decode_frame_header(frames[index]).time_us
             checked: control_pb2.CheckIds | None = None
-            here: list[bytes] = []
             for position, kind, payload in iter_records(frames[index]):
-                if kind is RecordKind.STAGED:
-                    if checked is None:
-                        self._on_staged((index, position), bytes(payload))
-                    else:
-                        self._on_kept((index, position), bytes(payload), checked)
-                        here.append(bytes(payload))
-                    checked = None
-                elif kind is RecordKind.BATCH:
+                if kind is RecordKind.BATCH:
                     self._on_batch(payload, checked, time_us)
+                    checked = None
+                elif kind is RecordKind.STAGED:
+                    self._on_staged(position, bytes(payload), checked)
                     checked = None
                 elif kind is RecordKind.CONTROL:
                     record = control_pb2.ControlRecord.FromString(bytes(payload))
                     match record.WhichOneof("record"):
                         case "check_ids":
                             checked = record.check_ids
-                        case "transaction" if record.transaction.HasField("publish"):
-                            self._on_published(record.transaction.publish, here, time_us)
-                        case "transaction" if record.transaction.HasField("rewrite"):
-                            self.rewritten += len(here)
+                        case "transaction":
+                            self._on_transaction(record.transaction, time_us)
                         case "evict_ids":
-                            self._on_evicted(record.evict_ids, index, time_us)
+                            self._on_evicted(record.evict_ids, time_us)
+                        case "cancel_delayed":
+                            self._on_cancelled(record.cancel_delayed)
                         case "create_queue":
                             made = record.create_queue
+                            queue = int(made.queue.topic_id), int(made.queue.queue_id)
+                            self._places.on_created(queue)
+                            self._slots.setdefault(queue, made.slot_end - made.slot_start)
                             self._configure(made.queue.topic_id, made.settings)
+                        case "delete_queue":
+                            gone = record.delete_queue.queue
+                            self._places.on_deleted((gone.topic_id, gone.queue_id))
+                            self._slots.pop((gone.topic_id, gone.queue_id), None)
+                            self._maybe_forget(gone.topic_id)
+                        case "split_queue":
+                            self._on_split(record.split_queue)
+                        case "move_queue":
+                            self._on_step(record.move_queue, time_us)
                         case "alter_topic":
                             altered = record.alter_topic
                             self._configure(altered.topic_id, altered.settings)
         return self
 
-    def _configure(self, topic_id: int, settings: common_pb2.TopicSettings) -> None:
+    def _on_staged(
+        self, position: int, payload: bytes, checked: control_pb2.CheckIds | None
+    ) -> None:
+        """A batch of a transaction, or what is kept of one."""
+
+    def _on_transaction(
+        self, step: transaction_records_pb2.TransactionRecord, time_us: int
+    ) -> None:
+        """A step of a transaction."""
+
+    def _on_split(self, split: control_pb2.SplitQueue) -> None:
+        parent = int(split.queue.topic_id), int(split.queue.queue_id)
+        if parent in self.parents.values():
+            return
+        self._slots.pop(parent, None)
+        for child in split.children:
+            queue = parent[0], child.queue_id
+            self.parents[queue] = parent
+            self._places.on_created(queue)
+            self._slots[queue] = child.slot_end - child.slot_start
+        self._count_slots(parent[0])
+
+    def _on_step(self, step: control_pb2.MoveQueue, time_us: int) -> None:
+        queue = int(step.queue.topic_id), int(step.queue.queue_id)
+        job, topic_id = (queue, step.job), queue[0]
+        if step.step == control_pb2.MOVE_STEP_IDS:
+            self._on_moved(step, job, time_us)
+        did = self._places.on_step(step)
+        if did in (Did.BEGUN, Did.SEALED):
+            self.moving.append(Moving(topic_id, job, self._index))
+        elif did is not Did.NOTHING:
+            self.moving += [
+                each._replace(end=self._index)
+                for each in self.moving
+                if each.job == job and each.end is None
+            ]
+            self.moving = [each for each in self.moving if each.job != job or each.end is not None]
+        if did is Did.BEGUN:
+            self._slots[queue] = step.create.slot_end - step.create.slot_start
+            self._configure(topic_id, step.create.settings, moves=True)
+        elif did is Did.SEALED and topic_id in self.topics:
+            topic = self.topics[topic_id]
+            known = {arrival: topic.at(arrival) for arrival in topic.held().values()}
+            self.moves.sealed[job] = {
+                arrival: Known(each.message, each.place)
+                for arrival, each in known.items()
+                if each.place.queue_id == queue[1]
+            }
+        elif did is Did.ACTIVATED:
+            if step.HasField("create"):
+                self._configure(topic_id, step.create.settings)
+            self.moves.activated.append(job)
+        elif did in (Did.FORWARDED, Did.DROPPED):
+            if did is Did.FORWARDED and topic_id in self.topics:
+                self.moves.left[job] = self.topics[topic_id].first_arrival
+            self._slots.pop(queue, None)
+            self._maybe_forget(topic_id)
+
+    def _on_moved(self, step: control_pb2.MoveQueue, job: tuple[Queue, int], time_us: int) -> None:
+        topic = self.topics.get(job[0][0])
+        if topic is None or topic.settings.seed != step.seed:
+            self._wrong(f"ids arrive for {job[0]}, which are of no window here")
+            return
+        translator = self._translators.get(step.seed)
+        if translator is None:
+            translator = self._translators[step.seed] = Translator(
+                step.seed, [*self._sent.values(), *self._messages]
+            )
+        ids = translator.read(step)
+        if ids and not topic.begin(step.first_arrival):
+            self._wrong(f"ids arrive as {step.first_arrival}, not {topic.next_arrival}")
+        covered = range(step.ids_from, step.ids_to)
+        self.moves.taken.append(Taken(self._index, job, step.group_id, covered, ids))
+        for message, place in ids:
+            if message is None or message.message_id is None:
+                self._wrong(f"the id of a message arrives that nobody has sent, at {place}")
+                return
+            topic.newest[message.message_id] = topic.next_arrival
+            topic.arrivals.append(
+                Arrival(message, place, time_us, self._index, -1, None, self._index)
+            )
+
+    def _maybe_forget(self, topic_id: int) -> None:
+        """A window ends with the last queue of its topic that is here, or on its way."""
+        self._count_slots(topic_id)
+        if not any(queue[0] == topic_id for queue in self._queues()):
+            topic = self.topics.pop(topic_id, None)
+            if topic is not None:
+                topic.evictions.append((self._index, topic.next_arrival))
+
+    def _queues(self) -> set[Queue]:
+        places = self._places
+        incoming = {queue for queue, (at, _) in places.places.items() if at is At.INCOMING}
+        return places.here | incoming
+
+    def _count_slots(self, topic_id: int) -> None:
+        topic = self.topics.get(topic_id)
+        if topic is not None:
+            count = sum(slots for queue, slots in self._slots.items() if queue[0] == topic_id)
+            topic.slots.append((self._index, count))
+
+    def windows(self, topic_id: int) -> list[IdTopic]:
+        """The windows that the topic has had, the newest last."""
+        return self.all_windows.get(topic_id, [])
+
+    def _configure(
+        self, topic_id: int, settings: common_pb2.TopicSettings, *, moves: bool = False
+    ) -> None:
         if not settings.HasField("dedup"):
             self.topics.pop(topic_id, None)
         elif topic_id in self.topics:
             self.topics[topic_id].settings = settings.dedup
         else:
-            self.topics[topic_id] = IdTopic(settings.dedup)
+            topic = self.topics[topic_id] = IdTopic(settings.dedup)
+            earlier = self.all_windows.setdefault(topic_id, [])
+            topic.floor = max((each.next_arrival for each in earlier), default=0)
+            if moves:
+                topic.base = None
+            earlier.append(topic)
+        self._count_slots(topic_id)
 
-    def _on_evicted(self, record: control_pb2.EvictIds, index: int, time_us: int) -> None:
+    def _on_evicted(self, record: control_pb2.EvictIds, time_us: int) -> None:
         topic = self.topics.get(record.topic_id)
         if topic is None or record.first_arrival <= topic.first_arrival:
             return
-        explained = topic.explained(time_us)
+        explained = topic.explained(time_us, self._index)
         if record.first_arrival > explained:
-            topic.forgotten.append(Forgotten(index, record.first_arrival, explained))
+            topic.forgotten.append(Forgotten(self._index, record.first_arrival, explained))
         self.evicted += record.first_arrival - topic.first_arrival
         topic.first_arrival = record.first_arrival
+        topic.evictions.append((self._index, record.first_arrival))
+
+    def _on_cancelled(self, record: control_pb2.CancelDelayed) -> None:
+        topic = self.topics.get(record.queue.topic_id)
+        if topic is None or not topic.has(record.arrival):
+            self._wrong(f"{record.arrival} is cancelled, and is not in a window")
+            return
+        found = topic.at(record.arrival)
+        told = Place(record.queue.queue_id, -1, record.due_us), record.entry, record.row
+        if (found.place, found.entry, found.row) != told:
+            self._wrong(f"{told} is cancelled as {found}")
+        if record.arrival in topic.cancelled:
+            self._wrong(f"{found} is cancelled twice")
+        topic.cancelled[record.arrival] = self._index
+        if found.sent is not None:
+            self.cancelled.add(found.sent)
 
     def _on_batch(
         self, payload: memoryview, checked: control_pb2.CheckIds | None, time_us: int
@@ -226,23 +424,25 @@ class IdLog:
         topic = self.topics.get(header.topic_id)
         if topic is None or (checked is None and not header.count):
             return
-        queue = int(header.topic_id), int(header.queue_id)
-        name = BatchName(
-            queue, int(header.producer_id), header.epoch, header.session, header.base_sequence
-        )
+        name = name_of(payload)
+        queue = name.queue
         if checked is None:
             self._wrong(f"{name} is stored without a decision about its ids")
             return
-        messages, sequences = _messages(bytes(payload))
+        messages, sequences = messages_in(bytes(payload))
         delayed = is_delayed(header)
-        if checked.first_arrival != len(topic.arrivals):
-            self._wrong(f"ids arrive as {checked.first_arrival}, not {len(topic.arrivals)}")
+        if not topic.begin(checked.first_arrival):
+            self._wrong(f"ids arrive as {checked.first_arrival}, not {topic.next_arrival}")
         for at, message in enumerate(messages):
             place = Place(queue[1], placed.base_offset + at, 0)
             if delayed:
                 place = Place(queue[1], -1, header.deliver_at_us)
-            self._on_stored(topic, message, place, time_us)
-            if self._sent.get((name, sequences[at])) != message:
+            sent = name, sequences[at]
+            if message.message_id is not None:
+                self._on_stored(
+                    topic, Arrival(message, place, time_us, self._index, at, sent, self._index)
+                )
+            if self._sent.get(sent) != message:
                 self._wrong(f"{message} of {name} was sent as another one, or by nobody")
         entry = StoredBatch(placed.base_offset, sequences, [])
         for sequence, first in np.frombuffer(checked.dropped, DROPPED).tolist():
@@ -252,155 +452,47 @@ class IdLog:
         if told != list(range(header.base_sequence, header.base_sequence + checked.count)):
             self._wrong(f"{name} had {checked.count} messages; stored or dropped are {told}")
 
-    # --- transactions -----------------------------------------------------------------------
-
-    def _on_staged(self, at: tuple[int, int], payload: bytes) -> None:
-        """A batch as a stager has sent it, perhaps not for the first time."""
-        self._staged[at] = payload
-        name = _name(payload)
-        if name not in self._originals:
-            messages, sequences = _messages(payload)
-            self._originals[name] = set(sequences)
-            self._sent |= {
-                (name, each): message for each, message in zip(sequences, messages, strict=True)
-            }
-
-    def _on_kept(self, at: tuple[int, int], payload: bytes, checked: control_pb2.CheckIds) -> None:
-        self._staged[at] = payload
-        name = _name(payload)
-        topic = self.topics.get(name.queue[0])
-        if topic is None or name not in self._originals:
-            self._wrong(f"{name} is rewritten, and was never staged for a topic that compares ids")
-            return
-        lost = self._lost.setdefault(name, [])
-        for sequence, first in np.frombuffer(checked.dropped, DROPPED).tolist():
-            if first in (SAME_TRANSACTION, -1 - SAME_TRANSACTION):
-                self._same.append((name, sequence))
-                verdict = Verdict.DUPLICATE if first > 0 else Verdict.CONFLICT
-                lost.append(Dropped(sequence, -1, 0, -1, verdict))
-                self.duplicates += first > 0
-                self.conflicts += first < 0
-            else:
-                lost.append(self._dropped(topic, name, sequence, first))
-        _, sequences = _messages(payload)
-        gone = {each.sequence for each in lost}
-        if self._originals[name] != {*sequences, *gone} or gone & {*sequences}:
-            self._wrong(f"{name} had {self._originals[name]}; kept are {sequences}, dropped {gone}")
-
-    def _on_published(
-        self,
-        record: transaction_records_pb2.PublishTransaction,
-        here: Sequence[bytes],
-        time_us: int,
-    ) -> None:
-        self.published.add((record.transaction_id, record.epoch))
-        ends = {
-            (part.queue.topic_id, part.queue.queue_id): part.base_offset for part in record.parts
-        }
-        told = {each.topic_id for each in record.ids}
-        if told != {topic_id for topic_id, _ in ends if topic_id in self.topics}:
-            self._wrong(f"ids of topics {told} are published, parts are {ends}")
-        for each in record.ids:
-            topic = self.topics.get(each.topic_id)
-            if topic is None:
-                continue
-            if each.first_arrival != len(topic.arrivals):
-                self._wrong(f"ids arrive as {each.first_arrival}, not {len(topic.arrivals)}")
-            own = (payload for payload in here if _name(payload).queue[0] == each.topic_id)
-            for ids, entry, position in zip(each.ids, each.entries, each.positions, strict=True):
-                payload = self._staged.get((entry, position)) if entry else next(own, None)
-                if payload is None:
-                    self._wrong(f"there is no batch in entry {entry} at {position}")
-                    continue
-                self.by_reference += bool(entry and ids)
-                self._on_published_batch(topic, payload, ids, ends, time_us)
-        for name, sequence in self._same:
-            message, topic = self._sent[name, sequence], self.topics.get(name.queue[0])
-            if (
-                topic is not None
-                and name in self.batches
-                and message.message_id not in topic.newest
-            ):
-                self._wrong(f"loss: {message} was dropped, and no other one of its transaction is")
-        self._same = [each for each in self._same if each[0] not in self.batches]
-
-    def _on_published_batch(
-        self, topic: IdTopic, payload: bytes, ids: int, ends: dict[Queue, int], time_us: int
-    ) -> None:
-        header = check_batch(payload, BROKER_HEADER_BYTES)
-        name = _name(payload)
-        if name in self.batches:
-            self._wrong(f"{name} is published twice")
-        messages, sequences = _messages(payload)
-        before = len(topic.arrivals)
-        base_offset = -1 if is_delayed(header) else ends[name.queue]
-        for at, message in enumerate(messages):
-            place = Place(name.queue[1], base_offset + at, 0)
-            if is_delayed(header):
-                place = Place(name.queue[1], -1, header.deliver_at_us)
-            self._on_stored(topic, message, place, time_us)
-            if self._sent.get((name, sequences[at])) != message:
-                self._wrong(f"{message} of {name} was staged as another one")
-        if not is_delayed(header):
-            ends[name.queue] += len(messages)
-        if len(topic.arrivals) - before != ids:
-            self._wrong(f"{ids} ids of {name} arrive, it has {len(topic.arrivals) - before}")
-        lost = self._lost.pop(name, [])
-        if self._originals.get(name) != {*sequences, *(each.sequence for each in lost)}:
-            self._wrong(f"loss: of {name} are stored {sequences} and dropped {lost}")
-        self.batches[name] = StoredBatch(base_offset, sequences, lost)
-
-    # --- messages ---------------------------------------------------------------------------
-
-    def _on_stored(self, topic: IdTopic, message: Message, place: Place, time_us: int) -> None:
-        if message.message_id is None:
-            return
-        known = topic.newest.get(message.message_id, -1)
-        if known >= topic.first_arrival:
+    def _on_stored(self, topic: IdTopic, arrival: Arrival) -> None:
+        name = arrival.message.message_id
+        assert name is not None
+        known = topic.known(name)
+        if known is not None:
             self._wrong(
-                f"{message} is stored at {place}, and arrived as {known} in the window from"
-                f" {topic.first_arrival} on"
+                f"{arrival.message} is stored at {arrival.place}, and arrived as {known} in the"
+                f" window from {topic.first_arrival} on"
             )
-        topic.newest[message.message_id] = len(topic.arrivals)
-        topic.arrivals.append(Arrival(message, place, time_us))
+        self.used_again += topic.newest.get(name, -1) in topic.cancelled
+        topic.newest[name] = topic.next_arrival
+        topic.arrivals.append(arrival)
 
     def _dropped(self, topic: IdTopic, name: BatchName, sequence: int, first: int) -> Dropped:
         verdict = Verdict.DUPLICATE if first >= 0 else Verdict.CONFLICT
         arrival = first if first >= 0 else -1 - first
         message = self._sent.get((name, sequence))
         what = f"{message}, {sequence} of {name}, was dropped as a {verdict.name.lower()}"
-        if not topic.first_arrival <= arrival < len(topic.arrivals):
+        if not topic.has(arrival):
             self._wrong(f"{what} of {arrival}, which is not in the window")
             return Dropped(sequence, -1, 0, -1, verdict)
-        kept, place, _ = topic.arrivals[arrival]
+        kept, place = topic.at(arrival)[:2]
         same = message == kept or topic.settings.keep_first
-        if message is None or message.message_id != kept.message_id:
+        if message is None or message.message_id is None or message.message_id != kept.message_id:
             self._wrong(f"loss: {what} of {kept}")
+        elif arrival in topic.cancelled:
+            self._wrong(f"loss: {what} of {kept}, which was cancelled")
+        elif arrival != topic.newest[message.message_id]:
+            self._wrong(f"{what} of {arrival}, and the id has arrived since")
         elif same != (verdict is Verdict.DUPLICATE):
             self._wrong(f"{what} of {kept}")
         self.duplicates += verdict is Verdict.DUPLICATE
         self.conflicts += verdict is Verdict.CONFLICT
         return Dropped(sequence, place.offset, place.due_us, place.queue_id, verdict)
 
-    def judge(self, answers: Iterable[Answer]) -> None:
-        """Compares what producers were told with what is stored."""
-        for answer in answers:
-            stored = self.batches.get(answer.name)
-            self._where = f"the answer to {answer.name}"
-            if stored is None:
-                self._wrong("is an acknowledgement of a batch that is not stored: loss")
-                continue
-            if stored.sequences and answer.base_offset != stored.base_offset:
-                self._wrong(f"names offset {answer.base_offset}, not {stored.base_offset}")
-            told = read_answer(answer.dropped)
-            if told != sorted(stored.dropped):
-                self._wrong(f"says that {told} were dropped, and not {stored.dropped}")
-
     def _wrong(self, what: str) -> None:
         self.problems.append(f"{self._where}: {what}")
 
 
-def _name(payload: bytes) -> BatchName:
+def name_of(payload: bytes | memoryview) -> BatchName:
+    """The name of a stored batch."""
     header = check_batch(payload, BROKER_HEADER_BYTES)
     queue = int(header.topic_id), int(header.queue_id)
     return BatchName(
@@ -408,7 +500,7 @@ def _name(payload: bytes) -> BatchName:
     )
 
 
-def _messages(payload: bytes) -> tuple[list[Message], list[int]]:
+def messages_in(payload: bytes) -> tuple[list[Message], list[int]]:
     """The messages of a stored batch, and their sequences."""
     header = check_batch(payload, BROKER_HEADER_BYTES)
     if not header.count:
@@ -427,3 +519,33 @@ def _messages(payload: bytes) -> tuple[list[Message], list[int]]:
     if columns.sequences is not None:
         return messages, columns.sequences.to_pylist()
     return messages, list(range(header.base_sequence, header.base_sequence + header.count))
+
+
+def judge_answers(answers: Iterable[Answer], logs: Iterable[IdLog]) -> Iterator[str]:
+    """Compares what producers were told with what is stored, in whichever log of those read."""
+    batches = {name: batch for log in logs for name, batch in log.batches.items()}
+    for answer in answers:
+        where, stored = f"the answer to {answer.name}", batches.get(answer.name)
+        if stored is None:
+            yield f"{where} is an acknowledgement of a batch that is not stored: loss"
+            continue
+        if stored.sequences and answer.base_offset != stored.base_offset:
+            yield f"{where} names offset {answer.base_offset}, not {stored.base_offset}"
+        told = read_answer(answer.dropped)
+        if told != sorted(stored.dropped):
+            yield f"{where} says that {told} were dropped, and not {stored.dropped}"
+
+
+def judge_moves(logs: Mapping[int, IdLog]) -> Iterator[str]:
+    """Compares the ids that groups have got with those that the other group had."""
+    windows = {
+        group: {topic_id: list(map(_source, some)) for topic_id, some in log.all_windows.items()}
+        for group, log in logs.items()
+    }
+    parents = {child: parent for log in logs.values() for child, parent in log.parents.items()}
+    return judge_moved({group: log.moves for group, log in logs.items()}, windows, parents)
+
+
+def _source(topic: IdTopic) -> Source:
+    arrivals = [Known(each.message, each.place) for each in topic.arrivals]
+    return Source(topic.base or 0, arrivals, frozenset(topic.cancelled))

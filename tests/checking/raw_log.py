@@ -26,7 +26,6 @@ Not here: what clients saw (`exactly_once.py`).
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, cast
@@ -39,17 +38,15 @@ from semel.protos.batch import (
     check_batch,
     decode_broker_header,
 )
-from semel.protos.columns import decode_columns
 from semel.protos.delays import is_delayed
 from semel.protos.errors import CorruptBatch, CorruptFrame
 from semel.protos.frames import RecordKind, check_frame, iter_records
 from semel.protos.v1 import common_pb2, control_pb2, transaction_records_pb2
 from tests.checking.delays import Delayed, DelayedBatch
-from tests.checking.history import digest_of
 from tests.checking.moves import Did, Journeys, Places
 from tests.checking.staged import Staged, StagedBatch
+from tests.checking.stored import Queue, Row, Stored, rows_of, stored, stored_part
 
-Queue: TypeAlias = tuple[int, int]
 Table: TypeAlias = dict[tuple[Queue, int], tuple[int, int, int]]
 """(epoch, session, last sequence) by queue and producer id."""
 
@@ -69,20 +66,6 @@ class NodeLog:
     """Its broker group."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One stored message."""
-
-    queue: Queue
-    offset: int
-    digest: str
-    producer_id: int
-    epoch: int
-    session: int
-    sequence: int
-    index: int
-
-
 @dataclass(slots=True)
 class _Producer:
     epoch: int
@@ -98,14 +81,6 @@ class _Luggage:
     append_us: int
     expired: set[int]
     rows: dict[int, _Producer]
-
-
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """A batch without the header of the broker that stored it."""
-
-    digest: bytes
-    append_time_us: int
 
 
 @dataclass(slots=True)
@@ -133,9 +108,10 @@ class Fold:
     problems: list[str] = field(default_factory=list)
     places: Places | None = None
     """Effects of moves on this group's queues, in a cluster with several broker groups."""
-    batches: dict[tuple[Queue, int], _Stored] = field(default_factory=dict)
+    batches: dict[tuple[Queue, int], Stored] = field(default_factory=dict)
     """Stored batches by queue and base offset; only where queues move."""
-    copies: list[tuple[Queue, int, _Stored]] = field(default_factory=list)
+    copies: list[tuple[Queue, int, tuple[Stored, Stored]]] = field(default_factory=list)
+    """Each as a whole, and as what a part of a batch becomes."""
     staged: Staged = field(default_factory=Staged)
     """Batches that transactions have staged."""
     delayed: Delayed = field(default_factory=Delayed)
@@ -223,11 +199,11 @@ def merged(folds: Mapping[int, Fold]) -> Fold:
     result.rows.sort(key=lambda row: (row.queue, row.offset))
     for group, one in folds.items():
         for queue, base_offset, copy in one.copies:
-            stored = result.batches.get((queue, base_offset))
-            if stored != copy:
+            found = result.batches.get((queue, base_offset))
+            if found not in copy:
                 result.problems.append(
                     f"group {group}: the copy of queue {queue} at {base_offset} is {copy}, and was"
-                    f" stored as {stored}"
+                    f" stored as {found}"
                 )
     return result
 
@@ -362,9 +338,16 @@ def _fold_released(result: Fold, record: control_pb2.ReleaseDelayed, time_us: in
         if isinstance(found, str):
             result.problems.append(f"{where}: {found}")
             continue
-        header = found.header
-        _store(result, queue, base_offset, append_us, header, found.body, found.index)
-        base_offset += header.count
+        batch, rows = found
+        where_from = batch.header, batch.body, batch.index
+        _store(result, queue, base_offset, append_us, *where_from, rows)
+        base_offset += len(rows)
+
+
+def _fold_cancelled(result: Fold, record: control_pb2.CancelDelayed, time_us: int) -> None:
+    _check_home(result, _queue(record.queue), "a cancellation")
+    if wrong := result.delayed.cancel(record, time_us):
+        result.problems.append(f"entry {result.last_index + 1}: {wrong}")
 
 
 def _append_us(result: Fold, queue: Queue, time_us: int) -> int:
@@ -381,34 +364,18 @@ def _store(
     header: BatchHeader,
     batch: bytes,
     index: int,
+    rows: range | None = None,
 ) -> None:
-    """The batch's messages are those of the queue from the offset on."""
+    """The batch's messages, or those of `rows`, are those of the queue from the offset on."""
     result.append_us[queue] = append_us
+    chosen = range(header.count) if rows is None else rows
     if result.places is not None:
-        result.batches[queue, base_offset] = _Stored(_digest(batch), append_us)
-    columns = decode_columns(batch, header)
-    keys = columns.keys.to_pylist() if columns.keys is not None else [None] * header.count
-    sequences = (
-        columns.sequences.to_pylist()
-        if columns.sequences is not None
-        else range(header.base_sequence, header.base_sequence + header.count)
-    )
-    for at, (value, key, sequence) in enumerate(
-        zip(columns.values.to_pylist(), keys, sequences, strict=True)
-    ):
-        result.rows.append(
-            Row(
-                queue,
-                base_offset + at,
-                digest_of(value, key),
-                int(header.producer_id),
-                header.epoch,
-                header.session,
-                int(sequence),
-                index,
-            )
+        whole = len(chosen) == header.count
+        result.batches[queue, base_offset] = (
+            stored(batch, append_us) if whole else stored_part(batch, header, chosen, append_us)
         )
-    result.end_offsets[queue] = base_offset + header.count
+    result.rows += rows_of(queue, base_offset, header, batch, chosen, index)
+    result.end_offsets[queue] = base_offset + len(chosen)
 
 
 def _fold_control(result: Fold, control: control_pb2.ControlRecord, time_us: int) -> None:
@@ -432,6 +399,8 @@ def _fold_control(result: Fold, control: control_pb2.ControlRecord, time_us: int
             result.staged.on_step(control.transaction)
         case "release_delayed":
             _fold_released(result, control.release_delayed, time_us)
+        case "cancel_delayed":
+            _fold_cancelled(result, control.cancel_delayed, time_us)
         case "create_queue":
             queue = _queue(control.create_queue.queue)
             result.topics[queue[0]] = control.create_queue.topic
@@ -507,12 +476,9 @@ def _fold_copy(result: Fold, index: int, payload: memoryview) -> None:
         return
     queue = (int(header.topic_id), int(header.queue_id))
     if result.places.on_copy(queue, placed.base_offset, header.count):
-        stored = _Stored(_digest(bytes(payload[BROKER_HEADER_BYTES:])), placed.append_time_us)
-        result.copies.append((queue, placed.base_offset, stored))
-
-
-def _digest(batch: bytes) -> bytes:
-    return hashlib.blake2b(batch, digest_size=16).digest()
+        batch, append_us = bytes(payload[BROKER_HEADER_BYTES:]), placed.append_time_us
+        part = stored_part(batch, header, range(header.count), append_us)
+        result.copies.append((queue, placed.base_offset, (stored(batch, append_us), part)))
 
 
 def _fold_move(result: Fold, places: Places, step: control_pb2.MoveQueue) -> None:

@@ -27,7 +27,8 @@ from tests.checking.linearizability import (
     check_offsets,
     linearize,
 )
-from tests.checking.raw_log import Fold, Queue
+from tests.checking.raw_log import Fold
+from tests.checking.stored import Queue
 from tests.faults.prober import SESSION_MS
 
 

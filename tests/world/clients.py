@@ -447,14 +447,17 @@ def _member(run: Run, host: str) -> Member:
 
 
 class Follower(ClientHost):
-    """A reader without a group: each life reads the topic from its start on, and follows it."""
+    """A reader without a group: each life reads a topic from its start on, and follows it."""
 
     stage = READS
+    choices: ClassVar[tuple[str, ...]] = (TOPIC,)
+    """The topics of which each life reads one."""
 
     async def work(self, client: Any) -> None:
         world = self.world
         name = f"{self.name}#{self.starts}.{self.random.randrange(10**9)}"
-        async with client.reader(TOPIC) as reader:
+        topic = self.choices[(self.starts - 1) % len(self.choices)]
+        async with client.reader(topic) as reader:
             while not self.stopping:
                 for message in await reader.poll(max_messages=16, timeout=0.2):
                     world.history.add(

@@ -170,6 +170,13 @@ class Folded:
                         record.release_delayed.until_us <= decode_frame_header(frame).time_us,
                         f"group {self.group_id} releases early: {record}",
                     )
+                elif which == "cancel_delayed":
+                    self._require_home(key_of(record.cancel_delayed.queue), "a cancellation")
+                    self.world.count("delayed message cancelled")
+                    require(
+                        record.cancel_delayed.due_us > decode_frame_header(frame).time_us,
+                        f"group {self.group_id} cancels what is due: {record}",
+                    )
                 elif which == "trim":
                     self.world.count("trim")
                 elif which == "release_lock":

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 
 from semel.broker.log import files, kernel_sync
-from semel.broker.replica import message_ids
+from semel.broker.replica import id_indexes, message_ids
 from semel.broker.server import node_status
 from tests.world.executors import OneThread
 from tests.world.loop import PROCESS
@@ -202,7 +202,8 @@ def hosted(world: World) -> Iterator[None]:
     put(grpc.aio, "server", server)
     put(files, "os", world.system)
     put(kernel_sync, "select", world.system)
-    put(message_ids, "ThreadPoolExecutor", partial(OneThread, world.threads))
+    for module in (id_indexes, message_ids):
+        put(module, "ThreadPoolExecutor", partial(OneThread, world.threads))
     put(os, "urandom", chance.token_bytes)
     put(os, "statvfs", lambda _: _ROOM)
     put(node_status, "resident_bytes", lambda: 0)

@@ -16,23 +16,28 @@ def check_index(replica: Replica, topic_id: int, topic: IdTopic) -> str:
     """The first difference, of a node that has applied the whole log; empty if there is none.
 
     Each id that the topic ever stored is looked up: those in the window must be found, each with
-    its content and place, and all others must not.
+    its content and place, and all others must not; nor do those count that were cancelled.
     """
     window = replica.state.id_windows.topics[topic_id]
-    if (window.first_arrival, window.next_arrival) != (topic.first_arrival, len(topic.arrivals)):
+    cancelled = sorted(each for each in topic.cancelled if each >= topic.first_arrival)
+    if window.cancelled.tolist() != cancelled:
+        return f"{window.cancelled.tolist()} are cancelled, and not {cancelled}"
+    if topic.base is None:
+        return "" if not window.ids else f"{window.ids} ids of which the log does not know"
+    if (window.first_arrival, window.next_arrival) != (topic.first_arrival, topic.next_arrival):
         return (
             f"a window from {window.first_arrival} to {window.next_arrival}, not from"
-            f" {topic.first_arrival} to {len(topic.arrivals)}"
+            f" {topic.first_arrival} to {topic.next_arrival}"
         )
     index = replica.ids.index_of(topic_id)
     if index is None:
         return "there is no index"
-    if index.end_arrival != len(topic.arrivals):
-        return f"the index ends at {index.end_arrival}, not {len(topic.arrivals)}"
+    if index.end_arrival != topic.next_arrival:
+        return f"the index ends at {index.end_arrival}, not {topic.next_arrival}"
     names, held = list(topic.newest), topic.held()
     if not names:
         return ""
-    messages = [topic.arrivals[topic.newest[name]].message for name in names]
+    messages = [topic.at(topic.newest[name]).message for name in names]
     columns = Columns.from_arrow(
         [message.value for message in messages],
         keys=[message.key for message in messages],
@@ -51,6 +56,8 @@ def check_index(replica: Replica, topic_id: int, topic: IdTopic) -> str:
     for row, name in enumerate(names):
         at, wanted = found.get(name), held.get(name)
         arrival = None if at is None else int(hits.arrivals[at])
+        if arrival in topic.cancelled:
+            at = arrival = None
         if arrival != wanted:
             return f"id {name!r} is found as {arrival}, and arrived as {wanted}"
         if at is None or wanted is None:
@@ -58,6 +65,6 @@ def check_index(replica: Replica, topic_id: int, topic: IdTopic) -> str:
         if hits.digests[at] != digests[row]:
             return f"id {name!r} is found with another content"
         told = tuple(int(column[at]) for column in places[:3])
-        if told != tuple(topic.arrivals[wanted].place):
-            return f"id {name!r} is found at {told}, not {topic.arrivals[wanted].place}"
+        if told != tuple(topic.at(wanted).place):
+            return f"id {name!r} is found at {told}, not {topic.at(wanted).place}"
     return ""

@@ -75,6 +75,8 @@ class Invariants:
         self.hosts = hosts
         self.group_id = group_id
         self.committed: dict[int, bytes] = {}
+        self.committed_s: dict[int, float] = {}
+        """When the first node had applied each entry."""
         self.newest = 0
         """Index of the newest committed entry."""
         self.failure: InvariantError | None = None
@@ -519,6 +521,7 @@ class Invariants:
             f"entry {index} is applied on {host.name} with copies durable on {sorted(durable)}",
         )
         self.committed[index] = frame
+        self.committed_s[index] = self.world.now
         self.newest = index
         self._committed_in[index] = replica.core.term
         if decode_frame_header(frame).term < replica.core.term:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Final
 
 import grpc
@@ -25,16 +26,17 @@ from semel.client.producer.identity import Identity
 from semel.client.transport.connection import Purpose
 from semel.protos import compat
 from semel.protos.columns import Columns, encode_batch
-from semel.protos.errors import NotMaster, OutOfOrderSequence, Unavailable, from_detail
-from semel.protos.ids import Sequence
+from semel.protos.errors import NotMaster, OutOfOrderSequence, QueueMoved, Unavailable, from_detail
+from semel.protos.ids import Sequence as Number
 from semel.protos.streams import PRODUCE_METHOD, encode_produce
 from semel.protos.v1 import broker_pb2
-from tests.checking.message_ids import Answer, BatchName, Message
+from tests.checking.message_ids import Answer, BatchName
+from tests.checking.moved_ids import Message
 from tests.world.clients import ClientHost
+from tests.world.id_sizes import TOPICS, Sizes
 from tests.world.registry import program
 from tests.world.run import Run
 
-TOPICS: Final = ("payments", "clicks")
 _ATTEMPTS: Final = 6
 
 
@@ -49,6 +51,8 @@ class SentIds:
         """Transactions and epochs whose commits were answered."""
         self.marks: set[BatchName] = set()
         """Batches without messages."""
+        self.delayed: deque[tuple[str, bytes, int]] = deque(maxlen=12)
+        """Topic, id and delivery time of messages that may be cancelled."""
         self.without: set[int] = set()
         """Nodes that lacked ids for another reason than a loss: they had got a snapshot, which has
         none, or had not applied them yet."""
@@ -59,13 +63,15 @@ class Repeater(ClientHost):
 
     def __init__(self, run: Run, name: str) -> None:
         super().__init__(run.world, name)
-        from tests.world.parts.ids import pool_of  # which imports this module
-
-        self._pool = pool_of(run.plan)
+        self._pool = Sizes(run.plan).pool
         self._known = run.shared(SentIds)
         self._mean_s = run.plan.send_mean_s / 2
         self._number = 0
-        self.delay_us_max = 700_000
+        self._moved = False
+        """A queue is not where the routes say."""
+        sizes = Sizes(run.plan)
+        self.delay_us_max = sizes.delay_us_max
+        self.share_delayed = sizes.share_delayed
 
     async def work(self, client: Any) -> None:
         cluster = client._session.cluster
@@ -83,7 +89,7 @@ class Repeater(ClientHost):
                 name, batch, count = make(identity, queue, topic, last[queue.key])
                 batches[name.queue[1], name.base_sequence] = name, batch
                 last[queue.key] += count
-            if not await self._store(cluster, queues[0], batches):
+            if not await self._store(cluster, topic, queues, batches):
                 self.world.count("repeater goes on as another producer")
                 return
             await self.pause(self._mean_s)
@@ -93,7 +99,10 @@ class Repeater(ClientHost):
         self, identity: Identity, queue: QueueRoute, topic: str, last: int
     ) -> tuple[BatchName, bytes, int]:
         messages = [self._message(topic) for _ in range(self.random.choice((1, 1, 2, 3, 6)))]
-        delayed = self.random.random() < 0.2
+        due_us = self.soon_us() if self.random.random() < self.share_delayed else 0
+        if due_us:
+            named = {each.message_id for each in messages if each.message_id is not None}
+            self._known.delayed.extend((topic, each, due_us) for each in sorted(named))
         key, name = queue.key, _name(identity, queue, last + 1)
         for at, message in enumerate(messages):
             self._known.sent[name, last + 1 + at] = message
@@ -115,7 +124,7 @@ class Repeater(ClientHost):
             base_sequence=last + 1,
             last_sequence=last + len(messages),
             timestamp_us=1_700_000_000_000_000,
-            deliver_at_us=self.soon_us() if delayed else 0,
+            deliver_at_us=due_us,
         )
         return name, batch, len(messages)
 
@@ -129,8 +138,8 @@ class Repeater(ClientHost):
             producer_id=identity.producer_id,
             epoch=identity.epoch,
             session=1,
-            previous_sequence=Sequence(last),
-            position=Sequence(position),
+            previous_sequence=Number(last),
+            position=Number(position),
             timestamp_us=1_700_000_000_000_000,
         )
         name = _name(identity, queue, position)
@@ -152,7 +161,8 @@ class Repeater(ClientHost):
     async def _store(
         self,
         cluster: Any,
-        queue: QueueRoute,
+        topic: str,
+        queues: Sequence[QueueRoute],
         batches: dict[tuple[int, int], tuple[BatchName, bytes]],
     ) -> bool:
         """Sends batches until all are answered, or for long enough; True if they are.
@@ -160,35 +170,58 @@ class Repeater(ClientHost):
         Raises SemelError: what is open is stored, or not.
         """
         for _ in range(_ATTEMPTS):
-            home = cluster.routes.home(queue)
-            master = await cluster.master(home)
-            channel = cluster.connections.channel(master.address, Purpose.PRODUCE)
-            call = channel.stream_stream(
-                PRODUCE_METHOD, response_deserializer=broker_pb2.ProduceReply.FromString
-            )()
-            order = [batch for _, batch in batches.values()]
-            if self.random.random() < 0.3:
-                order += self.random.sample(order, 1)
-            if self.random.random() < 0.2:
-                self.random.shuffle(order)
-            try:
-                async with compat.timeout(self.random.choice((0.02, 0.1, 0.4, 1.0))):
-                    for batch in order:
-                        await call.write(encode_produce([batch]))
-                    while batches and (reply := await call.read()) is not grpc.aio.EOF:
-                        self._take(reply, batches)
-            except TimeoutError:
-                self.world.count("repeater in doubt")
-            except (grpc.RpcError, asyncio.InvalidStateError, NotMaster) as error:
-                cluster.on_master_error(home, master, Unavailable(f"try again: {error!r}"))
-                await self.pause(0.05)
-            finally:
-                call.cancel()
+            for home in dict.fromkeys(map(cluster.routes.home, queues)):
+                own = {queue.key.queue_id for queue in queues if cluster.routes.home(queue) == home}
+                mine = [batch for (queue_id, _), (_, batch) in batches.items() if queue_id in own]
+                if mine:
+                    await self._send(cluster, home, mine, batches)
             if not batches:
                 return True
             if self.random.random() < 0.1:
                 return False
+            if self._moved:
+                self._moved = False
+                await cluster.topic(topic, refresh=True)
         return False
+
+    async def _send(
+        self,
+        cluster: Any,
+        home: Any,
+        order: list[bytes],
+        batches: dict[tuple[int, int], tuple[BatchName, bytes]],
+    ) -> None:
+        """Sends batches to one broker group, some of them twice, and takes the answers that come.
+
+        Raises SemelError.
+        """
+        open_here = len(batches) - len(order)
+        master = await cluster.master(home)
+        channel = cluster.connections.channel(master.address, Purpose.PRODUCE)
+        call = channel.stream_stream(
+            PRODUCE_METHOD, response_deserializer=broker_pb2.ProduceReply.FromString
+        )()
+        if self.random.random() < 0.3:
+            order += self.random.sample(order, 1)
+        if self.random.random() < 0.2:
+            self.random.shuffle(order)
+        try:
+            async with compat.timeout(self.random.choice((0.02, 0.1, 0.4, 1.0))):
+                for batch in order:
+                    await call.write(encode_produce([batch]))
+                while (
+                    len(batches) > open_here
+                    and not self._moved
+                    and (reply := await call.read()) is not grpc.aio.EOF
+                ):
+                    self._take(reply, batches)
+        except TimeoutError:
+            self.world.count("repeater in doubt")
+        except (grpc.RpcError, asyncio.InvalidStateError, NotMaster) as error:
+            cluster.on_master_error(home, master, Unavailable(f"try again: {error!r}"))
+            await self.pause(0.05)
+        finally:
+            call.cancel()
 
     def _take(
         self,
@@ -201,7 +234,9 @@ class Repeater(ClientHost):
                 continue
             if ack.status == broker_pb2.PRODUCE_STATUS_FAILED:
                 error = from_detail(ack.error)
-                if not error.retriable and not isinstance(error, OutOfOrderSequence):
+                if isinstance(error, QueueMoved):
+                    self._moved = True
+                elif not error.retriable and not isinstance(error, OutOfOrderSequence):
                     self.world.count(f"repeater refused: {type(error).__name__}")
                     raise error
                 continue

@@ -340,11 +340,21 @@ class Run:
             and host.context is not None
             and self._is_whole(host, host.replica)
             and not host.replica.ids.behind
+            and self._has_given_up(host.replica)
             and host.replica.state.applied_index
             == host.replica.log.last_index
             == host.replica.log.synced_index
             == group.invariants.newest
         ]
+
+    @staticmethod
+    def _has_given_up(replica: Replica) -> bool:
+        """Whether windows begin behind the ids that all members have lost."""
+        windows = replica.state.id_windows.topics
+        return all(
+            topic_id not in windows or at <= windows[topic_id].first_arrival
+            for topic_id, at in replica.ids.forgotten.items()
+        )
 
     def _is_whole(self, host: BrokerHost, replica: Replica) -> bool:
         """Whether nothing is left to repair, and the whole disk was looked at."""

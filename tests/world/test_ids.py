@@ -10,7 +10,7 @@ import pytest
 from tests.world.planted_ids import PLANTS
 from tests.world.soak import first_failure, run_seeds
 
-SEEDS = range(30)
+SEEDS = range(45)
 RARE = {
     "at rest": 30,
     "conflict refused": 15,

@@ -24,13 +24,13 @@ from semel.broker.dedup import pinned_ids
 from semel.broker.replica import message_ids, pinned_look_up
 from semel.broker.replica.message_ids import MessageIds
 from semel.protos.errors import FencedError, InvalidRequest, SemelError, TransactionAborted
-from tests.checking.message_ids import Message
+from tests.checking.moved_ids import Message
 from tests.world.clients import ClientHost
+from tests.world.id_sizes import TOPICS, Sizes
 from tests.world.nemesis import Nemesis
-from tests.world.parts.ids import pool_of
 from tests.world.plan import Plan, Step, with_clients, with_steps
 from tests.world.registry import Part, add_part, fault, program, random_of
-from tests.world.repeaters import TOPICS, SentIds
+from tests.world.repeaters import SentIds
 from tests.world.run import Run
 
 
@@ -40,7 +40,7 @@ class Banker(ClientHost):
     def __init__(self, run: Run, name: str) -> None:
         super().__init__(run.world, name)
         self._known = run.shared(SentIds)
-        self._pool = pool_of(run.plan)
+        self._pool = Sizes(run.plan).pool
         self._mean_s = run.plan.send_mean_s
         self._number = 0
         self.delay_us_max = 700_000

@@ -9,13 +9,14 @@ index of a node is lost, damaged, or finds no room (`id_disk.py`).
 What must hold besides: ids are missing in an index only after something has lost them, and no node
 goes on as master while ids are missing in its index.
 
-Not here: transactions of such topics (`bankers.py`); moves and cancels, which the checker does not
-follow yet.
+In some worlds messages that are delayed are cancelled by their ids (`cancellers.py`), and in some
+the topics have retention: the ids of what is trimmed stay known.
+
+Not here: transactions of such topics (`bankers.py`).
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -23,154 +24,24 @@ from functools import partial
 from typing import Any, Final
 from unittest.mock import patch
 
-from semel.broker.dedup import id_index, id_runs, run_copies
-from semel.broker.replica import id_indexes
-from semel.broker.replica import replica as replica_module
 from semel.broker.replica.id_indexes import Lacking
 from semel.broker.replica.mastership import Mastership
 from semel.broker.replica.message_ids import MessageIds
 from semel.broker.replica.replica import Replica
-from semel.broker.state.admission import id_admission
 from semel.controller.topics import rules
-from semel.protos.v1 import common_pb2, controller_pb2
-from tests.checking.message_ids import ID_BYTES, IdLog
-from tests.checking.raw_log import Fold
-from tests.world.clients import ClientHost
-from tests.world.groups import BrokerGroup
-from tests.world.id_indexes import check_index
+from semel.protos.v1 import common_pb2
+from tests.world import cancellers, notary  # noqa: F401
+from tests.world.id_sizes import TOPICS, Sizes
 from tests.world.nemesis import Nemesis
 from tests.world.nodes import BrokerHost
-from tests.world.plan import Plan, Step, with_clients, with_steps
-from tests.world.registry import Part, add_part, fault, program, random_of
-from tests.world.repeaters import TOPICS, SentIds
+from tests.world.parts import moves
+from tests.world.plan import Plan, Step, draw_groups, over_groups, with_clients, with_steps
+from tests.world.registry import Part, add_part, fault, random_of
+from tests.world.repeaters import SentIds
 from tests.world.run import Run
 
-_SEED: Final = b"0123456789abcdef"
 _RESIGNS_S: Final = 0.05
 """Time after which a node whose index lacks ids is no master any more."""
-
-
-class Sizes:
-    """The sizes of one world."""
-
-    def __init__(self, plan: Plan) -> None:
-        random = random_of(plan, "sizes of ids")
-        self.memory_ids = random.choice((4, 10, 30))
-        self.runs_per_level = random.choice((2, 3))
-        self.look_s = random.choice((0.02, 0.1))
-        self.pool = random.choice((12, 40, 150))
-        """How many ids there are."""
-        self.topics = [
-            common_pb2.IdDedup(
-                window_bytes=ID_BYTES * random.choice((6, 25, 100)),
-                keep_ms=random.choice((0, 0, 300, 1_500)),
-                keep_first=random.random() < 0.3,
-                seed=_SEED,
-            )
-            for _ in TOPICS
-        ]
-
-    def exchanged(self) -> list[tuple[Any, str, Any]]:
-        """Constants of the product that are smaller here."""
-        return [
-            (id_index, "RUNS_PER_LEVEL", self.runs_per_level),
-            (id_index, "LEVEL_IDS", self.memory_ids),
-            (id_index, "MERGE_IDS", 8),
-            (id_runs, "CHUNK_IDS", 4),
-            (id_runs, "PART_PLACES", 3),
-            (run_copies, "PIECE_CHUNKS", 2),
-            (run_copies, "PIECE_PARTS", 2),
-            (id_indexes, "LOOK_S", self.look_s),
-            (id_admission, "WINDOW_BYTES_MIN", ID_BYTES),
-            (replica_module, "MessageIds", partial(MessageIds, memory_ids=self.memory_ids)),
-        ]
-
-
-class Notary(ClientHost):
-    """Makes the topics, and judges at the end."""
-
-    topics = TOPICS
-
-    def __init__(self, run: Run, name: str) -> None:
-        super().__init__(run.world, name)
-        self._run = run
-        self._sizes = Sizes(run.plan)
-
-    async def work(self, client: Any) -> None:
-        for topic, dedup in zip(TOPICS, self._sizes.topics, strict=True):
-            request = controller_pb2.CreateTopicRequest(
-                name=topic,
-                queues=2,
-                settings=common_pb2.TopicSettings(dedup=dedup),
-                if_not_exists=True,
-                groups=[1],
-            )
-            await client._session.cluster.controller("CreateTopic", request)
-        self.done = True
-
-    def verdict(self, fold: Fold) -> str:
-        known = self._run.shared(SentIds)
-        for group in self._run.groups:
-            log = IdLog(known.sent).read(group.invariants.committed)
-            if group.group_id == 1:
-                log.judge(known.answers)
-                if missing := known.committed - log.published:
-                    log.problems.append(f"{missing} are committed, and not published")
-            problems = [*log.problems, *self._misplaced(log, fold), *self._indexes(group, log)]
-            problems += self._forgotten(group, log)
-            if problems:
-                return f"message ids: {problems[0]}"
-            seen = self.world.seen
-            seen["id stored"] += sum(len(topic.arrivals) for topic in log.topics.values())
-            seen["id evicted"] += log.evicted
-            seen["batch rewritten"] += log.rewritten
-            seen["batch published where it lay"] += log.by_reference
-            seen["duplicate dropped"] += log.duplicates
-            seen["conflict refused"] += log.conflicts
-        return ""
-
-    def _misplaced(self, log: IdLog, fold: Fold) -> Iterator[str]:
-        """What queues hold is what the log stored, once."""
-        stored = Counter(
-            (name.queue, name.producer_id, name.epoch, name.session, sequence)
-            for name, batch in log.batches.items()
-            for sequence in batch.sequences
-        )
-        held = Counter(
-            (row.queue, row.producer_id, row.epoch, row.session, row.sequence)
-            for row in fold.rows
-            if row.queue[0] in log.topics
-        )
-        if stored != held:
-            yield f"queues lack {stored - held}, and have {held - stored} too much"
-
-    def _indexes(self, group: BrokerGroup, log: IdLog) -> Iterator[str]:
-        for host in group.members():
-            for topic_id, topic in log.topics.items():
-                assert host.replica is not None
-                problem = check_index(host.replica, topic_id, topic)
-                if problem:
-                    yield f"{host.name}, topic {topic_id}: {problem}"
-
-    def _forgotten(self, group: BrokerGroup, log: IdLog) -> Iterator[str]:
-        """Ids may be forgotten before their time if all members have lost some."""
-        kept = [host.name for host in group.members() if not self._has_lost(host)]
-        for topic_id, topic in log.topics.items():
-            for found in topic.forgotten:
-                self.world.count("window begins anew")
-                if kept:
-                    yield f"topic {topic_id} forgets too much: {found}, and {kept} lost nothing"
-
-    def _has_lost(self, host: BrokerHost) -> bool:
-        if host.number not in self._run.group_of(host).founders:
-            return True  # it may have come later
-        without = self._run.shared(SentIds).without
-        return bool(host.ids.losses or host.wiped or host.number in without)
-
-
-@program("notary", host="n")
-def _notary(run: Run, host: str) -> Notary:
-    return Notary(run, host)
 
 
 # --- faults
@@ -219,6 +90,25 @@ def _one(nemesis: Nemesis) -> BrokerHost:
     return (nemesis.master() if nemesis.random.random() < 0.5 else None) or nemesis.one()
 
 
+@fault("move ids")
+def _move(nemesis: Nemesis) -> None:
+    job = moves.move_queue(TOPICS, nemesis.random.random())
+    nemesis.run.operator.ask("moved a queue with ids", job, once=True)
+
+
+@fault("move ids there and back")
+def _move_back(nemesis: Nemesis) -> None:
+    job = moves.move_there_and_back(TOPICS, nemesis.random.random())
+    nemesis.run.operator.ask("moved a queue with ids there and back", job, once=True)
+
+
+@fault("move ids and cancel")
+def _cancel_move(nemesis: Nemesis) -> None:
+    pause_s = nemesis.random.choice((0.0, 0.01, 0.03, 0.06, 0.1))
+    job = moves.move_and_cancel(TOPICS, nemesis.random.random(), pause_s)
+    nemesis.run.operator.ask("moved a queue with ids and gave it up", job, once=True)
+
+
 # --- the part
 
 _KINDS: Final = (
@@ -250,12 +140,41 @@ def with_ids(plan: Plan) -> Plan:
         end_s = max(end_s, at + 1.5)
     longer = replace(with_steps(plan, steps), duration_s=end_s)
     repeaters = (f"repeater {number}" for number in range(1, random.choice((3, 4, 6)) + 1))
-    return with_clients(longer, ("notary 1", *repeaters))
+    clients = ["notary 1", *repeaters, "browser 1"]
+    if Sizes(plan).cancels:
+        clients += ["canceller 1", "canceller 2"]
+    return (
+        _with_moves(with_clients(longer, clients))
+        if Sizes(plan).moves
+        else with_clients(longer, clients)
+    )
+
+
+def _with_moves(plan: Plan) -> Plan:
+    """The plan with two broker groups, between which queues of these topics move."""
+    random = random_of(plan, "moves of ids")
+    groups = draw_groups(plan, random, ((1, 1), (3, 1), (1, 3), (3, 3)))
+    kinds = ("move ids",) * 4 + ("move ids there and back",) * 3 + ("move ids and cancel",) * 2
+    chosen = random.choices(kinds, k=random.choice((4, 7)))
+    chosen += random.choices(
+        ("strike in a move", "strike in a move", "kill master", "heal", "stop master"),
+        k=random.choice((0, 2, 4)),
+    )
+    steps = [
+        Step(round(random.uniform(0.2, plan.duration_s), 6), kind, random.getrandbits(32))
+        for kind in chosen
+    ]
+    return replace(
+        over_groups(plan, random, groups, steps, ()),
+        controllers=max(plan.controllers, random.choice((1, 1, 1, 3))),
+        lease_s=plan.lease_s or random.choice((0.3, 1.0)),
+    )
 
 
 @contextmanager
 def _small_and_watched(run: Run) -> Iterator[None]:
     with ExitStack() as stack:
+        stack.enter_context(moves.small_moves(run))
         for target, name, value in Sizes(run.plan).exchanged():
             stack.enter_context(patch.object(target, name, value))
         for target, name, make in (
@@ -369,8 +288,3 @@ add_part(
         exchange=_small_and_watched,
     )
 )
-
-
-def pool_of(plan: Plan) -> int:
-    """How many ids there are in a world."""
-    return Sizes(plan).pool

@@ -21,7 +21,6 @@ from tests.world.nemesis import Nemesis
 from tests.world.operator import Job, open_queue
 from tests.world.plan import Plan, Step, draw_groups, over_groups
 from tests.world.registry import Part, add_part, fault
-from tests.world.repeaters import TOPICS as COMPARING
 from tests.world.run import Run
 
 _WHILE_MOVING = (
@@ -71,20 +70,15 @@ def small_moves(_: Run) -> Iterator[None]:
         yield
 
 
-def _movable(nemesis: Nemesis) -> list[str]:
-    """Topics whose queues move: not those whose ids a checker follows in one log alone."""
-    return [topic for topic in nemesis.topics if topic not in COMPARING]
-
-
 @fault("move queue")
 def move(nemesis: Nemesis) -> None:
-    job = move_queue(_movable(nemesis), nemesis.random.random())
+    job = move_queue(nemesis.topics, nemesis.random.random())
     nemesis.run.operator.ask("moved a queue", job, once=True)
 
 
 @fault("move there and back")
 def move_back(nemesis: Nemesis) -> None:
-    job = move_there_and_back(_movable(nemesis), nemesis.random.random())
+    job = move_there_and_back(nemesis.topics, nemesis.random.random())
     nemesis.run.operator.ask("moved a queue there and back", job, once=True)
 
 
@@ -92,7 +86,7 @@ def move_back(nemesis: Nemesis) -> None:
 def cancel(nemesis: Nemesis) -> None:
     random = nemesis.random
     pauses = (0.0, 0.01, 0.03, 0.06, 0.1)
-    job = move_and_cancel(_movable(nemesis), random.random(), random.choice(pauses))
+    job = move_and_cancel(nemesis.topics, random.random(), random.choice(pauses))
     nemesis.run.operator.ask("moved a queue and gave it up", job, once=True)
 
 

@@ -27,7 +27,13 @@ from typing import Any, Final, Protocol, TypeVar
 from semel.broker.state import ApplyResult, Incoming, MoveApplied, MoveState, State
 from semel.protos.batch import BROKER_HEADER_BYTES, check_batch, decode_broker_header
 from semel.protos.channels import Channels
-from semel.protos.errors import CorruptBatch, InvalidRequest, SemelError, UnsupportedVersion
+from semel.protos.errors import (
+    CorruptBatch,
+    InvalidRequest,
+    SemelError,
+    Throttled,
+    UnsupportedVersion,
+)
 from semel.protos.ids import QueueKey
 from semel.protos.levels import UNTOLD_MAX, own_levels
 from semel.protos.masters import MasterSearch
@@ -237,6 +243,10 @@ class QueuePull:
                 )
             goal = answer.next_arrival if goal is None else goal  # other queues' ids go on to come
             if answer.ids_to >= goal:
+                return goal
+            if answer.ids_to <= request.arrival:  # a message is delayed, and may be cancelled yet
+                if finish:
+                    raise Throttled(f"message ids from {request.arrival} on do not come; ask again")
                 return goal
             if not finish:
                 if time.monotonic() >= until:

@@ -27,6 +27,7 @@ from semel.broker.dedup.id_places import DELAYED, PLACE_COLUMNS, Places
 from semel.broker.dedup.id_store import CorruptIndex
 
 PASS_IDS: Final = 4_000_000
+NEVER_US: Final = (1 << 63) - 1
 PORTION_IDS: Final = 25_000
 """About 1 MB."""
 _COLUMNS: Final = 5
@@ -51,11 +52,14 @@ class Pass:
         arrivals: range,
         others: Collection[int],
         cancelled: Collection[int] = (),
+        now_us: int = NEVER_US,
     ) -> Pass:
         """Reads the ids but for those of the queues `others`, and of messages that are `cancelled`,
         by arrival. BLOCKING.
 
-        Raises CorruptIndex and OSError.
+        It ends in front of the first message that is not due at log time `now_us`: that may still
+        be cancelled, and nobody would take its id out of the other index. Raises CorruptIndex and
+        OSError.
         """
         found = index.ids_of(arrivals)
         order = np.argsort(found[3])
@@ -65,6 +69,11 @@ class Pass:
         order, places = order[~stays], places.take(~stays)
         own = found[3][order]
         delayed = places.offsets < 0
+        waiting = np.flatnonzero(delayed & (places.dues > now_us))
+        if len(waiting):
+            arrivals = range(arrivals.start, int(own[waiting[0]]))
+            own, order = own[: waiting[0]], order[: waiting[0]]
+            places, delayed = places.take(slice(waiting[0])), delayed[: waiting[0]]
         columns = np.empty((_COLUMNS, len(own)), np.uint64)
         columns[:3] = found[:3, order]
         columns[3] = places.queues + np.where(delayed, DELAYED, 0)

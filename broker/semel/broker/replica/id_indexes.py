@@ -10,7 +10,10 @@ of the log does not bring.
 
 Ids that an index has lost, by damage, a deleted directory or a snapshot, are `gaps`. The index goes
 on behind them, and a peer's runs fill them (`snapshots/id_pull.py`). If no member of the group has
-them any more they are *forgotten*: the next master has the window begin behind them.
+them any more they are *forgotten*: the next master has the window begin behind them. If another
+node has become master that is not sure any more, and what is still missing is pulled again. Nor do
+ids count as missing that the window of a peer has left behind, even if this node has not applied
+that yet: it might need to become master first.
 
 Invariants
 1. While a node serves as master, each index holds exactly the ids of accepted and applied batches.
@@ -88,6 +91,13 @@ class Lacking(NamedTuple):
     """It may have those that arrived from here on; 0: it has had none from the first one on."""
 
 
+class LeftBehind(NamedTuple):
+    """The answer of a peer whose window has left an arrival behind."""
+
+    first_arrival: int
+    """The beginning of its window: committed entries say that ids before it are forgotten."""
+
+
 class IdNode(Protocol):
     """The replica, as this module needs it."""
 
@@ -154,6 +164,7 @@ class IdIndexes:
         for topic_id, topic in list(self._topics.items()):
             if topic_id not in windows or topic.seed != windows[topic_id].settings.seed:
                 del self._topics[topic_id]
+                self.forgotten.pop(topic_id, None)
                 topic.ids.abandon()
                 self._writer.submit(topic.ids.drop)
         self._followed = self._node.state.id_windows.version
@@ -225,6 +236,20 @@ class IdIndexes:
         )
         self.forgotten[topic_id] = arrival
         self.check()
+
+    def leave_behind(self, topic_id: int, arrival: int) -> None:
+        """Ceases to miss ids that arrived before `arrival`: the window of a peer that has applied
+        more begins there, and so will the one of this node."""
+        self.forgotten[topic_id] = max(arrival, self.forgotten.get(topic_id, 0))
+        self.check()
+
+    def recall(self) -> None:
+        """Takes back what `forget` gave up, because another node serves as master: it has the
+        window begin behind these ids, or has them, because it had not applied them when it was
+        asked."""
+        if self.forgotten:
+            self.forgotten.clear()
+            self.check()
 
     def on_applied(self, frame: bytes, results: Sequence[ApplyResult]) -> None:
         """Adds the ids of an applied entry, unless they are there already."""
@@ -423,12 +448,12 @@ class IdIndexes:
 
     async def lend(
         self, topic_id: int, seed: bytes, arrival: int, *, late: bool = False
-    ) -> Loan | Lacking:
-        """The run that holds an arrival, for a peer that lacks it, unless it is missing here, too:
-        lost, or not yet applied.
+    ) -> Loan | Lacking | LeftBehind:
+        """The run that holds an arrival, for a peer that lacks it, unless it is missing here, too
+        (lost, or not yet applied), or the window has left it behind.
 
-        If the window has left it behind, the first run of the window. `late`: the peer has applied
-        more, so its window may have begun since. Raises Unavailable and OSError.
+        `late`: the peer has applied more, so its window may have begun since. Raises Unavailable
+        and OSError.
         """
         window = self._node.state.id_windows.topics.get(topic_id)
         topic = self._topics.get(topic_id)
@@ -438,14 +463,13 @@ class IdIndexes:
             raise Unavailable(f"there is no such index of message ids of topic {topic_id} here")
         if arrival >= window.next_arrival:
             return Lacking(0)
-        at = max(arrival, window.first_arrival)
-        if at >= window.next_arrival:
-            raise Unavailable(f"the ids of topic {topic_id} up to {arrival} are forgotten")
+        if arrival < window.first_arrival:
+            return LeftBehind(window.first_arrival)
         for gap in topic.ids.missing(window.first_arrival):
-            if at in gap:
+            if arrival in gap:
                 return Lacking(gap.stop)
-        await self.settle({topic_id: at + 1})
-        run = topic.ids.run_with(at)
+        await self.settle({topic_id: arrival + 1})
+        run = topic.ids.run_with(arrival)
         if run is None:
             raise Unavailable(f"the ids of topic {topic_id} around {arrival} are gone; ask again")
         first = max(window.first_arrival, run.info.first_arrival)

@@ -22,6 +22,7 @@ from weakref import WeakValueDictionary
 from semel.broker.background.queue_copy import COPY_BYTES, PART_BYTES, QueuePull, Source
 from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.route_cache import RoutesCopy
+from semel.broker.dedup.id_store import CorruptIndex
 from semel.broker.dedup.moved_ids import PASS_IDS, Pass
 from semel.broker.log import IndexUnavailable, Log
 from semel.broker.replica.replica import Replica
@@ -139,10 +140,15 @@ class MovesService(broker_pb2_grpc.MovesServicer):
             topic = (each.queue_id for each in known_here if each.topic_id == key.topic_id)
             others = frozenset(topic) - family
             arrivals = range(at, max(at, min(at + PASS_IDS, end)))
-            cancelled = list(window.cancelled)
-            found = await self._replica.in_reader(
-                lambda: Pass.of(index, arrivals, others, cancelled)
-            )
+            cancelled, now_us = list(window.cancelled), state.log_time_us
+            try:
+                found = await self._replica.in_reader(
+                    lambda: Pass.of(index, arrivals, others, cancelled, now_us)
+                )
+            except CorruptIndex as error:
+                if index is self._replica.ids.index_of(key.topic_id):
+                    self._replica.ids.on_damage(error)  # else every call would end here
+                raise Throttled(f"the index of message ids cannot be read: {error}") from error
             known = self._pass = key, seed, found
         reply.compares, reply.seed, reply.next_arrival = True, seed, end
         reply.ids, reply.ids_to = known[2].portion(at)

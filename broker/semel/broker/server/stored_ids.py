@@ -33,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from semel.broker.dedup.fingerprints import U64, Fingerprints
+from semel.broker.state import MOVED_ID_BYTES
 from semel.protos.batch import BROKER_HEADER_BYTES, check_batch, decode_header
 from semel.protos.columns import decode_columns
 from semel.protos.errors import CorruptBatch, InvalidRequest
@@ -56,7 +57,7 @@ class _Window:
     arrivals: list[Rows] = field(default_factory=list)
     begins: list[int] = field(default_factory=list)
     queues: list[int] = field(default_factory=list)
-    next_arrival: int = 0
+    next_arrival: int = _UNKNOWN
     cancelled: dict[int, int] = field(default_factory=dict)
     """By arrival of a cancelled message: the arrival from which on its id is free."""
 
@@ -129,9 +130,11 @@ class StoredIds:
             window.evict(record.evict_ids.first_arrival)
         elif record.HasField("cancel_delayed"):
             cancel = record.cancel_delayed
-            if cancel.queue.topic_id in self._begins:
-                window = self._windows.setdefault(cancel.queue.topic_id, _Window())
-                window.cancelled[cancel.arrival] = window.next_arrival
+            known = self._windows.get(cancel.queue.topic_id)
+            if known is not None:
+                known.cancelled[cancel.arrival] = max(known.next_arrival, cancel.arrival + 1)
+        elif record.move_queue.ids:
+            self._moved(record.move_queue)
         elif record.HasField("alter_topic") and not record.alter_topic.settings.HasField("dedup"):
             self._end(record.alter_topic.topic_id)
 
@@ -145,8 +148,9 @@ class StoredIds:
                 self._stored(_key(payload), arrival, ids, payload, index)
             elif not entry:
                 self.problems.append(f"entry {index}: a published batch is not there")
+            elif ids:  # it was trimmed, and its ids are not compared
+                self._window_at(topic.topic_id, arrival).next_arrival = arrival + ids
             arrival += ids
-        self._windows.setdefault(topic.topic_id, _Window()).next_arrival = arrival
 
     def _stored(self, key: QueueKey, arrival: int, ids: int, payload: bytes, index: int) -> None:
         try:
@@ -154,27 +158,39 @@ class StoredIds:
         except (CorruptBatch, InvalidRequest) as error:
             self.problems.append(f"entry {index}: ids cannot be compared: {error}")
 
+    def _moved(self, step: control_pb2.MoveQueue) -> None:
+        """Ids arrive that are not compared: the messages are in another group's log."""
+        topic_id = step.queue.topic_id
+        if topic_id in self._begins:
+            window = self._window_at(topic_id, step.first_arrival)
+            window.next_arrival = step.first_arrival + len(step.ids) // MOVED_ID_BYTES
+
+    def _window_at(self, topic_id: int, first_arrival: int) -> _Window:
+        """The window in which ids arrive from `first_arrival` on: another one than before if the
+        arrivals do not go on, because all queues of the topic had moved away."""
+        window = self._windows.get(topic_id)
+        if window is not None and window.next_arrival not in (_UNKNOWN, first_arrival):
+            self._end(topic_id)
+        return self._windows.setdefault(topic_id, _Window())
+
     def _batch(self, key: QueueKey, arrival: int, count: int, payload: bytes, index: int) -> None:
+        if not count:
+            return
+        window = self._window_at(key.topic_id, arrival)
+        window.next_arrival = arrival + count
         batch = payload[BROKER_HEADER_BYTES:]
         header = decode_header(payload, BROKER_HEADER_BYTES)
         if header.queue_key != key or not header.count:
             return  # the table's verifier says what does not fit
         check_batch(batch)
         ids = decode_columns(batch, header).message_ids
-        if ids is None:
-            return
-        ids = ids.drop_null()
-        if len(ids) != count:
+        ids = None if ids is None else ids.drop_null()
+        if ids is None or len(ids) != count:
             self.problems.append(
-                f"entry {index}: {len(ids)} messages with ids are stored, the decision says {count}"
+                f"entry {index}: {0 if ids is None else len(ids)} messages with ids are stored, the"
+                f" decision says {count}"
             )
-        topic_id = key.topic_id
-        window = self._windows.setdefault(topic_id, _Window())
-        if arrival < window.next_arrival:
-            # The window has begun again, after all queues of the topic had moved away.
-            self._end(topic_id)
-            window = self._windows.setdefault(topic_id, _Window())
-        window.next_arrival = arrival + len(ids)
+            return
         window.keys.append(self._fingerprints.keys(ids))
         window.arrivals.append(arrival + np.arange(len(ids), dtype=np.int64))
         window.begins.append(window.begin)

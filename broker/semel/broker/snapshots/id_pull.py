@@ -5,7 +5,8 @@ holds the first of them. It comes in pieces, at a limited rate, and becomes a ru
 next gap is asked for. A run that was cut off is asked for anew.
 
 Ids that every voter has lost are given up: there is nobody to have them from. A voter that does
-not answer may have them, so the node goes on asking.
+not answer may have them, so the node goes on asking. One that was asked before it had applied them
+may turn out to have them when it becomes master, so then they are asked for again.
 
 Not here: what is missing (`replica/id_indexes.py`), runs (`dedup/run_copies.py`).
 """
@@ -24,6 +25,7 @@ import grpc.aio
 
 from semel.broker.dedup.id_store import CorruptIndex
 from semel.broker.dedup.run_copies import Piece, RunCopy
+from semel.broker.raft import Role
 from semel.broker.replica.replica import Replica
 from semel.broker.snapshots.pace import Pace
 from semel.protos import compat
@@ -62,12 +64,19 @@ class IdPull:
         """Fills gaps as they appear."""
         while True:
             await asyncio.sleep(_LOOK_S)
+            if self._follows_a_master():
+                self._replica.ids.recall()
             if not self._replica.ids.behind:
                 continue
             for topic_id, missing in self._replica.ids.gaps().items():
                 if not await self._fill(topic_id, missing):
                     await asyncio.sleep(_PAUSE_S)
             self._replica.ids.check()
+
+    def _follows_a_master(self) -> bool:
+        """Whether another node serves as master, with the ids that it has."""
+        core, applied_term = self._replica.core, self._replica.state.applied_term
+        return core.role is Role.SLAVE and core.master_id is not None and applied_term == core.term
 
     async def _fill(self, topic_id: int, missing: range) -> bool:
         """Asks one member after the other; False if none has helped."""
@@ -92,8 +101,8 @@ class IdPull:
         return False
 
     async def _pull(self, node: NodeId, topic_id: int, missing: range) -> int | None:
-        """Copies the run of a member that holds the first missing id. If it lacks that, too,
-        returns the arrival from which on it may have ids.
+        """Copies the run of a member that holds the first missing id, unless its window has left
+        that behind. If it lacks it, too, returns the arrival from which on it may have ids.
 
         Raises AioRpcError, TimeoutError, CorruptIndex, Unavailable and OSError.
         """
@@ -120,6 +129,9 @@ class IdPull:
             if head.lacking:
                 return int(head.end_arrival) or missing.stop
             held = range(head.first_arrival, head.end_arrival)
+            if not held and held.start > missing.start:
+                replica.ids.leave_behind(topic_id, held.start)
+                return None
             if not held or held.start >= missing.stop or held.stop <= missing.start:
                 raise CorruptIndex(f"a peer gave {held} for {missing}")
             copy = await replica.ids.write(lambda: RunCopy(index, missing, ids=head.ids, held=held))

@@ -26,7 +26,7 @@ from semel.broker.dedup.id_store import CorruptIndex
 from semel.broker.dedup.run_copies import pieces
 from semel.broker.identity import NodeIdentity
 from semel.broker.log import IndexUnavailable, RecordRef
-from semel.broker.replica.id_indexes import Lacking
+from semel.broker.replica.id_indexes import Lacking, LeftBehind
 from semel.broker.replica.replica import Replica
 from semel.broker.snapshots.checkpoints import Checkpoints
 from semel.broker.snapshots.records import read_or_none
@@ -153,6 +153,11 @@ class SnapshotService(raft_pb2_grpc.SnapshotsServicer):
         loan = await ids.lend(request.topic_id, request.seed, request.arrival, late=late)
         if isinstance(loan, Lacking):
             yield raft_pb2.IdsChunk(lacking=True, end_arrival=loan.end_arrival)
+            return
+        if isinstance(loan, LeftBehind):
+            yield raft_pb2.IdsChunk(
+                first_arrival=loan.first_arrival, end_arrival=loan.first_arrival
+            )
             return
         yield raft_pb2.IdsChunk(
             first_arrival=loan.held.start, end_arrival=loan.held.stop, ids=loan.run.info.ids

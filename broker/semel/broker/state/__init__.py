@@ -37,7 +37,7 @@ from semel.broker.state.apply.delays import (
 )
 from semel.broker.state.apply.dropped_batches import BatchName
 from semel.broker.state.apply.extents import Extent
-from semel.broker.state.apply.id_windows import IdWindow
+from semel.broker.state.apply.id_windows import MOVED_ID_BYTES, IdWindow
 from semel.broker.state.apply.locks import ConsumerGroups, GroupQueue
 from semel.broker.state.apply.moves import (
     Incoming,
@@ -91,6 +91,7 @@ from semel.broker.state.verify.verifiers import BatchVerifier, QueueReport, Tabl
 
 __all__ = [
     "EXPIRED_ROWS_MAX",
+    "MOVED_ID_BYTES",
     "NAME_CHARACTERS_MAX",
     "RELEASE_BATCHES_MAX",
     "WINDOW_BATCHES",

@@ -90,3 +90,23 @@ def test_ids_of_cancelled_messages_stay() -> None:
 def test_half_an_id_is_refused() -> None:
     with pytest.raises(CorruptIndex, match="moved ids have 41 bytes"):
         unpack(bytes(41), 0)
+
+
+def test_ids_of_messages_that_may_still_be_cancelled_wait() -> None:
+    """A cancellation would not reach the other index: the id would stay known there."""
+    index = filled(200)  # in queue 1 those from 35 on are due at 9,035, those from 95 on at 9,095
+    for now_us, cancelled, end in (
+        (9_034, [], 35),
+        (9_034, [35, 36], 37),
+        (9_034, [35, 36, 37, 38, 39], 95),
+        (9_035, [], 95),
+        (9_095, [], 155),
+        (9_155, [], 200),
+    ):
+        found = Pass.of(index, range(200), {0, 2}, cancelled, now_us)
+        assert found.arrivals == range(end)
+        wanted = [row[0] for row in expected(range(end), 1) if row[0] not in cancelled]
+        assert found.own.tolist() == wanted
+        assert found.portion(0)[1] == end
+    nothing = Pass.of(index, range(35, 200), {0, 2}, [], 9_034)
+    assert nothing.portion(35) == (b"", 35)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from semel.broker.dedup.id_store import CorruptIndex, MemoryIdStore
 from semel.broker.dedup.looked_up import LookedUp
 from semel.broker.dedup.rocks_store import RocksIdStore
-from semel.broker.replica.id_indexes import Lacking, Loan
+from semel.broker.replica.id_indexes import Lacking, LeftBehind, Loan
 from semel.broker.replica.message_ids import MessageIds
 from semel.broker.state import Admission, State, batch_record_parts
 from semel.broker.state.apply.id_windows import ID_BYTES
@@ -368,6 +369,23 @@ async def test_a_new_master_forgets_what_all_have_lost(node: IdNode) -> None:
     new.ids.close()
 
 
+async def test_ids_that_were_given_up_are_missing_again_under_another_master(node: IdNode) -> None:
+    """It had not applied them when it was asked, and has them."""
+    await node.send(numbered(0, 5))
+    checkpoint = b"".join(node.state.to_parts())
+    slave = IdNode(state=State.from_bytes(checkpoint))
+    slave.ids.follow()
+    slave.ids.forget(KEY.topic_id, 5)
+    slave.ids.recall()
+    assert slave.behind == [True, False, True]
+    assert slave.ids.gaps() == {KEY.topic_id: range(5)}
+    slave.ids.forget(KEY.topic_id, 5)
+    slave.state.id_windows.topics[KEY.topic_id].evict(5)
+    slave.ids.recall()
+    assert not slave.ids.behind
+    slave.ids.close()
+
+
 async def test_a_loan_is_of_the_window_and_durable(node: IdNode) -> None:
     await node.send(numbered(0, 20))
     loan = await node.ids.lend(KEY.topic_id, SEED, 3)
@@ -386,6 +404,33 @@ async def test_a_loan_is_of_the_window_and_durable(node: IdNode) -> None:
     new.ids.follow()
     assert await new.ids.lend(KEY.topic_id, SEED, 3) == Lacking(20)
     new.ids.close()
+
+
+async def test_ids_that_the_window_of_a_peer_has_left_behind_are_not_missed(node: IdNode) -> None:
+    """The node that lacks them has not applied that, and nobody else may be able to be master."""
+    await node.send(numbered(0, 5))
+    checkpoint = b"".join(node.state.to_parts())
+    node.window.evict(2)
+    assert await node.ids.lend(KEY.topic_id, SEED, 1) == LeftBehind(2)
+    node.window.evict(5)
+    assert await node.ids.lend(KEY.topic_id, SEED, 0) == LeftBehind(5)
+    slow = IdNode(state=State.from_bytes(checkpoint))
+    slow.ids.follow()
+    slow.ids.leave_behind(KEY.topic_id, 2)
+    assert slow.ids.gaps() == {KEY.topic_id: range(2, 5)}
+    slow.ids.leave_behind(KEY.topic_id, 5)
+    slow.ids.leave_behind(KEY.topic_id, 3)
+    assert slow.behind == [True, False]
+    slow.ids.close()
+
+
+async def test_a_window_with_another_seed_has_nothing_that_was_given_up(node: IdNode) -> None:
+    await node.send(numbered(0, 5))
+    node.ids.forget(KEY.topic_id, 5)
+    settings = replace(node.window.settings, seed=b"x" * 16)
+    node.state.id_windows.replace(KEY.topic_id, settings)
+    node.ids.follow()
+    assert node.ids.forgotten == {}
 
 
 async def test_a_candidate_that_lost_ids_does_not_stay_master() -> None:

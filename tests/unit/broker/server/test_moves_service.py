@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from semel.broker.dedup.id_store import CorruptIndex
+from semel.broker.dedup.moved_ids import Pass
 from semel.broker.server import moves_service
 from semel.broker.server.moves_service import MovesService
+from semel.broker.state import QueueState, State
+from semel.broker.state.apply.id_windows import IdSettings
+from semel.broker.state.apply.queues import QueueSettings
+from semel.protos.errors import Throttled
+from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.levels import own_levels
+from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2
 from semel.protos.v1.common_pb2 import QueueRef
 from tests.kit.waiting import until_async
@@ -70,3 +79,34 @@ async def test_a_queue_is_pulled_by_one_call_at_a_time(monkeypatch: pytest.Monke
         await call
     assert pulls.ended == len(calls)
     assert not service._pulling
+
+
+async def test_a_damaged_index_that_ids_are_copied_from_begins_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each call would find the same damage, and the queue would never move."""
+
+    def damaged(*_: object) -> None:
+        raise CorruptIndex("block checksum mismatch")
+
+    async def wait_master() -> None:
+        """It is one."""
+
+    async def in_reader(work: Callable[[], object]) -> object:
+        return work()
+
+    key = QueueKey(TopicId(1), QueueId(0))
+    settings = IdSettings(window_bytes=1 << 20, seed=b"0123456789abcdef")
+    index, given_up = object(), list[CorruptIndex]()
+    state = State()
+    state.queues[key] = QueueState(key, "t", 0, 65_536, QueueSettings())
+    state.id_windows.configure(1, settings)
+    ids = SimpleNamespace(behind=False, index_of=lambda _: index, on_damage=given_up.append)
+    replica: Any = SimpleNamespace(
+        wait_master=wait_master, state=state, ids=ids, in_reader=in_reader
+    )
+    monkeypatch.setattr(Pass, "of", damaged)
+    service = MovesService(SimpleNamespace(), replica, SimpleNamespace())  # type: ignore[arg-type]
+    with pytest.raises(Throttled, match="block checksum mismatch"):
+        await service.CopyIds(broker_pb2.CopyIdsRequest(queue=queue_ref(key)), None)
+    assert len(given_up) == 1

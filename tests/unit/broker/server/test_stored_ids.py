@@ -131,6 +131,21 @@ def test_a_window_that_begins_again_knows_nothing() -> None:
     group.produce_ids([(b"a", b"1"), (b"b", b"2")])
     assert read([*group.frames, planted(group, [b"a"], 0)]) == ({}, [])
     assert read([*group.frames, planted(group, [b"a", b"a"], 0)]) == ({KEY: 1}, [])
+    assert read([*group.frames, planted(group, [b"a"], 1 << 30)]) == ({}, [])
+    assert read([*group.frames, planted(group, [b"a", b"a"], 1 << 30)]) == ({KEY: 1}, [])
+
+
+def test_a_window_goes_on_behind_ids_that_moved_here() -> None:
+    group = IdGroup()
+    group.produce_ids([(b"a", b"1"), (b"b", b"2")])
+    step = control_pb2.MoveQueue(
+        queue=queue_ref(OTHER),
+        step=control_pb2.MOVE_STEP_IDS,
+        ids=bytes(3 * 40),
+        first_arrival=2,
+    )
+    moved = entry(group, move_queue=step)
+    assert read([*group.frames, moved, planted(group, [b"a", b"c"], 5)]) == ({KEY: 1}, [])
 
 
 def transaction(group: IdGroup, *, gone: bool = False, here: bool = True) -> list[bytes]:

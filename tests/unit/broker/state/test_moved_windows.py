@@ -154,3 +154,19 @@ def test_moved_ids_of_another_place_halt_the_node(group: IdGroup) -> None:
     for wrong in (ids_step(1, first_arrival=99), ids_step(1, seed=b"another seed----")):
         with pytest.raises(StateDiverged):
             group.apply(control(move_queue=wrong))
+
+
+def test_arrivals_of_a_window_that_begins_again_are_above_those_of_the_one_before() -> None:
+    """Both have the topic's seed, and a node may still have the index of the first one."""
+    group = IdGroup()
+    ends = [0]
+    for job in (1, 2):
+        create = create_of(ALONE, dedup())
+        assert take(group, "BEGIN", ALONE, job=job, create=create) is None
+        window = group.state.id_windows.topics[ALONE.topic_id]
+        assert window.first_arrival == window.next_arrival > ends[-1]
+        assert propose(group, ids_step(3, key=ALONE, job=job)) is None
+        group.commit()
+        ends.append(window.next_arrival)
+        assert take(group, "ABORT", ALONE, job=job) is None
+        assert ALONE.topic_id not in group.state.id_windows.topics

@@ -9,6 +9,10 @@ of each node (`semel.broker.dedup`), which follows the log.
 A message that is cancelled before it is due takes its id with it. The index only grows, so the
 window holds the arrivals of *cancelled* ids, and look-ups leave them out.
 
+A window ends with the last queue of its topic that lives here. If one comes back, another window
+begins, with the same seed: its arrivals are above all earlier ones, so that an index of the old
+window, which a node may still have, is not taken for that of the new one.
+
 A budget is for the whole topic. This broker group has the part of it that its queues have of the
 slots. Log time at which messages arrived is known by *marks*, a few hundred of them in a window.
 
@@ -58,6 +62,8 @@ _TOPIC: Final = struct.Struct("<Q")
 _COPIED: Final = struct.Struct("<QIQ")
 WINDOW: Final = struct.Struct("<QqqI16sQQQQII")
 MARK: Final = struct.Struct("<Qq")
+_ENTRY_ARRIVALS: Final = 1 << 24
+"""No entry lets so many ids arrive: 8 MiB have fewer."""
 ARRIVAL_BYTES: Final = 8
 """What a cancelled id takes in the state, until the window leaves it behind."""
 
@@ -110,11 +116,10 @@ class IdWindow:
         "settings",
     )
 
-    def __init__(self, settings: IdSettings) -> None:
+    def __init__(self, settings: IdSettings, first_arrival: int = 0) -> None:
         self.settings = settings
-        self.first_arrival = 0
-        self.next_arrival = 0
-        """How many ids the topic has ever stored here."""
+        self.first_arrival = first_arrival
+        self.next_arrival = first_arrival
         self.duplicates = 0
         self.conflicts = 0
         self.marks: list[Mark] = []
@@ -251,6 +256,11 @@ class IdWindow:
         return [head, *marks, self.cancelled.tobytes(), *self.dropped.parts()]
 
 
+def arrivals_from(entry: int) -> int:
+    """An arrival above all that entries of the log before this one can have brought."""
+    return entry * _ENTRY_ARRIVALS
+
+
 class IdWindows:
     """The windows of all topics that compare ids."""
 
@@ -269,16 +279,17 @@ class IdWindows:
         self.version = 0
         """Rises whenever a window begins or ends. It is no part of the state either."""
 
-    def configure(self, topic_id: int, settings: IdSettings | None) -> None:
-        """Begins, changes or ends the window of a topic. A window that begins is empty: messages
-        that were stored before are not compared."""
+    def configure(self, topic_id: int, settings: IdSettings | None, first_arrival: int = 0) -> None:
+        """Begins, changes or ends the window of a topic. A window that begins is empty, and its
+        first id will arrive as `first_arrival`: messages that were stored before are not
+        compared."""
         window = self.topics.get(topic_id)
         if settings is None:
             if self.topics.pop(topic_id, None) is not None:
                 self.ended.add(topic_id)
                 self.version += 1
         elif window is None:
-            self.topics[topic_id] = IdWindow(settings)
+            self.topics[topic_id] = IdWindow(settings, first_arrival)
             self.version += 1
             self.ended.discard(topic_id)
         elif settings.seed != window.settings.seed:

@@ -40,7 +40,7 @@ from typing import Final, NamedTuple, Protocol
 from semel.broker.state.apply.codec import Reader
 from semel.broker.state.apply.delays import Delays
 from semel.broker.state.apply.extents import Extents
-from semel.broker.state.apply.id_windows import IdSettings, IdWindows
+from semel.broker.state.apply.id_windows import IdSettings, IdWindows, arrivals_from
 from semel.broker.state.apply.locks import ConsumerGroups, unknown_queue
 from semel.broker.state.apply.producers import SequenceTable
 from semel.broker.state.apply.queues import SLOTS, QueueSettings, QueueState
@@ -56,7 +56,7 @@ from semel.protos.errors import (
     SemelError,
     Throttled,
 )
-from semel.protos.ids import QueueId, QueueKey, TopicId
+from semel.protos.ids import Index, QueueId, QueueKey, TopicId
 from semel.protos.levels import ID_LEVEL
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import control_pb2
@@ -113,6 +113,7 @@ class Home(Protocol):
     delays: Delays
     id_windows: IdWindows
     feature_level: int
+    applied_index: Index
 
 
 class Moves:
@@ -296,7 +297,9 @@ class Moves:
             )
             if home.feature_level >= ID_LEVEL:
                 ids = IdSettings.from_message(create.settings)
-                home.id_windows.configure(key.topic_id, ids)
+                # Queues of the topic may have lived here before, under the same seed.
+                first_arrival = arrivals_from(home.applied_index + 1)
+                home.id_windows.configure(key.topic_id, ids, first_arrival)
             self._set(record, key, MoveState.INCOMING)
         return error
 
