@@ -63,7 +63,8 @@ _COPIED: Final = struct.Struct("<QIQ")
 WINDOW: Final = struct.Struct("<QqqI16sQQQQII")
 MARK: Final = struct.Struct("<Qq")
 _ENTRY_ARRIVALS: Final = 1 << 24
-"""No entry lets so many ids arrive: 8 MiB have fewer."""
+"""The entries of a log bring fewer ids than so many each: an entry has 8 MiB of messages at most,
+and a publication takes what earlier entries have."""
 ARRIVAL_BYTES: Final = 8
 """What a cancelled id takes in the state, until the window leaves it behind."""
 
