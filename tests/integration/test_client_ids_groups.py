@@ -36,6 +36,9 @@ def test_an_id_is_stored_once_wherever_its_group_is(tmp_path: Path) -> None:
             assert all(each.result(30).duplicate for each in sent)
             places = {(each.result().queue, each.result().offset) for each in sent}
             assert len(places) == COUNT
+            for number in range(0, COUNT, 20):  # each in a batch of its own
+                again = two.send("t", values[number], message_id=ids[number]).result(30)
+                assert (again.duplicate, again.queue) == (True, sent[number].result().queue)
             with pytest.raises(InvalidRequest, match="2 broker groups"):
                 two.send("t", b"v", key=b"k", message_id="new")
             with pytest.raises(InvalidRequest, match="2 broker groups"):

@@ -369,9 +369,15 @@ def _routing_keys(
 ) -> pa.Array | list[bytes] | None:
     """Returns what determines the queues of rows: their keys or, if the topic compares ids, the
     ids of rows without a key. Raises InvalidRequest."""
-    if isinstance(given, FewRows) or given.message_ids is None or not topic.id_rules.compared:
+    if given.message_ids is None or not topic.id_rules.compared:
         return given.keys
     named = chunk.queues
+    if isinstance(given, FewRows):
+        keys: Any = given.keys or [None] * chunk.count
+        queues = named if isinstance(named, list) else [named] * chunk.count
+        for message_id, key, queue in zip(given.message_ids, keys, queues, strict=True):
+            topic.id_rules.check_one(message_id, key, None if queue == NO_QUEUE else queue)
+        return given.message_ids if given.keys is None else given.keys
     if isinstance(named, list):
         named = np.array(named) != NO_QUEUE
     elif named is not None:

@@ -19,6 +19,7 @@ from semel.client.producer.intake import Intake
 from semel.client.producer.rare_fields import rare_fields
 from semel.protos.columns import Columns
 from semel.protos.errors import InvalidRequest, SemelError
+from semel.protos.few_rows import FEW_ROWS_MAX
 from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.slots import slot_of_key, split_slots
 from semel.protos.v1 import controller_pb2
@@ -69,6 +70,14 @@ def test_a_column_of_ids_routes_as_a_column_of_the_same_keys() -> None:
     assert len(set(by_id.values())) == QUEUES
 
 
+@pytest.mark.parametrize("count", [1, 2, FEW_ROWS_MAX, FEW_ROWS_MAX + 1])
+def test_few_messages_with_ids_alone_go_to_the_queues_of_their_ids(count: int) -> None:
+    ids = [b"id %d" % row for row in range(count)]
+    found = routed(compared(2), count, message_ids=ids)
+    assert found == {b"%d" % row: queue_of(each) for row, each in enumerate(ids)}
+    assert set(routed(compared(2, dedup=False), count, message_ids=ids).values()) == {3}
+
+
 def test_ids_go_before_source_positions() -> None:
     resume = np.full(QUEUES, -1, np.int64)
     ids = [b"one", None, b"two"]
@@ -85,6 +94,10 @@ def test_ids_go_before_source_positions() -> None:
         {"message_ids": [None, b"id"], "queues": [NO_QUEUE, 2]},
         {"message_ids": [None, b"id"], "queues": 2},
         {"message_ids": [None, b"x" * 129]},
+        {"keys": [b"any", b"key"], "message_ids": [b"other", b"id"]},
+        {"message_ids": [b"other", b"id"], "queues": [NO_QUEUE, 2]},
+        {"message_ids": [b"other", b"id"], "queues": 2},
+        {"message_ids": [b"other", b"x" * 129]},
     ],
 )
 def test_what_could_meet_two_groups_is_refused(columns: dict[str, Any]) -> None:
