@@ -22,6 +22,11 @@ def is_delayed(header: BatchHeader) -> bool:
     return header.deliver_at_us > 0 and not header.flags & BatchFlags.DELIVER_AT
 
 
+def due_of(header: BatchHeader) -> int:
+    """Returns when the messages of a batch are due; 0 if at once."""
+    return header.deliver_at_us if is_delayed(header) else 0
+
+
 def time_refusal(deliver_at_us: int, now_us: int) -> str | None:
     """Returns why a batch's delivery time is refused, or None for a good one, such as one that has
     passed."""

@@ -39,6 +39,12 @@ class Prints:
     digests: U64
     """One for each of `rows`."""
 
+    @classmethod
+    def none(cls) -> Prints:
+        """No message has an id."""
+        nothing = np.zeros(0, np.uint64)
+        return cls(np.zeros(0, np.int64), nothing.reshape(0, 2), nothing)
+
 
 class Known(NamedTuple):
     """What a look-up found."""

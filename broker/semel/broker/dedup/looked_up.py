@@ -52,8 +52,7 @@ def prints_of(fingerprints: Fingerprints, columns: Columns) -> Prints:
     """The fingerprints of the messages that have ids. Raises InvalidRequest for a malformed id."""
     ids = columns.message_ids
     if ids is None:
-        nothing = np.zeros(0, np.uint64)
-        return Prints(np.zeros(0, np.int64), nothing.reshape(0, 2), nothing)
+        return Prints.none()
     rows = np.arange(len(ids))
     if ids.null_count:
         present = ids.is_valid()

@@ -47,7 +47,7 @@ from semel.protos.batch import (
     check_batch,
 )
 from semel.protos.columns import decode_columns
-from semel.protos.delays import is_delayed
+from semel.protos.delays import due_of
 from semel.protos.dropped import DROPPED, SAME_TRANSACTION
 from semel.protos.errors import InvalidRequest
 from semel.protos.ids import QueueKey
@@ -244,13 +244,13 @@ class PinnedIds:
 
     def _search(self, first_arrival: int) -> None:
         self._end_arrival = self._index.end_arrival  # before the look: nothing may be missed
-        parts = [Hits.none()]
+        parts = []
         for start in range(0, len(self._keys), _AT_ONCE):
             keys = self._keys[start : start + _AT_ONCE]
             search = self._index.search_memory(keys, first_arrival)
             hits = self._index.search_disk(search, keys, first_arrival).hits
             parts.append(hits._replace(rows=hits.rows + start))
-        self._hits = _newest(parts)
+        self._hits = Hits.joined(parts)
 
     # --- what arrived since -----------------------------------------------------------------
 
@@ -280,7 +280,7 @@ class PinnedIds:
         rows, late = self._order[places], np.repeat(order[found], sizes)
         same = self._keys[rows, 1] == arrived[1][late]
         rows, late = rows[same], late[same]
-        self._hits = _newest([self._hits, Hits(rows, arrived[2][late], arrived[3][late])])
+        self._hits = Hits.newest([self._hits, Hits(rows, arrived[2][late], arrived[3][late])])
 
     def _drops(self, window: Window) -> _Drops:
         hits = self._hits
@@ -412,20 +412,13 @@ class PinnedIds:
 
 def prints_of_stored(fingerprints: Fingerprints, header: BatchHeader, data: bytes) -> Prints:
     """The fingerprints of a stored batch's messages that have ids. Raises CorruptBatch."""
-    nothing = np.zeros(0, np.uint64)
-    without = Prints(np.zeros(0, np.int64), nothing.reshape(0, 2), nothing)
     if not header.count or not header.flags & BatchFlags.MESSAGE_ID:
-        return without
+        return Prints.none()
     try:
         return prints_in(fingerprints, header, data)
     except InvalidRequest:
         # It was staged before the topic began to compare ids: then any bytes were an id.
-        return without
-
-
-def due_of(header: BatchHeader) -> int:
-    """When the messages of a batch are due; 0 if at once."""
-    return header.deliver_at_us if is_delayed(header) else 0
+        return Prints.none()
 
 
 def may_grow_too_large(header: BatchHeader, bytes_max: int) -> bool:
@@ -437,16 +430,6 @@ def may_grow_too_large(header: BatchHeader, bytes_max: int) -> bool:
 
 _ROUNDING: Final = 4_096
 """More than headers and padding take."""
-
-
-def _newest(parts: list[Hits]) -> Hits:
-    """All parts as one, by rising row; of a row that was found several times the latest arrival."""
-    rows, digests, arrivals = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    order = np.lexsort((arrivals, rows))
-    rows = rows[order]
-    last = np.append(rows[1:] != rows[:-1], True)[: len(rows)]
-    order = order[last]
-    return Hits(rows[last], digests[order], arrivals[order])
 
 
 def _rewrite(batch: _Batch, drops: _Drops, data: bytes) -> Rewrite:

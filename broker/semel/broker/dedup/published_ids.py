@@ -18,8 +18,9 @@ import numpy as np
 from semel.broker.dedup.fingerprints import U64, Fingerprints
 from semel.broker.dedup.id_places import Places
 from semel.broker.dedup.id_store import CorruptIndex
-from semel.broker.dedup.pinned_ids import ReadRecord, due_of, prints_of_stored
+from semel.broker.dedup.pinned_ids import ReadRecord, prints_of_stored
 from semel.protos.batch import BROKER_HEADER_BYTES, check_batch, decode_header
+from semel.protos.delays import due_of
 from semel.protos.frames import RecordKind, decode_frame_header, iter_records
 from semel.protos.ids import QueueKey
 from semel.protos.queue_refs import queue_key_of

@@ -90,10 +90,15 @@ class Hits(NamedTuple):
         parts = [part for part in parts if len(part.rows)]
         if len(parts) < 2:
             return parts[0] if parts else cls.none()
+        return cls.newest(parts)
+
+    @classmethod
+    def newest(cls, parts: list[Hits]) -> Hits:
+        """The same of parts whose rows need not rise, or may occur more than once."""
         rows, digests, arrivals = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         order = np.lexsort((arrivals, rows))
         rows = rows[order]
-        last = np.append(rows[1:] != rows[:-1], True)
+        last = np.append(rows[1:] != rows[:-1], True)[: len(rows)]
         order = order[last]
         return cls(rows[last], digests[order], arrivals[order])
 

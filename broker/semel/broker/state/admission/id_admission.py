@@ -47,7 +47,7 @@ from semel.broker.state.apply.results import (
 )
 from semel.broker.state.apply.state_machine import State
 from semel.protos.batch import BatchHeader
-from semel.protos.delays import is_delayed
+from semel.protos.delays import due_of
 from semel.protos.errors import InvalidRequest
 from semel.protos.levels import ID_LEVEL, lacking
 from semel.protos.queue_refs import queue_ref
@@ -141,7 +141,7 @@ class IdAdmission:
             first_arrival=pending.first_arrival,
             next_arrival=pending.next_arrival,
             base_offset=offset,
-            due_us=header.deliver_at_us if is_delayed(header) else 0,
+            due_us=due_of(header),
             entry=entry,
             keep_first=window.settings.keep_first,
             cancelled=(window.cancelled, sorted(pending.cancelled)),
