@@ -43,10 +43,14 @@ METADATA_LEVEL: Final = 6
 levels; an older program halts at the entry that raises a log to it."""
 ID_LEVEL: Final = 7
 """From here on a log may hold windows of message ids."""
+NULL_LEVEL: Final = 8
+"""From here on a log may hold null values."""
+DELAYED_MOVE_LEVEL: Final = 8
+"""From here on queues with delayed messages may be split and moved."""
 
 LEVEL_MIN: Final = 0
 """The lowest level that this program knows; a log that never needed another is at 0."""
-LEVEL_MAX: Final = 7
+LEVEL_MAX: Final = 8
 """The highest level that this program knows, for logs and for metadata alike."""
 UNTOLD_MAX: Final = 5
 """The highest level of any program that does not send its levels."""
@@ -58,6 +62,7 @@ _FEATURES: Final = {
     DELAY_LEVEL: "delayed messages",
     METADATA_LEVEL: "commits with metadata",
     ID_LEVEL: "dedup by message id",
+    NULL_LEVEL: "null values, and splits and moves of queues with delayed messages,",
 }
 
 
