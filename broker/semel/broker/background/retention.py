@@ -5,8 +5,9 @@ the log. Cleaning concerns the bytes on this node's own disk, so every node does
 
 Cleaning. Segments are cleaned oldest first, up to the newest checkpoint and leaving
 `retained_log_bytes` for slaves that catch up. The log copies records that are still live to a kept
-file. Cleaning pays only when enough is dead: nothing is cleaned while more than three quarters of
-the stored bytes are live.
+file, so cleaning pays only while enough is dead: a byte that becomes free is worth three that are
+copied. How many segments go is what is worth most. Where queues are cut at their old ends, that is
+where they begin, and nothing is copied. What is left is three quarters live at least.
 
 Not here: when a queue is too old or too large (`state/`), the files (`log/`).
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from semel.broker.background.checkpointing import Checkpointing
@@ -28,7 +29,21 @@ from semel.protos.v1 import control_pb2
 
 logger = logging.getLogger(__name__)
 
-_LIVE_SHARE_MAX: Final = 0.75
+_COPIED_PER_FREED: Final = 3
+"""Bytes that may be copied to free one."""
+
+
+def worth_cleaning(segments: Sequence[int], live: Sequence[int]) -> int:
+    """How many of the oldest segments to clean: as many as free most, less what copying costs.
+
+    `segments` are their sizes, `live` the live bytes of each, oldest first.
+    """
+    best = count = worth = 0
+    for number, (size, alive) in enumerate(zip(segments, live, strict=True), 1):
+        worth += _COPIED_PER_FREED * max(0, size - alive) - alive
+        if worth > best:
+            best, count = worth, number
+    return count
 
 
 class Retention:
@@ -37,6 +52,8 @@ class Retention:
     def __init__(self, replica: Replica, checkpointing: Checkpointing) -> None:
         self._replica = replica
         self._checkpointing = checkpointing
+        self._dead_min = 0
+        """How much must be dead before it can pay to look again."""
 
     async def run(self) -> None:
         interval = self._replica.config.retention_check_ms / 1000
@@ -60,19 +77,20 @@ class Retention:
             await propose(self._replica, control_pb2.ControlRecord(trim=trim))
 
     async def _clean(self) -> None:
-        """Recycles the oldest segments when enough of the log is dead."""
+        """Recycles the oldest segments as far as that pays, and kept files that are mostly dead."""
         replica = self._replica
         log, state, incarnation = replica.log, replica.state, replica.log.incarnation
-        stats = log.stats()
-        stored = stats.segment_bytes + stats.kept_bytes
-        live = state.live_bytes
-        spare = replica.config.retained_log_bytes + replica.config.log.segment_bytes
-        if stored - live < spare or live > stored * _LIVE_SHARE_MAX:
+        config, stats = replica.config, log.stats()
+        dead = stats.segment_bytes + stats.kept_bytes - state.live_bytes
+        if dead < max(config.retained_log_bytes + config.log.segment_bytes, self._dead_min):
             return
-        upto = self._retained_from()
-        if upto <= log.first_index:
-            return
-        if self._checkpointing.index < upto or not log.compact_limit:
+        self._dead_min = 0
+        upto = self._worth_cleaning(self._retained_from())
+        if upto == log.first_index:  # another look pays when another segment can be dead
+            self._dead_min = dead + config.log.segment_bytes
+            if not stats.kept_bytes:
+                return
+        elif self._checkpointing.index < upto or not log.compact_limit:
             # Also if the present one would do: the log is cleaned only when there is a second one,
             # which a group without traffic would never write.
             await self._checkpointing.write()
@@ -96,6 +114,15 @@ class Retention:
 
         first_index = await asyncio.get_running_loop().run_in_executor(replica.readers, work)
         logger.info("log cleaned first_index=%d kept_records=%d", first_index, len(live_refs))
+
+    def _worth_cleaning(self, end: int) -> int:
+        """First index behind the segments that are worth cleaning, of those that end at `end` or
+        before."""
+        log = self._replica.log
+        segments = [one for one in log.sealed_segments() if one.end_index <= end]
+        bounds = [log.first_index, *(one.end_index for one in segments)]
+        live = self._replica.state.live_bytes_between(bounds)
+        return bounds[worth_cleaning([one.bytes for one in segments], live)]
 
     def _retained_from(self) -> int:
         """First index of the newest `retained_log_bytes`."""

@@ -7,7 +7,14 @@ from semel.broker.log.files import File, FileLayer, OsFiles
 from semel.broker.log.hard_state import HardStateFile
 from semel.broker.log.log import Log
 from semel.broker.log.log_config import LogConfig
-from semel.broker.log.types import Damage, DamagedEntry, IndexUnavailable, LogStats, RecordRef
+from semel.broker.log.types import (
+    Damage,
+    DamagedEntry,
+    IndexUnavailable,
+    LogStats,
+    RecordRef,
+    SegmentRange,
+)
 
 __all__ = [
     "Checkpoint",
@@ -23,6 +30,7 @@ __all__ = [
     "OsFiles",
     "RecordRef",
     "Reserve",
+    "SegmentRange",
     "check_identity",
     "save_founding",
 ]

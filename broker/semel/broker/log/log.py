@@ -43,7 +43,14 @@ from semel.broker.log.owner import Owner
 from semel.broker.log.reader import OpenFiles, record_of
 from semel.broker.log.scrubbing import scrub
 from semel.broker.log.store import Store
-from semel.broker.log.types import Damage, DamagedEntry, IndexUnavailable, LogStats, RecordRef
+from semel.broker.log.types import (
+    Damage,
+    DamagedEntry,
+    IndexUnavailable,
+    LogStats,
+    RecordRef,
+    SegmentRange,
+)
 from semel.protos.errors import Closed, CorruptSegment
 from semel.protos.frames import check_frame
 from semel.protos.metrics import Histogram
@@ -239,6 +246,13 @@ class Log:
     def stats(self) -> LogStats:
         """Figures for metrics."""
         return self._store.stats(self._synced_index, self._appended_bytes)
+
+    def sealed_segments(self) -> list[SegmentRange]:
+        """The segments that `compact` may remove, oldest first: all but the newest one."""
+        return [
+            SegmentRange(one.first_index, one.end_index, one.end - one.header.frames_at)
+            for one in self._store.index.segments[:-1]
+        ]
 
     @property
     def sync_seconds(self) -> Histogram:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from semel.protos.errors import CorruptSegment
 
@@ -62,6 +63,14 @@ class LogStats:
     syncs: int
     rolls: int
     disk_full: bool
+
+
+class SegmentRange(NamedTuple):
+    """A segment: the entries `[first_index, end_index)`, and the bytes of their frames."""
+
+    first_index: int
+    end_index: int
+    bytes: int
 
 
 class DamagedEntry(CorruptSegment):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 
@@ -77,6 +78,16 @@ def test_everything_comes_back(group: Group) -> None:
     assert {row.name for row in back.producers.rows()} == {"späte Quelle", ""}
     assert list(back.live_records(0, 10**9)) == list(group.state.live_records(0, 10**9))
     assert list(back.queues) == sorted(KEYS)
+
+
+def test_live_bytes_are_those_of_the_live_records(group: Group) -> None:
+    state = group.state
+    lengths: Counter[int] = Counter()
+    for index, _, length in state.live_records(0, 10**9):
+        lengths[index] += length
+    bounds = range(len(group.frames) + 2)
+    assert state.live_bytes_between(bounds) == [lengths[index] for index in bounds[:-1]]
+    assert state.live_bytes_between([0, 10**9]) == [state.live_bytes] == [lengths.total()]
 
 
 def test_every_damaged_byte_is_seen(group: Group) -> None:

@@ -357,6 +357,7 @@ def test_delayed_records_are_live_until_they_are_trimmed(group: Group) -> None:
     assert live[0] == index
     assert group.state.live_bytes == live[2] == len(group.payload(live[0], live[1]))
     assert list(group.state.live_records(0, index)) == []
+    assert group.state.live_bytes_between([0, index, index + 1]) == [0, live[2]]
     group.now_us += SECOND_US
     group.release()
     assert list(group.state.live_records(0, group.state.applied_index + 1)) == [live]

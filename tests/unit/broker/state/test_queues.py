@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+from itertools import groupby, pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -45,6 +46,13 @@ def same(queue: QueueState, model: ListQueue) -> None:
     low, high = 3, 1_500
     wanted = [(e.index, e.position, e.length) for e in model.extents if low <= e.index < high]
     assert list(queue.live_records(low, high)) == [record for record, _ in groupby(wanted)]
+    for bounds in ([0, 1 << 40], [3, 4, 5, 9, 500, 1_500], [2_000, 2_001], [7, 10**9]):
+        sums = np.zeros(len(bounds) - 1, np.int64)
+        queue.extents.add_live_bytes(np.array(bounds, np.int64), sums)
+        assert sums.tolist() == [
+            sum(e.length for e in model.extents if low <= e.index < high)
+            for low, high in pairwise(bounds)
+        ]
     for time in (0, 2, 5, 10**9):
         later = [e.base_offset for e in model.extents if e.append_time_us >= time]
         expected = max(later[0], model.start) if later else model.end

@@ -469,6 +469,7 @@ def test_canonical_bytes_hold_everything_at_every_step() -> None:
     live = list(group.state.live_records(0, 1 << 40))
     assert len(live) == 2
     assert group.state.live_bytes == sum(length for _, _, length in live)
+    assert group.state.live_bytes_between([0, 1 << 40]) == [group.state.live_bytes]
     decide(group, 5, 2)
     assert group.replayed().digest() == group.state.digest()
 

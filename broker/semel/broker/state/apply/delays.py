@@ -43,6 +43,7 @@ import numpy as np
 
 from semel.broker.state.apply.cancelled_rows import CancelledRows
 from semel.broker.state.apply.codec import Reader
+from semel.broker.state.apply.extents import I64, add_lengths
 from semel.broker.state.apply.queues import QueueState
 from semel.broker.state.apply.results import DelayedCancelled, DelayedReleased, StateDiverged
 from semel.protos.batch import BatchFlags
@@ -263,6 +264,12 @@ class DelayedQueue:
         """Replaces the first block: its rest goes to the front of the second one."""
         del self._blocks[0]
         self._blocks[0][:0] = kept
+
+    def add_live_bytes(self, bounds: I64, sums: I64) -> None:
+        """Adds to `sums[k]` the lengths of records in entries `[bounds[k], bounds[k + 1])`."""
+        for block in self._blocks:
+            extents = np.frombuffer(block, EXTENT)
+            add_lengths(extents["entry"], extents["length"], bounds, sums)
 
     def _count(self, extent: DelayedExtent, sign: int) -> None:
         self.batches += sign
@@ -487,6 +494,11 @@ class Delays:
             for extent in self.queues[key]:
                 if lo_index <= extent.entry < hi_index:
                     yield extent.entry, extent.position, extent.length
+
+    def add_live_bytes(self, bounds: I64, sums: I64) -> None:
+        """Adds to `sums[k]` the lengths of delayed records in entries `[bounds[k], bounds[k + 1])`."""
+        for queue in self.queues.values():
+            queue.add_live_bytes(bounds, sums)
 
     # --- canonical bytes --------------------------------------------------------------------
 

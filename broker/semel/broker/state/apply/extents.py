@@ -31,9 +31,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from semel.broker.state.apply.codec import Reader
 from semel.protos.errors import CorruptSegment
+
+I64 = npt.NDArray[np.int64]
 
 CHUNK: Final = 1024
 EXTENT_BYTES: Final = 36
@@ -275,6 +278,26 @@ class Extents:
                 place = self._places[at]
                 yield index, place >> 32, place & _LENGTH_MASK
 
+    def add_live_bytes(self, bounds: I64, sums: I64) -> None:
+        """Adds to `sums[k]` the lengths of the live extents' records in the entries `[bounds[k],
+        bounds[k + 1])`. A record that has several extents counts for each of them."""
+        ordinal = self.first
+        for sealed in self._sealed:
+            at = ordinal % CHUNK
+            ordinal += CHUNK - at
+            ends = (sealed.lowest_index, sealed.highest_index)
+            first, last = np.searchsorted(bounds, ends, side="right") - 1
+            if first == last and not at:
+                if 0 <= first < len(sums):
+                    sums[first] += sealed.total_bytes
+            elif last >= 0 and first < len(sums):
+                quads = np.frombuffer(sealed.data, np.int64, 3 * CHUNK)
+                lengths = quads[_PLACE_AT + at :] & _LENGTH_MASK
+                add_lengths(quads[_INDEX_AT + at : _PLACE_AT], lengths, bounds, sums)
+        at = ordinal % CHUNK
+        lengths = np.array(self._places[at:], np.int64) & _LENGTH_MASK
+        add_lengths(np.array(self._indexes[at:], np.int64), lengths, bounds, sums)
+
     def parts(self) -> list[bytes]:
         """Canonical bytes: the sealed chunks, then the columns of the open one."""
         return [*(sealed.data for sealed in self._sealed), *self._columns()]
@@ -293,6 +316,14 @@ class Extents:
             column.frombytes(reader.take(8 * count))
         extents._rows.frombytes(reader.take(4 * count))
         return extents
+
+
+def add_lengths(indexes: I64, lengths: I64, bounds: I64, sums: I64) -> None:
+    """Adds to `sums[k]` the lengths of the records in the entries `[bounds[k], bounds[k + 1])`;
+    `indexes` are those of their entries."""
+    at = np.searchsorted(bounds, indexes, side="right") - 1
+    inside = (at >= 0) & (at < len(sums))
+    np.add.at(sums, at[inside], lengths[inside])
 
 
 def _first_base(sealed: _Sealed) -> int:

@@ -28,7 +28,10 @@ from bisect import bisect_left
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Final
 
+import numpy as np
+
 from semel.broker.state.apply.codec import Reader
+from semel.broker.state.apply.extents import I64, add_lengths
 from semel.broker.state.apply.queues import QueueState
 from semel.broker.state.apply.splits import sealed_error
 from semel.broker.state.apply.stagers import (
@@ -455,6 +458,12 @@ class Staging:
                 for extent in stager.queues[key].extents:
                     if lo_index <= extent.entry < hi_index:
                         yield extent.entry, extent.position, extent.length
+
+    def add_live_bytes(self, bounds: I64, sums: I64) -> None:
+        """Adds to `sums[k]` the lengths of staged records in entries `[bounds[k], bounds[k + 1])`."""
+        records = list(self.live_records(int(bounds[0]), int(bounds[-1])))
+        table = np.array(records, np.int64).reshape(-1, 3)
+        add_lengths(table[:, 0], table[:, 2], bounds, sums)
 
     def parts(self, version: int) -> list[bytes]:
         """Canonical bytes of a version of the state: stagers by rising id, then pins by transaction

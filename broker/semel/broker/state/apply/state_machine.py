@@ -26,11 +26,12 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
 import google_crc32c
+import numpy as np
 from google.protobuf.message import DecodeError
 
 from semel.broker.state.apply.codec import Reader
@@ -556,6 +557,17 @@ class State:
             yield from queue.live_records(lo_index, hi_index)
         yield from self.transactions.staging.live_records(lo_index, hi_index)
         yield from self.delays.live_records(lo_index, hi_index)
+
+    def live_bytes_between(self, bounds: Sequence[int]) -> list[int]:
+        """Lengths of the live records, summed over the entries `[bounds[k], bounds[k + 1])` for each
+        k; the bounds rise. A record of which messages were cancelled may count several times."""
+        edges = np.array(bounds, np.int64)
+        sums = np.zeros(len(bounds) - 1, np.int64)
+        for queue in self.stored_queues():
+            queue.extents.add_live_bytes(edges, sums)
+        self.transactions.staging.add_live_bytes(edges, sums)
+        self.delays.add_live_bytes(edges, sums)
+        return [int(each) for each in sums]
 
     @property
     def live_bytes(self) -> int:
