@@ -26,14 +26,14 @@ class Node:
         self.config = SimpleNamespace(
             retained_log_bytes=10 * ENTRY_BYTES, log=SimpleNamespace(segment_bytes=100)
         )
+        self.live = [100] * 7
+        """Live bytes of each segment."""
         self.state = SimpleNamespace(
             applied_index=40,
             live_bytes=1_000,
             live_records=self._live_records,
             live_bytes_between=lambda bounds: self.live[: len(bounds) - 1],
         )
-        self.live = [100] * 7
-        """Live bytes of each segment."""
         self.incarnation = 7
         self.first_index = 5
         self.compact_limit = 5

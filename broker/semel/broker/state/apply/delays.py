@@ -496,7 +496,7 @@ class Delays:
                     yield extent.entry, extent.position, extent.length
 
     def add_live_bytes(self, bounds: I64, sums: I64) -> None:
-        """Adds to `sums[k]` the lengths of delayed records in entries `[bounds[k], bounds[k + 1])`."""
+        """Adds to `sums[k]` the lengths of delayed records in `[bounds[k], bounds[k + 1])`."""
         for queue in self.queues.values():
             queue.add_live_bytes(bounds, sums)
 

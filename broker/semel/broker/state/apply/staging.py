@@ -460,7 +460,7 @@ class Staging:
                         yield extent.entry, extent.position, extent.length
 
     def add_live_bytes(self, bounds: I64, sums: I64) -> None:
-        """Adds to `sums[k]` the lengths of staged records in entries `[bounds[k], bounds[k + 1])`."""
+        """Adds to `sums[k]` the lengths of staged records in `[bounds[k], bounds[k + 1])`."""
         records = list(self.live_records(int(bounds[0]), int(bounds[-1])))
         table = np.array(records, np.int64).reshape(-1, 3)
         add_lengths(table[:, 0], table[:, 2], bounds, sums)

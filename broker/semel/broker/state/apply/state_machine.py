@@ -559,8 +559,8 @@ class State:
         yield from self.delays.live_records(lo_index, hi_index)
 
     def live_bytes_between(self, bounds: Sequence[int]) -> list[int]:
-        """Lengths of the live records, summed over the entries `[bounds[k], bounds[k + 1])` for each
-        k; the bounds rise. A record of which messages were cancelled may count several times."""
+        """For each k the sum of the lengths of the live records in entries `[bounds[k],
+        bounds[k + 1])`; bounds rise. A record with cancelled messages may count several times."""
         edges = np.array(bounds, np.int64)
         sums = np.zeros(len(bounds) - 1, np.int64)
         for queue in self.stored_queues():
