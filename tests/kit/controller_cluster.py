@@ -147,6 +147,9 @@ class Client:
     def watch(self, *topics: str) -> Any:
         return self._stub.WatchRoutes(pb.GetRoutesRequest(topics=topics))
 
+    def watch_groups(self) -> Any:
+        return self._stub.WatchRoutes(pb.GetRoutesRequest(groups_only=True))
+
 
 class Cluster:
     """One controller over a store that outlives it, and fake brokers."""

@@ -140,20 +140,22 @@ class ControllerService(ControllerServicer):
 
     @is_active
     async def GetRoutes(self, request: pb.GetRoutesRequest, context: Any) -> pb.Routes:
+        if request.known_version and not request.topics and not request.groups_only:
+            return self._routes.changes(request.known_version)
         return self._routes.snapshot(request.topics, groups_only=request.groups_only)
 
     async def WatchRoutes(
         self, request: pb.GetRoutesRequest, context: Any
     ) -> AsyncGenerator[pb.Routes]:
-        active, sent = self.role.active(), -1
+        active, seen = self.role.active(), 0
+        topics, groups_only = set(request.topics), request.groups_only
         while not active.changes.closed:
-            if sent == active.routes.version:
+            if not active.routes.concerns(seen, topics, groups_only=groups_only):
+                seen = active.routes.version
                 await active.changes.wait()
                 continue
-            routes = active.routes.snapshot(
-                request.topics, groups_only=request.groups_only, strict=False
-            )
-            sent = routes.version
+            routes = active.routes.snapshot(request.topics, groups_only=groups_only, strict=False)
+            seen = routes.version
             yield routes
         if active.changes.reason is not None:
             raise active.changes.reason

@@ -191,6 +191,24 @@ async def test_watchers_get_the_routes_at_once_and_after_each_change(tmp_path: P
         watch.cancel()
 
 
+async def test_who_watches_groups_is_not_woken_by_topics(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        (broker,) = await cluster.add_group(1)
+        watch = cluster.client.watch_groups()
+        first = await watch.read()
+        known = (await cluster.client.routes()).version
+        await cluster.client.create("orders", 1)
+        await cluster.client.call("ReportNode", broker.report(term=4))
+        second = await watch.read()
+        assert first.groups[0].term != 4
+        assert second.groups[0].term == 4, "the topic came first, and nothing was sent for it"
+        request = pb.GetRoutesRequest(known_version=known)
+        changes = await cluster.client.call("GetRoutes", request)
+        assert changes.changes_since == known
+        assert [topic.name for topic in changes.topics] == ["orders"]
+        watch.cancel()
+
+
 async def test_status_tells_who_is_alive(tmp_path: Path) -> None:
     async with running_cluster(tmp_path) as cluster:
         await cluster.add_group(1, (1, 2, 3))

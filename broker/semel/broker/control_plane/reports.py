@@ -129,7 +129,7 @@ class Registration:
         now_s = _time_s()
         if now_s - self._fetched_s >= _FETCH_S:
             self._fetched_s = now_s
-            request = controller_pb2.GetRoutesRequest()
+            request = controller_pb2.GetRoutesRequest(known_version=self._routes.version)
             told = levels_metadata(self._replica.levels())
             self._routes.on_routes(await stub.GetRoutes(request, timeout=_TIMEOUT_S, metadata=told))
 

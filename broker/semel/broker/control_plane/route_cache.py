@@ -1,8 +1,9 @@
 """A copy of the controllers' routes, and producer ids on loan, for clients without a controller.
 
-How it works. Each answer to a report names the version of the routes that the controller has. A
-newer version is fetched whole, at most one a second, and kept in memory. Clients get topics out of
-it, and are never told that a topic does not exist: the copy may be older than the topic.
+How it works. Each answer to a report names the version of the routes that the controller has. Of a
+newer version the node fetches what changed, at most once a second; it fetches all if the controller
+does not know what changed. The copy is in memory. Clients get topics out of it, and are never told
+that a topic does not exist: the copy may be older than the topic.
 
 Controllers also lend the node ids, which it gives to anonymous producers. From time to time it gets
 new ones, because queues that have forgotten producers with higher ids may refuse an old one.
@@ -30,6 +31,7 @@ from semel.protos.v1.controller_pb2 import (
     OpenProducerReply,
     OpenProducerRequest,
     Routes,
+    TopicRoute,
 )
 
 EPOCH_SHIFT: Final = 32
@@ -43,6 +45,8 @@ class RoutesCopy:
 
     def __init__(self) -> None:
         self._routes = Routes()
+        """The newest routes, without topics."""
+        self._topics: dict[str, TopicRoute] = {}
         self._controllers: tuple[str, ...] = ()
         self._active = ""
         self._epoch = 0
@@ -68,9 +72,21 @@ class RoutesCopy:
         return version > self.version
 
     def on_routes(self, routes: Routes) -> None:
-        """All routes of a controller arrived."""
-        if routes.version > self.version:
-            self._routes = routes
+        """All routes of a controller arrived, or what changed of them since the copy's version."""
+        if routes.version <= self.version or routes.changes_since not in (0, self.version):
+            return  # of a controller that was asked before another one
+        if not routes.changes_since:
+            self._topics = {}
+        for topic in routes.topics:
+            self._topics[topic.name] = topic
+        for name in routes.removed_topics:
+            self._topics.pop(name, None)
+        self._routes = Routes(
+            version=routes.version,
+            cluster_id=routes.cluster_id,
+            groups=routes.groups,
+            controllers=routes.controllers,
+        )
 
     def on_epoch(self, number: int) -> None:
         """Notes that a controller of that epoch has sent something."""
@@ -106,7 +122,7 @@ class RoutesCopy:
 
     def answer(self, request: GetRoutesRequest) -> Routes:
         """Groups and topics. Raises NotMaster without a copy, or if a topic is not in it."""
-        topics = {topic.name: topic for topic in self._routes.topics}
+        topics = self._topics
         names = request.topics or sorted(topics)
         if not self.version or any(name not in topics for name in names):
             raise self.not_master("this broker's copy of the routes does not tell")

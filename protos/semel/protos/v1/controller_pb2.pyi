@@ -122,12 +122,14 @@ class DeleteTopicReply(_message.Message):
     def __init__(self, deleted: _Optional[bool] = ...) -> None: ...
 
 class GetRoutesRequest(_message.Message):
-    __slots__ = ("topics", "groups_only")
+    __slots__ = ("topics", "groups_only", "known_version")
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     GROUPS_ONLY_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_VERSION_FIELD_NUMBER: _ClassVar[int]
     topics: _containers.RepeatedScalarFieldContainer[str]
     groups_only: bool
-    def __init__(self, topics: _Optional[_Iterable[str]] = ..., groups_only: _Optional[bool] = ...) -> None: ...
+    known_version: int
+    def __init__(self, topics: _Optional[_Iterable[str]] = ..., groups_only: _Optional[bool] = ..., known_version: _Optional[int] = ...) -> None: ...
 
 class QueueRoute(_message.Message):
     __slots__ = ("queue_id", "group_id", "slot_start", "slot_end", "parent_id")
@@ -172,20 +174,24 @@ class GroupRoute(_message.Message):
     def __init__(self, group_id: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ..., master_id: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
 
 class Routes(_message.Message):
-    __slots__ = ("version", "cluster_id", "groups", "topics", "controllers", "copied")
+    __slots__ = ("version", "cluster_id", "groups", "topics", "controllers", "copied", "changes_since", "removed_topics")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
     COPIED_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_SINCE_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_TOPICS_FIELD_NUMBER: _ClassVar[int]
     version: int
     cluster_id: str
     groups: _containers.RepeatedCompositeFieldContainer[GroupRoute]
     topics: _containers.RepeatedCompositeFieldContainer[TopicRoute]
     controllers: _containers.RepeatedScalarFieldContainer[str]
     copied: bool
-    def __init__(self, version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[GroupRoute, _Mapping]]] = ..., topics: _Optional[_Iterable[_Union[TopicRoute, _Mapping]]] = ..., controllers: _Optional[_Iterable[str]] = ..., copied: _Optional[bool] = ...) -> None: ...
+    changes_since: int
+    removed_topics: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[GroupRoute, _Mapping]]] = ..., topics: _Optional[_Iterable[_Union[TopicRoute, _Mapping]]] = ..., controllers: _Optional[_Iterable[str]] = ..., copied: _Optional[bool] = ..., changes_since: _Optional[int] = ..., removed_topics: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class OpenProducerRequest(_message.Message):
     __slots__ = ("name", "open_id")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import grpc.aio
@@ -56,6 +57,27 @@ def test_a_copys_version_never_falls() -> None:
     assert [topic.name for topic in copy.answer(pb.GetRoutesRequest()).topics] == ["new"]
     assert not copy.on_answer("h:1", version(2, 0), [])
     assert copy.on_answer("h:1", version(2, 1), [])
+
+
+def changed(number: int, since: int, *topics: str, removed: Sequence[str] = ()) -> pb.Routes:
+    found = routes(number, *topics)
+    found.changes_since = since
+    found.removed_topics.extend(removed)
+    return found
+
+
+def test_changes_of_topics_are_added_to_what_the_copy_has() -> None:
+    copy = RoutesCopy()
+    copy.on_routes(routes(version(1, 5), "a", "b"))
+    copy.on_routes(changed(version(1, 9), version(1, 5), "c", removed=["a", "never there"]))
+    answer = copy.answer(pb.GetRoutesRequest())
+    assert (answer.version, [topic.name for topic in answer.topics]) == (version(1, 9), ["b", "c"])
+    assert not answer.changes_since
+    assert not answer.removed_topics
+    copy.on_routes(changed(version(1, 12), version(1, 8), "d"))
+    assert copy.version == version(1, 9), "what changed between the two is not known"
+    copy.on_routes(routes(version(2, 1), "e"))
+    assert [topic.name for topic in copy.answer(pb.GetRoutesRequest()).topics] == ["e"]
 
 
 def test_an_old_controller_epoch_is_refused_however_the_newer_one_was_heard_of() -> None:
