@@ -42,9 +42,8 @@ import pyarrow.compute as pc
 from semel.protos.body import offsets_of
 from semel.protos.columns import Columns
 from semel.protos.errors import InvalidRequest
+from semel.protos.id_dedup import COMPARED_ID_BYTES_MAX, SEED_BYTES
 
-SEED_BYTES: Final = 16
-MESSAGE_ID_BYTES_MAX: Final = 128
 KEY_SUMS: Final = 4
 
 U64 = npt.NDArray[np.uint64]
@@ -147,7 +146,7 @@ class Fingerprints:
         of, of_keys = self._of_fields, self._of_keys
         for number, (value, key, message_id) in enumerate(rows):
             length = len(message_id)
-            if not 0 < length <= MESSAGE_ID_BYTES_MAX:
+            if not 0 < length <= COMPARED_ID_BYTES_MAX:
                 raise _wrong_id(number, length)
             words = _words_of(message_id)
             a, b, c, d = [stream.sum_of_words(length, words) for stream in of_keys]
@@ -201,9 +200,9 @@ def _valid(column: pa.Array) -> npt.NDArray[np.bool_]:
 
 def _check_ids(ids: pa.Array) -> None:
     lengths = _lengths_of(ids)
-    if len(ids) and lengths.min() > 0 and lengths.max() <= MESSAGE_ID_BYTES_MAX:
+    if len(ids) and lengths.min() > 0 and lengths.max() <= COMPARED_ID_BYTES_MAX:
         return
-    wrong = (lengths > MESSAGE_ID_BYTES_MAX) | ((lengths == 0) & _valid(ids))
+    wrong = (lengths > COMPARED_ID_BYTES_MAX) | ((lengths == 0) & _valid(ids))
     if wrong.any():
         row = int(np.argmax(wrong))
         raise _wrong_id(row, int(lengths[row]))
@@ -212,7 +211,7 @@ def _check_ids(ids: pa.Array) -> None:
 def _wrong_id(row: int, length: int) -> InvalidRequest:
     return InvalidRequest(
         f"message {row} of the batch has an id of {length} bytes; an id has 1 to"
-        f" {MESSAGE_ID_BYTES_MAX}"
+        f" {COMPARED_ID_BYTES_MAX}"
     )
 
 

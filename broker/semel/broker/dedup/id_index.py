@@ -112,7 +112,7 @@ class IdIndex:
         """Opens what the store has of the topic, which may be nothing. What it has of an earlier
         window, which had another seed, is dropped. Raises CorruptIndex."""
         self._store = store
-        self._topic_id = topic_id
+        self.topic_id = topic_id
         self._seed = seed
         self._abandoned = False
         self._memory_ids = memory_ids
@@ -193,7 +193,7 @@ class IdIndex:
             return
         if first_arrival != fresh.end_arrival:
             raise CorruptIndex(
-                f"topic {self._topic_id}: id {first_arrival} came after {fresh.end_arrival}"
+                f"topic {self.topic_id}: id {first_arrival} came after {fresh.end_arrival}"
             )
         fresh.add(keys, digests, places)
 
@@ -212,7 +212,7 @@ class IdIndex:
             self._drop_all()
 
     def _drop_all(self) -> None:
-        everything = topic_prefix(self._topic_id), topic_prefix(self._topic_id + 1)
+        everything = topic_prefix(self.topic_id), topic_prefix(self.topic_id + 1)
         self._store.write(Writes(dropped=[everything]))
 
     def cut_back(self, arrival: int) -> None:
@@ -326,7 +326,7 @@ class IdIndex:
 
     def _begin_run(self, ids_max: int) -> RunWriter:
         number, self._next_run = self._next_run, self._next_run + 1
-        return RunWriter(self._store, self._topic_id, number, ids_max)
+        return RunWriter(self._store, self.topic_id, number, ids_max)
 
     # --- runs of other nodes ----------------------------------------------------------------
 
@@ -387,11 +387,11 @@ class IdIndex:
         runs = tuple(sorted(runs, key=lambda run: run.info.first_arrival))
         dropped = []
         for run in gone:
-            prefix = run_prefix(self._topic_id, run.info.number)
-            dropped.append((prefix, run_prefix(self._topic_id, run.info.number + 1)))
+            prefix = run_prefix(self.topic_id, run.info.number)
+            dropped.append((prefix, run_prefix(self.topic_id, run.info.number + 1)))
         infos = [run.info for run in runs]
         manifest = _encode(infos, self._next_run, self._left_behind, self._seed)
-        self._store.write(Writes(puts=[(_manifest_key(self._topic_id), manifest)]))
+        self._store.write(Writes(puts=[(_manifest_key(self.topic_id), manifest)]))
         self._store.sync()
         with self._swapping:
             view = self._view
@@ -403,23 +403,23 @@ class IdIndex:
     def _load(self) -> tuple[tuple[IdRun, ...], int]:
         """The runs that the manifest names, and the number of the next one; what a crash has left
         over beside them is dropped."""
-        (manifest,) = self._store.get([_manifest_key(self._topic_id)])
+        (manifest,) = self._store.get([_manifest_key(self.topic_id)])
         infos: list[RunInfo] = []
         next_run = 0
         if manifest is not None:
-            infos, next_run, left_behind, seed = _decode(manifest, self._topic_id)
+            infos, next_run, left_behind, seed = _decode(manifest, self.topic_id)
             if seed != self._seed:
                 self._drop_all()
                 infos, next_run = [], 0
             else:
                 self._left_behind = left_behind
-        dropped, begin = [], topic_prefix(self._topic_id) + b"r"
+        dropped, begin = [], topic_prefix(self.topic_id) + b"r"
         for number in sorted(info.number for info in infos):
-            dropped.append((begin, run_prefix(self._topic_id, number)))
-            begin = run_prefix(self._topic_id, number + 1)
-        dropped.append((begin, topic_prefix(self._topic_id) + _RUNS_AFTER))
+            dropped.append((begin, run_prefix(self.topic_id, number)))
+            begin = run_prefix(self.topic_id, number + 1)
+        dropped.append((begin, topic_prefix(self.topic_id) + _RUNS_AFTER))
         self._store.write(Writes(dropped=dropped))
-        runs = tuple(IdRun.load(self._store, self._topic_id, info) for info in infos)
+        runs = tuple(IdRun.load(self._store, self.topic_id, info) for info in infos)
         return runs, next_run
 
     # --- look-ups ---------------------------------------------------------------------------

@@ -189,6 +189,11 @@ class PinnedIds:
         """What arrived from here on is not looked up yet."""
 
     @property
+    def index(self) -> IdIndex:
+        """The index in which they are looked up."""
+        return self._index
+
+    @property
     def names(self) -> Sequence[PinnedRecord]:
         """Where the batches are."""
         return self._records

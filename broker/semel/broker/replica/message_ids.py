@@ -147,12 +147,9 @@ class MessageIds(IdIndexes):
             # The ids that it has found may be cut off since, so it knows nothing of damage either.
             sink.refuse(header, self._node.not_master())
             return
-        if isinstance(error, CorruptIndex) and topic is self._topics.get(header.topic_id):
-            self.on_damage(error)
         proposer.pending_bytes -= len(data)
         if error is not None:
-            logger.error("message ids not looked up error=%s", error)
-            sink.refuse(header, _throttled(f"it cannot be read: {error}"))
+            sink.refuse(header, self._unreadable(topic.ids, error))
             return
         proposer.submit_batch(header, data, sink, reading.result())
         self._node.schedule_turn()
@@ -192,16 +189,21 @@ class MessageIds(IdIndexes):
             made[topic_id] = PinnedIds(topic.ids, topic.fingerprints, found, small=small), known
         return made
 
-    async def look(self, executor: Executor, work: Callable[[], T]) -> T:
-        """Runs a look-up in a thread. Raises Throttled if the index is damaged or not readable, and
-        what `work` raises."""
+    async def look(self, ids: IdIndex, executor: Executor, work: Callable[[], T]) -> T:
+        """Runs a look-up in one index in a thread. Raises Throttled if the index is damaged or not
+        readable, and what `work` raises."""
         try:
             return await asyncio.get_running_loop().run_in_executor(executor, work)
-        except CorruptIndex as error:
+        except (OSError, CorruptIndex) as error:
+            raise self._unreadable(ids, error) from error
+
+    def _unreadable(self, ids: IdIndex, error: BaseException) -> Throttled:
+        """The refusal of a look-up that has failed. If the index is damaged, and nobody has noticed
+        that meanwhile, all indexes begin anew."""
+        if isinstance(error, CorruptIndex) and not ids.is_abandoned:
             self.on_damage(error)
-            raise _throttled(f"it cannot be read: {error}") from error
-        except OSError as error:
-            raise _throttled(f"it cannot be read: {error}") from error
+        logger.error("message ids not looked up topic=%d error=%s", ids.topic_id, error)
+        return _throttled(f"it cannot be read: {error}")
 
     # --- retries ----------------------------------------------------------------------------
 
@@ -235,11 +237,8 @@ class MessageIds(IdIndexes):
         if reading.cancelled():
             return
         error = reading.exception()
-        if isinstance(error, CorruptIndex) and topic is self._topics.get(header.topic_id):
-            self.on_damage(error)
         if error is not None:
-            logger.error("places of messages not read error=%s", error)
-            sink.refuse(header, _throttled(f"it cannot be read: {error}"))
+            sink.refuse(header, self._unreadable(topic.ids, error))
         elif (answer := reading.result()) is None:
             sink.refuse(header, _answer_is_lost(header))
         else:
@@ -263,13 +262,7 @@ class MessageIds(IdIndexes):
         keys = topic.fingerprints.keys(pa.array([message_id], pa.binary()))
         search = topic.ids.search_memory(keys, window.first_arrival)
         work = partial(_places, topic.ids, search, keys, window.first_arrival)
-        try:
-            found = await asyncio.get_running_loop().run_in_executor(self._readers, work)
-        except (OSError, CorruptIndex) as error:
-            if isinstance(error, CorruptIndex) and topic is self._topics.get(topic_id):
-                self.on_damage(error)
-            logger.error("message id not looked up error=%s", error)
-            raise _throttled(f"it cannot be read: {error}") from error
+        found = await self.look(topic.ids, self._readers, work)
         if found is not None and found.arrival >= window.next_arrival:
             raise Throttled("the message is being stored; ask again", retry_after_ms=_IN_FLIGHT_MS)
         return found

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
+from functools import partial
 from typing import Final
 
 from semel.broker.dedup.pinned_ids import PinnedIds, Rewrite
@@ -47,7 +48,8 @@ class PinnedLookUp:
         self._readers = readers
         self._term = term
         self._topics = topics
-        self._rewrites: Iterator[list[Rewrite]] = iter(())
+        self._rewriting: list[tuple[PinnedIds, Iterator[list[Rewrite]]]] = []
+        """The topics whose batches are rewritten, and have not been yet."""
 
     @property
     def topics(self) -> frozenset[int]:
@@ -61,18 +63,14 @@ class PinnedLookUp:
 
     async def finish(self) -> None:
         """Reads and looks up. Raises Throttled, CorruptSegment, CorruptBatch and Unavailable."""
-        if self._topics:
-            await self._ids.look(self._readers, self._look_up)
-
-    def _look_up(self) -> None:
         for pinned, window in self._topics.values():
-            pinned.look_up(self._read, window)
-        self._rewrites = self._rewriting()
-
-    def _rewriting(self) -> Iterator[list[Rewrite]]:
-        for pinned, window in self._topics.values():
-            if not pinned.small:
-                yield from pinned.rewrites(self._read, window, REWRITE_BYTES)
+            work = partial(pinned.look_up, self._read, window)
+            await self._ids.look(pinned.index, self._readers, work)
+        self._rewriting = [
+            (pinned, pinned.rewrites(self._read, window, REWRITE_BYTES))
+            for pinned, window in self._topics.values()
+            if not pinned.small
+        ]
 
     def _read(self, entry: int, position: int, length: int) -> bytes:
         return read_stored(self._log, entry, position, length)
@@ -80,10 +78,14 @@ class PinnedLookUp:
     async def next_rewrites(self) -> TransactionIds:
         """What to rewrite next, in an entry of its own, before the publication; nothing if that is
         all. After a rewrite the batches must be looked up again. Raises what `finish` raises."""
-        if not self._topics:
-            return TransactionIds()
-        found = await self._ids.look(self._readers, lambda: next(self._rewrites, []))
-        return TransactionIds(rewrites=found, term=self._term)
+        while self._rewriting:
+            pinned, rewrites = self._rewriting[0]
+            work = partial(next, rewrites, [])
+            found = await self._ids.look(pinned.index, self._readers, work)
+            if found:
+                return TransactionIds(rewrites=found, term=self._term)
+            del self._rewriting[0]
+        return TransactionIds()
 
     def found(self) -> TransactionIds:
         """What the publication needs."""

@@ -18,13 +18,13 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from semel.broker.dedup.fingerprints import MESSAGE_ID_BYTES_MAX
 from semel.broker.replica.clock import monotonic_ms
 from semel.broker.replica.replica import Replica
 from semel.broker.server.checks import check_settled
 from semel.broker.server.stored_rows import FoundRow, candidates, read_row
 from semel.broker.state import DelayedCancelled
 from semel.protos.errors import InvalidRequest, Throttled, UnknownQueue
+from semel.protos.id_dedup import COMPARED_ID_BYTES_MAX
 from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2, control_pb2
@@ -103,9 +103,9 @@ class IdCalls:
     def _checked(self, topic_id: int, message_id: bytes) -> TopicId:
         """Raises UnknownQueue and InvalidRequest."""
         state = self._replica.state
-        if not 0 < len(message_id) <= MESSAGE_ID_BYTES_MAX:
+        if not 0 < len(message_id) <= COMPARED_ID_BYTES_MAX:
             raise InvalidRequest(
-                f"a message id has 1 to {MESSAGE_ID_BYTES_MAX} bytes, not {len(message_id)}"
+                f"a message id has 1 to {COMPARED_ID_BYTES_MAX} bytes, not {len(message_id)}"
             )
         if topic_id not in state.id_windows.topics:
             queues = (queue for key, queue in state.queues.items() if key.topic_id == topic_id)

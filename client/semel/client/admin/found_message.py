@@ -17,12 +17,12 @@ from typing import Any, Final
 from semel.client.admin.descriptions import Described
 from semel.client.admin.stored_message import name_of_producer
 from semel.client.core.fields import as_bytes
-from semel.client.core.message_ids import COMPARED_ID_BYTES_MAX
 from semel.client.message import Rows
 from semel.client.reading.offsets import MOVES_MAX
 from semel.client.transport.cluster import Cluster
 from semel.protos.batch import BROKER_HEADER_BYTES, decode_broker_header, decode_header
 from semel.protos.errors import InvalidRequest, QueueMoved, UnknownQueue
+from semel.protos.id_dedup import COMPARED_ID_BYTES_MAX
 from semel.protos.ids import GroupId
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import broker_pb2

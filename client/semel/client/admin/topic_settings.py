@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from semel.protos.errors import InvalidRequest
+from semel.protos.id_dedup import WINDOW_BYTES_MAX, WINDOW_BYTES_MIN
 from semel.protos.v1 import common_pb2
 
-WINDOW_BYTES_MIN: Final = 1 << 20
-_WINDOW_BYTES_MAX: Final = (1 << 62) - 1
 _KEEP_MS_MAX: Final = (1 << 63) - 1
 
 OnConflict: TypeAlias = Literal["refuse", "keep-first"]
@@ -34,7 +33,7 @@ class IdDedup:
 
     def __post_init__(self) -> None:
         """Raises InvalidRequest."""
-        _check_whole("window_bytes", self.window_bytes, WINDOW_BYTES_MIN, _WINDOW_BYTES_MAX)
+        _check_whole("window_bytes", self.window_bytes, WINDOW_BYTES_MIN, WINDOW_BYTES_MAX)
         if self.keep_ms != -1:
             _check_whole("keep_ms", self.keep_ms, 1, _KEEP_MS_MAX)
         if self.on_conflict not in ("refuse", "keep-first"):

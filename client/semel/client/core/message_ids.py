@@ -23,10 +23,10 @@ import pyarrow.compute as pc
 from semel.client.core.fields import as_bytes
 from semel.protos.body import offsets_of
 from semel.protos.errors import InvalidRequest
+from semel.protos.id_dedup import COMPARED_ID_BYTES_MAX
 
 MESSAGE_ID_BYTES_MAX: Final = 1_024
-COMPARED_ID_BYTES_MAX: Final = 128
-"""On a topic that compares ids."""
+"""On a topic that does not compare them; else COMPARED_ID_BYTES_MAX."""
 
 Rows = npt.NDArray[np.int64]
 

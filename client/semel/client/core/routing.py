@@ -22,8 +22,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from semel.client.core.message_ids import COMPARED_ID_BYTES_MAX, NOT_COMPARED, IdRules
+from semel.client.core.message_ids import NOT_COMPARED, IdRules
 from semel.protos.errors import QueueMoved
+from semel.protos.id_dedup import COMPARED_ID_BYTES_MAX
 from semel.protos.ids import GroupId, NodeId, QueueId, QueueKey, Term, TopicId
 from semel.protos.v1 import broker_pb2, control_pb2, controller_pb2
 

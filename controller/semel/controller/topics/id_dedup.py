@@ -16,18 +16,15 @@ Not here: when these rules are asked (`topics.py`), the windows (the broker).
 from __future__ import annotations
 
 import secrets
-from typing import Final, Protocol
+from typing import Protocol
 
 from semel.controller.topics.splits import open_queues
 from semel.protos.errors import InvalidRequest, Throttled
+from semel.protos.id_dedup import SEED_BYTES, WINDOW_BYTES_MAX, WINDOW_BYTES_MIN
 from semel.protos.levels import ID_LEVEL, lacking
 from semel.protos.slots import SLOT_COUNT
 from semel.protos.v1.common_pb2 import IdDedup, TopicSettings
 from semel.protos.v1.metadata_pb2 import TOPIC_STATE_ACTIVE, TopicRecord
-
-WINDOW_BYTES_MIN: Final = 1 << 20
-WINDOW_BYTES_MAX: Final = (1 << 62) - 1
-SEED_BYTES: Final = 16
 
 
 class GroupFacts(Protocol):

@@ -300,6 +300,39 @@ async def test_damage_is_answered_and_the_index_begins_anew(node: IdNode) -> Non
     await asyncio.gather(running, return_exceptions=True)
 
 
+@pytest.mark.parametrize("call", ["locate", "look", "answer_again"])
+async def test_every_look_up_notices_damage_unless_the_index_was_given_up_meanwhile(
+    node: IdNode, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noticed: list[CorruptIndex] = []
+    monkeypatch.setattr(node.ids, "on_damage", noticed.append)
+    await node.send(numbered(0, 5))
+    data = await node.send(numbered(4, 6))
+    index = node.index
+
+    def damaged(*_: object) -> Any:
+        raise CorruptIndex("planted")
+
+    async def look_up() -> None:
+        if call == "answer_again":
+            node.ids.answer_again(check_batch(data), 5, node.sink)
+            while 5 not in node.sink.refused:
+                await asyncio.sleep(0.001)
+            raise node.sink.refused.pop(5)
+        if call == "look":
+            await node.ids.look(index, node.ids._readers, damaged)
+        else:
+            await node.ids.locate(KEY.topic_id, b"id 1")
+
+    monkeypatch.setattr(index, "search_disk", damaged)
+    monkeypatch.setattr(index, "places_of", damaged)
+    for count in (1, 1):
+        with pytest.raises(Throttled, match="it cannot be read: planted"):
+            await look_up()
+        assert len(noticed) == count
+        index.abandon()
+
+
 async def test_a_disk_that_takes_no_ids_refuses_batches_until_it_does(
     node: IdNode, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from semel.broker.state.admission.decisions import (
     CheckedBatch,
@@ -33,7 +33,6 @@ from semel.broker.state.admission.decisions import (
 from semel.broker.state.admission.pending import PendingState, TopicIds
 from semel.broker.state.apply.id_windows import (
     MOVED_ID_BYTES,
-    SEED_BYTES,
     IdSettings,
     IdWindow,
 )
@@ -49,11 +48,10 @@ from semel.broker.state.apply.state_machine import State
 from semel.protos.batch import BatchHeader
 from semel.protos.delays import due_of
 from semel.protos.errors import InvalidRequest
+from semel.protos.id_dedup import SEED_BYTES, WINDOW_BYTES_MAX, WINDOW_BYTES_MIN
 from semel.protos.levels import ID_LEVEL, lacking
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import common_pb2, control_pb2
-
-WINDOW_BYTES_MIN: Final = 1 << 20
 
 
 class CheckedIds(Protocol):
@@ -312,7 +310,7 @@ class IdAdmission:
         if self._state.feature_level < ID_LEVEL:
             return Refused(lacking(ID_LEVEL, self._state.feature_level, "the broker group"))
         reason = None
-        if not WINDOW_BYTES_MIN <= wanted.window_bytes < 1 << 62:
+        if not WINDOW_BYTES_MIN <= wanted.window_bytes <= WINDOW_BYTES_MAX:
             reason = f"a window of {wanted.window_bytes} bytes; it has at least {WINDOW_BYTES_MIN}"
         elif wanted.keep_ms < -1:
             reason = f"ids are kept for {wanted.keep_ms} ms"

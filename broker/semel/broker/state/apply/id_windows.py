@@ -45,6 +45,7 @@ from semel.broker.state.apply.results import (
 )
 from semel.protos.dropped import DROPPED
 from semel.protos.errors import CorruptSegment
+from semel.protos.id_dedup import SEED_BYTES
 from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.slots import SLOT_COUNT
 from semel.protos.v1 import common_pb2, control_pb2
@@ -53,7 +54,6 @@ MOVED_ID_BYTES: Final = 40
 """Bytes of one id in an IDS step of a move."""
 ID_BYTES: Final = 40
 """What one id counts in a window. The index needs less: 35 bytes on disk."""
-SEED_BYTES: Final = 16
 MARKS_PER_WINDOW: Final = 512
 _MARKS_MAX: Final = 4 * MARKS_PER_WINDOW
 _EVICTIONS_PER_WINDOW: Final = 1_024
