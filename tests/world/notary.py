@@ -12,6 +12,7 @@ from typing import Any
 
 from semel.protos.v1 import common_pb2, controller_pb2
 from tests.checking.cancel_answers import Committed, judge_cancels
+from tests.checking.client_ids import judge_scattered, judge_sent
 from tests.checking.message_ids import IdLog, judge_answers, judge_moves
 from tests.checking.published_ids import TransactionIdLog, staged_messages
 from tests.checking.raw_log import Fold
@@ -21,6 +22,7 @@ from tests.world.groups import BrokerGroup
 from tests.world.id_indexes import check_index
 from tests.world.id_sizes import TOPICS, Sizes
 from tests.world.nodes import BrokerHost
+from tests.world.payers import Payments
 from tests.world.registry import program
 from tests.world.repeaters import SentIds
 from tests.world.run import Run
@@ -65,14 +67,15 @@ class Notary(ClientHost):
             problems.append(f"{missing} are committed, and not published")
         problems += judge_answers(known.answers, logs.values())
         problems += judge_moves(logs)
-        problems += judge_cancels(
-            self._run.shared(CancelAnswers).answers,
-            [
-                Committed(logs[group.group_id], group.invariants.committed_s)
-                for group in self._run.groups
-            ],
-            fold.rows,
-        )
+        committed = {
+            int(group.group_id): Committed(logs[group.group_id], group.invariants.committed_s)
+            for group in self._run.groups
+        }
+        answers = self._run.shared(CancelAnswers).answers
+        problems += judge_cancels(answers, list(committed.values()), fold.rows)
+        payments = self._run.shared(Payments)
+        problems += judge_scattered(committed, payments.message_ids)
+        problems += judge_sent(payments.answers, logs.values())
         problems += self._misplaced(logs.values(), fold)
         for group in self._run.groups:
             problems += self._indexes(group, logs[group.group_id])

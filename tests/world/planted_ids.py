@@ -22,7 +22,9 @@ from semel.broker.replica.proposer import Proposer
 from semel.broker.replica.replica import Replica
 from semel.broker.state.apply.id_windows import IdWindow, IdWindows
 from semel.broker.state.apply.results import StateDiverged
+from semel.client.core import batching
 from semel.protos.errors import Unavailable
+from semel.protos.few_rows import FewRows
 
 
 def keeps_ids_of_lost_entries() -> AbstractContextManager[object]:
@@ -189,6 +191,16 @@ def decides_about_position_marks() -> AbstractContextManager[object]:
     return patch.object(IdWindows, "take", bad)
 
 
+def scatters_few_ids() -> AbstractContextManager[object]:
+    """The SDK sends few messages with ids and without keys to any queue."""
+    routing_keys = batching._routing_keys
+
+    def bad(chunk: Any, given: Any, topic: Any) -> Any:
+        return given.keys if isinstance(given, FewRows) else routing_keys(chunk, given, topic)
+
+    return patch.object(batching, "_routing_keys", bad)
+
+
 PLANTS: dict[str, tuple[Callable[[], AbstractContextManager[object]], str, Iterable[int]]] = {
     "keeps ids of lost entries": (
         keeps_ids_of_lost_entries,
@@ -222,5 +234,6 @@ PLANTS: dict[str, tuple[Callable[[], AbstractContextManager[object]], str, Itera
         "were dropped, and not",
         range(10),
     ),
+    "scatters few ids": (scatters_few_ids, "holds its id", (4, 9)),
 }
 """Each with words of its error, and seeds of which one at least finds it."""

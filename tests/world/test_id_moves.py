@@ -12,6 +12,8 @@ from tests.world.soak import first_failure, run_seeds
 
 SEEDS = range(40)
 RARE = {
+    "batch of a payer": 80,
+    "duplicate told to a payer": 400,
     "id moved": 30,
     "move: activated": 6,
     "move: dropped": 2,

@@ -9,6 +9,9 @@ index of a node is lost, damaged, or finds no room (`id_disk.py`).
 What must hold besides: ids are missing in an index only after something has lost them, and no node
 goes on as master while ids are missing in its index.
 
+In some worlds of several broker groups *payers* send through the SDK, which chooses the queues
+(`payers.py`): no id of theirs may be stored by two groups.
+
 In some worlds messages that are delayed are cancelled by their ids (`cancellers.py`), and in some
 the topics have retention: the ids of what is trimmed stay known.
 
@@ -28,6 +31,7 @@ from semel.broker.replica.id_indexes import Lacking
 from semel.broker.replica.mastership import Mastership
 from semel.broker.replica.message_ids import MessageIds
 from semel.broker.replica.replica import Replica
+from semel.client.transport import produce_stream
 from semel.controller.topics import rules
 from semel.protos.v1 import common_pb2
 from tests.world import cancellers, notary  # noqa: F401
@@ -35,6 +39,7 @@ from tests.world.id_sizes import TOPICS, Sizes
 from tests.world.nemesis import Nemesis
 from tests.world.nodes import BrokerHost
 from tests.world.parts import moves
+from tests.world.payers import watched_encode
 from tests.world.plan import Plan, Step, draw_groups, over_groups, with_clients, with_steps
 from tests.world.registry import Part, add_part, fault, random_of
 from tests.world.repeaters import SentIds
@@ -164,8 +169,11 @@ def _with_moves(plan: Plan) -> Plan:
         Step(round(random.uniform(0.2, plan.duration_s), 6), kind, random.getrandbits(32))
         for kind in chosen
     ]
+    # They fill the windows, which would leave little to be cancelled.
+    count = 0 if Sizes(plan).cancels else random_of(plan, "payers").choice((2, 3))
+    payers = (f"payer {number}" for number in range(1, count + 1))
     return replace(
-        over_groups(plan, random, groups, steps, ()),
+        with_clients(over_groups(plan, random, groups, steps, ()), payers),
         controllers=max(plan.controllers, random.choice((1, 1, 1, 3))),
         lease_s=plan.lease_s or random.choice((0.3, 1.0)),
     )
@@ -184,6 +192,7 @@ def _small_and_watched(run: Run) -> Iterator[None]:
             (Mastership, "maybe_begin", partial(_watched_begin, run)),
             (Replica, "install_state", partial(_watched_install, run)),
             (MessageIds, "lend", partial(_watched_lend, run)),
+            (produce_stream, "encode_produce", partial(watched_encode, run)),
         ):
             stack.enter_context(patch.object(target, name, make(getattr(target, name))))
         yield
