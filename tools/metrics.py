@@ -68,6 +68,8 @@ class Panel:
     queries: dict[str, str]
     stat: bool = False
     """True for a large figure instead of a graph."""
+    red_from: float | None = None
+    """The figure from which on it is shown in red: alert on it."""
 
 
 def _rate(name: str, by: str = "node") -> str:
@@ -82,6 +84,14 @@ def _quantile(share: float, name: str) -> str:
 def _seconds(title: str, name: str) -> Panel:
     queries = {"p50": _quantile(0.5, name), "p99": _quantile(0.99, name)}
     return Panel(title=title, unit="s", queries=queries)
+
+
+def _late_share() -> str:
+    """The share of the released messages that came more than a second after their time."""
+    name = "semel_broker_delayed_lateness_seconds"
+    some = '{broker_group=~"$group"}'
+    in_time = f'sum(rate({name}_bucket{{broker_group=~"$group",le="1.0"}}[5m]))'
+    return f"1 - {in_time} / sum(rate({name}_count{some}[5m]))"
 
 
 ROWS: Final[dict[str, list[Panel]]] = {
@@ -116,6 +126,13 @@ ROWS: Final[dict[str, list[Panel]]] = {
             queries={"": "max(semel_controller_unfinished_topics)"},
             stat=True,
         ),
+        Panel(
+            title="Delayed messages over 1 s late",
+            unit="percentunit",
+            queries={"": _late_share()},
+            stat=True,
+            red_from=0.01,
+        ),
     ],
     "Traffic": [
         Panel(
@@ -146,6 +163,24 @@ ROWS: Final[dict[str, list[Panel]]] = {
         _seconds("Batch to acknowledgement", "semel_broker_produce_seconds"),
         _seconds("Sync of the log", "semel_broker_log_sync_seconds"),
         _seconds("Reading for a fetch", "semel_broker_fetch_seconds"),
+    ],
+    "Delayed messages": [
+        Panel(
+            title="Not due yet",
+            unit="none",
+            queries={
+                "group {{broker_group}}": "sum by (broker_group)"
+                ' (semel_broker_delayed_messages{broker_group=~"$group"})'
+            },
+        ),
+        Panel(
+            title="Released",
+            unit="cps",
+            queries={
+                "{{node}}": _rate("semel_broker_delayed_lateness_seconds_count"),
+            },
+        ),
+        _seconds("Lateness", "semel_broker_delayed_lateness_seconds"),
     ],
     "Consumers": [
         Panel(
@@ -272,13 +307,21 @@ def _panels() -> Iterator[dict[str, Any]]:
                 "title": panel.title,
                 "datasource": _SOURCE,
                 "gridPos": {"x": column * width, "y": y, "w": width, "h": height},
-                "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
+                "fieldConfig": {"defaults": _field(panel), "overrides": []},
                 "targets": [
                     {"refId": chr(65 + i), "expr": expression, "legendFormat": legend}
                     for i, (legend, expression) in enumerate(panel.queries.items())
                 ],
             }
         y += height
+
+
+def _field(panel: Panel) -> dict[str, Any]:
+    found: dict[str, Any] = {"unit": panel.unit, "min": 0}
+    if panel.red_from is not None:
+        steps = [{"color": "green", "value": None}, {"color": "red", "value": panel.red_from}]
+        found["thresholds"] = {"mode": "absolute", "steps": steps}
+    return found
 
 
 def unknown_metrics(expressions: Iterable[str]) -> set[str]:

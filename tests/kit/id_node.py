@@ -29,7 +29,15 @@ class Answers:
         self.acks: dict[int, tuple[str, int, list[Any]]] = {}
         self.refused: dict[int, SemelError] = {}
 
-    def ack(self, header: Any, status: str, base_offset: int, _: int, dropped: bytes = b"") -> None:
+    def ack(
+        self,
+        header: Any,
+        status: str,
+        base_offset: int,
+        _: int,
+        dropped: bytes = b"",
+        due: object = None,
+    ) -> None:
         found = read_answer(dropped)
         marks = [(each.sequence, each.offset, each.verdict) for each in found]
         self.acks[header.base_sequence] = status, base_offset, marks

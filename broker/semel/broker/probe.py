@@ -131,7 +131,7 @@ METRICS: Final = (
     _gauge("delayed_bytes", "bytes", "Bytes of their batches. Master only."),
     _histogram(
         "delayed_lateness_seconds",
-        "How long after its time the first message of a release came, by log time.",
+        "How long after its time each delayed message was released, by log time.",
     ),
     # Message ids
     _gauge("id_window_ids", "ids", "Message ids that a topic remembers. Master only.", "topic"),

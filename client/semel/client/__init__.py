@@ -4,6 +4,7 @@ See `docs/client.md`. Errors live in `semel.protos.errors` and are re-exported h
 """
 
 from semel.client import _fork as _fork  # first: before gRPC is imported
+from semel.client.admin.delay_history import DelayRelease
 from semel.client.admin.delays import DelayBucket, DelayedMessage, DelayStats
 from semel.client.admin.found_message import CancelResult, FoundMessage
 from semel.client.admin.inspection import Inspection
@@ -34,6 +35,7 @@ from semel.client.config import (
 )
 from semel.client.consumer.consumer_config import ConsumerConfig
 from semel.client.consumer.sql_offsets import SqlOffsets
+from semel.client.core.due_in_second import DueInSecond
 from semel.client.core.letters import Origin
 from semel.client.dead_letters.listing import DeadLetter, LetterFilter
 from semel.client.dead_letters.redrive import RedriveProgress, RedriveResult
@@ -66,9 +68,11 @@ __all__ = [
     "ConsumerConfig",
     "DeadLetter",
     "DelayBucket",
+    "DelayRelease",
     "DelayStats",
     "DelayedMessage",
     "DrainResult",
+    "DueInSecond",
     "FoundMessage",
     "IdDedup",
     "Inspection",

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from semel.client.core import letters
+from semel.client.core.due_in_second import DueInSecond
 from semel.client.core.letters import Origin
 from semel.protos.arrow_records import (
     RECORD_SCHEMA,
@@ -65,6 +66,10 @@ class RecordMetadata(NamedTuple):
     due_us: int = 0
     """When the first message with the id of a duplicate is due, microseconds since 1970, if it was
     delayed; else 0."""
+    due_in_second: DueInSecond | None = None
+    """Messages and bytes that are due in the second of a delayed message, its own included, in its
+    topic on its broker group, when it was acknowledged. None for a message that is not delayed, and
+    where it is not known: in transactions, from an older broker, and after some retries."""
 
 
 class Rows:

@@ -1,4 +1,4 @@
-"""`semel delay list|stats|cancel`: messages that are stored and not due yet."""
+"""`semel delay list|stats|history|cancel`: messages that are not due yet, and those that were."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import click
 from semel.console import completion, render
 from semel.console.json_fields import bytes_field
 from semel.console.options import client_options, examples, open_client
-from semel.console.units import Place
+from semel.console.units import Place, duration
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from semel.client import DelayedMessage, DelayStats
+    from semel.client import DelayedMessage, DelayRelease, DelayStats
 
 LIMIT: Final = 100
 LIMIT_MAX: Final = 10_000
@@ -25,7 +25,7 @@ ENDS: Final = ("overdue", "later")
 
 @click.group()
 def delay() -> None:
-    """Messages that are stored and not due yet: which there are, how many when; take one out."""
+    """Delayed messages: which wait, how many when, what came when; take one out."""
 
 
 @delay.command(
@@ -104,6 +104,56 @@ def stats(topic: str, bootstrap: str, as_json: bool) -> None:
 
 @delay.command(
     epilog=examples(
+        "semel delay history reminders",
+        "semel delay history reminders --since 2026-01-31T12:00:00Z --limit 1000",
+        "semel delay history reminders --json",
+        more="A row is what one queue released of one second; older rows are of a minute, an hour"
+        " or a day, and a day is kept at least. Times are those of the brokers' log.",
+    )
+)
+@click.argument("topic", shell_complete=completion.topics)
+@click.option(
+    "--since",
+    type=Place(time_only=True),
+    metavar="TIME",
+    help="Only what was released at this time or later, in ISO 8601.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, LIMIT_MAX),
+    default=LIMIT,
+    show_default=True,
+    help="At most so many rows, the newest.",
+)
+@client_options
+def history(topic: str, since: datetime | None, limit: int, bootstrap: str, as_json: bool) -> None:
+    """Shows what was delayed in TOPIC and released: when, and how late.
+
+    The newest is on top.
+    """
+    with open_client(bootstrap) as client:
+        found = client.admin.delay_history(topic, since=since, limit=limit)
+    drawn = render.table(
+        ["due (UTC)", "released (UTC)", "late", "queue", "offset", "messages", "within"],
+        [
+            [
+                render.when(each.due_us),
+                render.when(each.released_us),
+                f"{each.late_us / 1_000_000:.3f} s",
+                each.queue,
+                each.offset,
+                each.messages,
+                duration(each.span_s * 1_000),
+            ]
+            for each in found
+        ],
+    )
+    value = {"topic": topic, "releases": [_release(each) for each in found]}
+    render.Output(as_json=as_json).show(value, drawn if found else "nothing was released")
+
+
+@delay.command(
+    epilog=examples(
         "semel delay cancel reminders 7f3a-41",
         "semel delay cancel reminders 7f3a-41 --json",
         more="The result is cancelled (also if it was cancelled before), delivered, or unknown: the"
@@ -115,7 +165,7 @@ def stats(topic: str, bootstrap: str, as_json: bool) -> None:
 @click.argument("message_id", metavar="ID")
 @client_options
 def cancel(topic: str, message_id: str, bootstrap: str, as_json: bool) -> None:
-    """Takes the delayed message with an id out of TOPIC, unless it is due.
+    """Takes the delayed message with an id out of TOPIC if it is not due.
 
     It is never delivered then, and its id can be used again.
     """
@@ -172,6 +222,22 @@ def _as_dict(message: DelayedMessage) -> dict[str, Any]:
         "size": message.size,
         "producer_id": message.producer_id,
         "sequence": message.sequence,
+    }
+
+
+def _release(row: DelayRelease) -> dict[str, Any]:
+    """The row as JSON, with times in ISO 8601 and lateness in seconds."""
+    return {
+        "due": _time(row.due_us),
+        "due_last": _time(row.due_last_us),
+        "released": _time(row.released_us),
+        "released_last": _time(row.released_last_us),
+        "late_s": row.late_us / 1_000_000,
+        "late_min_s": row.late_min_us / 1_000_000,
+        "queue": row.queue,
+        "offset": row.offset,
+        "messages": row.messages,
+        "span_s": row.span_s,
     }
 
 

@@ -10,7 +10,7 @@ import click
 
 from semel.console import completion, render
 from semel.console.options import client_options, confirm, examples, open_client, yes_option
-from semel.console.units import Duration, Size, duration
+from semel.console.units import Count, Duration, Size, duration
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -42,6 +42,13 @@ def _settings_options(function: _Function) -> _Function:
             ),
             click.option("--message-bytes-max", type=Size(), help="Largest message: up to 1M."),
             click.option("--batch-bytes-max", type=Size(), help="Largest batch: up to 8M."),
+            click.option(
+                "--delay-per-second-max",
+                type=Count(none=True),
+                metavar="N",
+                help="Refuse a delayed message if so many are due in its second already; none: no"
+                " limit.",
+            ),
         ]
     ):
         function = option(function)
@@ -127,6 +134,7 @@ def topic() -> None:
         "semel topic create audit --retention unlimited --if-not-exists",
         "semel topic create orders --queues 4 --groups 2,3",
         "semel topic create events --queues 8 --dedup-by-id 4GiB --dedup-for 28d",
+        "semel topic create reminders --queues 8 --delay-per-second-max 50000",
     )
 )
 @click.argument("name")
@@ -200,7 +208,8 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
         moves,
         title=f"{found.name} · retention {_retention(found.settings)}"
         f" · messages up to {render.size(found.settings.message_bytes_max)}"
-        + (f" · {compared}" if (compared := _compared(found.settings)) else ""),
+        + (f" · {compared}" if (compared := _compared(found.settings)) else "")
+        + (f" · {limited}" if (limited := _limited(found.settings)) else ""),
     )
     described = found.as_dict() | {"moves": [each.as_dict() for each in moves]}
     out = render.Output(as_json=as_json)
@@ -215,6 +224,7 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
         "semel topic alter orders --queues 16",
         "semel topic alter events --dedup-by-id 8GiB --on-conflict keep-first",
         "semel topic alter events --dedup-by-id none",
+        "semel topic alter reminders --delay-per-second-max none",
     )
 )
 @click.argument("name", shell_complete=completion.topics)
@@ -249,6 +259,7 @@ def alter(
     opened = sum(not queue.sealed for queue in found.queues)
     text = f"topic {name} altered: {opened} queues, retention {_retention(found.settings)}"
     text += f", {compared}" if (compared := _compared(found.settings)) else ""
+    text += f", {limited}" if (limited := _limited(found.settings)) else ""
     out.show(found.as_dict(), text)
 
 
@@ -341,6 +352,12 @@ def _compared(settings: TopicSettings) -> str:
     text = f"dedup by id within {render.size(dedup.window_bytes)}"
     text += f" and {duration(dedup.keep_ms)}" if dedup.keep_ms > 0 else ""
     return text + (", the first of a conflict stays" if dedup.on_conflict == "keep-first" else "")
+
+
+def _limited(settings: TopicSettings) -> str:
+    """How much may be due in a second, for people; empty without a limit."""
+    limit = settings.delay_per_second_max
+    return "" if limit < 0 else f"{limit:,} messages due in a second"
 
 
 def _retention(settings: TopicSettings) -> str:

@@ -50,6 +50,25 @@ class Size(_Whole):
         return amount
 
 
+class Count(_Whole):
+    """A whole number from 1: `50000`, `50_000`."""
+
+    name = "count"
+
+    def __init__(self, *, none: bool = False) -> None:
+        self._none = none
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number; where it is allowed, -1 for `none`."""
+        if isinstance(value, int):
+            return value
+        if self._none and value == "none":
+            return -1
+        if not re.fullmatch(r"\d+(_\d+)*", str(value)) or int(value) < 1:
+            self.fail(f"{value!r} is no whole number from 1", param, ctx)
+        return int(value)
+
+
 class Duration(_Whole):
     """Milliseconds: `90s`, `15m`, `12h`, `7d`; a bare number needs a unit."""
 

@@ -105,6 +105,17 @@ class Throttled(RetriableError):
     retry_after_ms: int = 0
 
 
+class DelayThrottled(Throttled):
+    """The second `due_us` takes `due_messages_max` messages, and `due_messages` are due then: more
+    would be late, and are not stored. Waiting does not help: choose another time."""
+
+    code = errors_pb2.ERROR_CODE_DELAY_THROTTLED
+    retriable = False
+    due_us: int = 0
+    due_messages: int = 0
+    due_messages_max: int = 0
+
+
 class TimedOut(RetriableError):
     """The deadline passed; a write may or may not have taken effect."""
 

@@ -47,6 +47,10 @@ NULL_LEVEL: Final = 8
 """From here on a log may hold null values."""
 DELAYED_MOVE_LEVEL: Final = 8
 """From here on queues with delayed messages may be split and moved."""
+DELAY_LIMIT_LEVEL: Final = 8
+"""From here on a topic may have a limit of what is due in one second."""
+HISTORY_LEVEL: Final = 8
+"""From here on a log remembers what it released of delayed messages, and when."""
 
 LEVEL_MIN: Final = 0
 """The lowest level that this program knows; a log that never needed another is at 0."""
@@ -62,7 +66,8 @@ _FEATURES: Final = {
     DELAY_LEVEL: "delayed messages",
     METADATA_LEVEL: "commits with metadata",
     ID_LEVEL: "dedup by message id",
-    NULL_LEVEL: "null values, and splits and moves of queues with delayed messages,",
+    NULL_LEVEL: "null values, limits of what is due in a second, the history of releases, and splits and"
+    " moves of queues with delayed messages,",
 }
 
 

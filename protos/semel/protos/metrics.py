@@ -55,10 +55,10 @@ class Histogram:
         self._counts = [0] * (len(SECONDS) + 1)
         self.total_s = 0.0
 
-    def observe(self, seconds: float) -> None:
-        """Counts one duration."""
-        self._counts[bisect_left(SECONDS, seconds)] += 1
-        self.total_s += seconds
+    def observe(self, seconds: float, times: int = 1) -> None:
+        """Counts one duration, or several of the same length."""
+        self._counts[bisect_left(SECONDS, seconds)] += times
+        self.total_s += seconds * times
 
     @property
     def count(self) -> int:

@@ -43,6 +43,8 @@ VALUES = {
     "message_id": st.binary(max_size=20),
     "offset": st.integers(-1, 2**63 - 1),
     "due_us": st.integers(0, 2**63 - 1),
+    "due_messages": st.integers(0, 2**64 - 1),
+    "due_messages_max": st.integers(0, 2**64 - 1),
 }
 
 

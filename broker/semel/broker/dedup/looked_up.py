@@ -13,7 +13,7 @@ Not here: the window, and the order of batches (`state/admission/id_admission.py
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -151,8 +151,10 @@ class LookedUp:
         entry: int,
         keep_first: bool,
         cancelled: Sequence[Sequence[int]],
+        admit: Callable[[int], None] | None = None,
     ) -> DecidedBatch | None:
-        """Decides each message; see `CheckedIds` of the admission. Raises MessageTooLarge."""
+        """Decides each message; see `CheckedIds` of the admission. Raises MessageTooLarge, and what
+        `admit` raises."""
         index, prints, header = self._index, self._prints, self._header
         assert index.end_arrival == next_arrival, "the index has what is accepted, and no more"
         known = self._known(first_arrival, cancelled)
@@ -184,6 +186,8 @@ class LookedUp:
                 " send smaller batches",
                 limit_bytes=BATCH_BYTES_MAX,
             )
+        if admit is not None:
+            admit(decision.count)
         if len(rows):
             places = Places.of(next_arrival, header.queue_id, base_offset, rows, due_us, entry)
             index.add(keys, digests, places, next_arrival)

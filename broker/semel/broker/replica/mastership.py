@@ -51,7 +51,7 @@ class Mastership:
         self.term = 0
         """Term of this node's newest mastership; 0 if it was never master."""
         self.lateness = Histogram()
-        """Seconds from the time that messages were due to their release by this master."""
+        """Seconds from the time that a message was due to its release by this master."""
         self.decided = asyncio.Event()
         """Set when this node serves as master or is none; cleared by the task that waits for it."""
         self.room = asyncio.Event()
@@ -113,7 +113,8 @@ class Mastership:
         return True
 
     def _on_released(self, released: DelayedReleased) -> None:
-        self.lateness.observe(released.late_us / 1_000_000)
+        for due_us, messages in released.dues:
+            self.lateness.observe((released.released_us - due_us) / 1_000_000, messages)
 
     def lose(self) -> None:
         """Mastership is lost: every waiting request gets NotMaster."""

@@ -39,6 +39,7 @@ from semel.broker.state import (
     CheckedIds,
     ControlDecision,
     DelayedReleased,
+    DueLoad,
     Duplicate,
     DuplicateInFlight,
     KeptBatch,
@@ -53,6 +54,7 @@ from semel.broker.state import (
     retry_later,
 )
 from semel.protos.batch import BatchHeader
+from semel.protos.delays import due_of
 from semel.protos.errors import InvalidRequest, SemelError
 from semel.protos.frames import FRAME_RECORDS_MAX, RecordKind
 from semel.protos.ids import ProducerId, QueueKey, Term
@@ -82,8 +84,10 @@ class AckSink(Protocol):
         base_offset: int,
         append_time_us: int,
         dropped: bytes = b"",
+        due: DueLoad | None = None,
     ) -> None:
-        """`dropped` lists messages whose ids were known, see docs/formats/batch.md."""
+        """`dropped` lists messages whose ids were known, see docs/formats/batch.md; `due` is what
+        is due in the second of a delayed batch."""
         ...
 
     def refuse(self, header: BatchHeader, error: SemelError) -> None: ...
@@ -401,7 +405,8 @@ class Proposer:
             assert self._answer_again is not None, "a node that drops messages remembers which"
             self._answer_again(item.header, stored.base_offset, item.sink)
         else:
-            item.sink.ack(item.header, "duplicate", stored.base_offset, 0)
+            due = self._due(item.header)
+            item.sink.ack(item.header, "duplicate", stored.base_offset, 0, b"", due)
 
     def _unpark(self, queue_key: QueueKey, producer_id: ProducerId) -> None:
         """A batch or a fence was accepted: those that waited for it are decided next, in order."""
@@ -551,10 +556,15 @@ class Proposer:
             key = BatchKey(result.queue_key, result.producer_id, result.base_sequence)
             dropped = self._dropped.pop(key, b"")
             append_time_us = result.append_time_us
-            item.sink.ack(item.header, "committed", result.base_offset, append_time_us, dropped)
+            answer = append_time_us, dropped, self._due(item.header)
+            item.sink.ack(item.header, "committed", result.base_offset, *answer)
             for duplicate, base_offset in self._duplicates.pop(key, ()):
-                header = duplicate.header
-                duplicate.sink.ack(header, "duplicate", base_offset, append_time_us, dropped)
+                duplicate.sink.ack(duplicate.header, "duplicate", base_offset, *answer)
+
+    def _due(self, header: BatchHeader) -> DueLoad | None:
+        """Returns the load of a delayed batch's second; None for any other batch."""
+        due_us = due_of(header)
+        return self.admission.dues.load(header.topic_id, due_us) if due_us else None
 
     def on_lost(self, error: Callable[[], SemelError]) -> None:
         """Mastership is lost: all requests get `error`. Appended ones may still be committed."""

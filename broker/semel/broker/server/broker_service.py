@@ -45,6 +45,7 @@ class BrokerService:
         self.VerifyQueues = queues.VerifyQueues
         self.ListDelayed = delays.ListDelayed
         self.CountDelayed = delays.CountDelayed
+        self.ListReleases = delays.ListReleases
         self.FindMessage = ids.FindMessage
         self.CancelMessage = ids.CancelMessage
         self.DescribeIds = id_windows.DescribeIds

@@ -10,8 +10,10 @@ after which others have their turn. A batch that is released meanwhile is counte
 that is added meanwhile is not. The work ends at the place that was the last one at its beginning:
 else it would go on for as long as batches are added behind it.
 
+What was released is told from the replicated state as well, in rows that grow coarser with age.
+
 Not here: the order (`state/apply/delays.py`), the sums (`state/apply/delay_figures.py`), the
-release (`background/delayed_release.py`).
+history (`state/apply/release_history.py`), the release (`background/delayed_release.py`).
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from semel.broker.server.checks import absent, check_settled, known
 from semel.broker.state import DelayedExtent, DelayedPlace, DueHistogram
 from semel.protos.errors import CorruptBatch, InvalidRequest, to_detail
 from semel.protos.ids import QueueKey
+from semel.protos.levels import HISTORY_LEVEL
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import broker_pb2
 
@@ -112,6 +115,25 @@ class DelayCalls:
                 first_due_us=histogram.first_due_us,
                 last_due_us=histogram.last_due_us,
             )
+        return reply
+
+    async def ListReleases(  # noqa: N802
+        self, request: broker_pb2.ListReleasesRequest, context: object
+    ) -> broker_pb2.ListReleasesReply:
+        if not 0 < request.rows_max <= MESSAGES_MAX or request.since_us < 0:
+            raise InvalidRequest(
+                f"releases are listed from a time since 1970 on, 1 to {MESSAGES_MAX} of them, not"
+                f" {request.rows_max} from {request.since_us}"
+            )
+        replica = self._replica
+        await replica.require_level(HISTORY_LEVEL)
+        await replica.confirm_read()
+        asked = request.topic_id, request.since_us, request.rows_max
+        reply = broker_pb2.ListReleasesReply()
+        for row in replica.state.releases.newest(*asked):
+            shown = row._asdict()
+            del shown["topic_id"]
+            reply.rows.add(**shown)
         return reply
 
     async def _count(self, key: QueueKey, histogram: DueHistogram) -> None:

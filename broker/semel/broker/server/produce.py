@@ -30,6 +30,7 @@ import grpc.aio
 
 from semel.broker.replica.fetch_waiters import finish
 from semel.broker.server.stream import StreamContext
+from semel.broker.state import DueLoad
 from semel.protos.batch import BatchHeader, check_batch
 from semel.protos.errors import InternalError, NotMaster, SemelError, Unavailable, to_detail
 from semel.protos.levels import levels_metadata
@@ -102,6 +103,7 @@ class _Arrival:
         base_offset: int,
         append_time_us: int,
         dropped: bytes = b"",
+        due: DueLoad | None = None,
     ) -> None:
         counters = self._counters
         if status == "committed":
@@ -112,7 +114,7 @@ class _Arrival:
             counters.duplicate_batches += 1
             counters.duplicate_messages += header.count
         counters.seconds.observe(asyncio.get_running_loop().time() - self._at_s)
-        self._stream.ack(header, status, base_offset, append_time_us, dropped)
+        self._stream.ack(header, status, base_offset, append_time_us, dropped, due)
 
     def refuse(self, header: BatchHeader, error: SemelError) -> None:
         self._counters.refused_batches += 1
@@ -143,10 +145,12 @@ class ProduceStream:
         base_offset: int,
         append_time_us: int,
         dropped: bytes = b"",
+        due: DueLoad | None = None,
     ) -> None:
         """`status` is committed or duplicate; `base_offset` is -1 if it is not known any more;
-        `dropped` lists messages that were not stored."""
-        self._answer(header, _STATUS[status], base_offset, append_time_us, dropped=dropped)
+        `dropped` lists messages that were not stored, `due` is what is due in the second of a
+        delayed batch."""
+        self._answer(header, _STATUS[status], base_offset, append_time_us, None, dropped, due)
 
     def refuse(self, header: BatchHeader, error: SemelError) -> None:
         """This request did not store the batch; `error` gives the reason."""
@@ -160,6 +164,7 @@ class ProduceStream:
         append_time_us: int,
         error: errors_pb2.ErrorDetail | None = None,
         dropped: bytes = b"",
+        due: DueLoad | None = None,
     ) -> None:
         self._unanswered -= 1
         self._acks.append(
@@ -176,6 +181,7 @@ class ProduceStream:
                 append_time_us=append_time_us,
                 error=error,
                 dropped=dropped,
+                due_in_second=None if due is None else broker_pb2.DueInSecond(**due._asdict()),
             )
         )
         finish(self._due)

@@ -36,6 +36,7 @@ from semel.broker.state.apply.delays import (
     Delays,
 )
 from semel.broker.state.apply.dropped_batches import BatchName
+from semel.broker.state.apply.due_seconds import DueLoad
 from semel.broker.state.apply.extents import Extent
 from semel.broker.state.apply.id_windows import MOVED_ID_BYTES, IdWindow
 from semel.broker.state.apply.locks import ConsumerGroups, GroupQueue
@@ -118,6 +119,7 @@ __all__ = [
     "Delays",
     "Done",
     "DueHistogram",
+    "DueLoad",
     "Duplicate",
     "DuplicateInFlight",
     "Extent",

@@ -5,8 +5,8 @@ taken apart, and the queues of a topic are merged. Masters count what is due whe
 log time on, and the counts are added up. What is shown was there when its queue was asked: a
 message may have been released since.
 
-Not here: the order of several queues (`core/due_merge.py`), which times a sender may choose
-(`core/dues.py`).
+Not here: what was released (`admin/delay_history.py`), the order of several queues
+(`core/due_merge.py`), which times a sender may choose (`core/dues.py`).
 """
 
 from __future__ import annotations
@@ -98,9 +98,8 @@ async def list_delayed(
     """Returns the first `limit` delayed messages by due time, then queue, then the order in which
     they will get their offsets. Raises UnknownTopic, InvalidRequest, and UnsupportedVersion for a
     broker that is too old to tell."""
-    before_us = _before_us(before)
-    if not isinstance(limit, int) or isinstance(limit, bool) or not 0 < limit <= LIMIT_MAX:
-        raise InvalidRequest(f"limit must be a whole number from 1 to {LIMIT_MAX}, not {limit!r}")
+    before_us = time_us("before", before)
+    check_limit(limit)
     route = await cluster.topic(topic, refresh=True)
     queues: dict[int, _DelayedQueue] = {
         queue.key.queue_id: _DelayedQueue(cluster, topic, queue) for queue in route.every
@@ -247,17 +246,23 @@ async def _following(cluster: Cluster, ask: Callable[[], Awaitable[_T]]) -> _T:
     return await ask()
 
 
-def _before_us(before: object) -> int:
-    """Returns the time in microseconds since 1970; 0 for none. Raises InvalidRequest."""
-    if before is None:
+def check_limit(limit: object) -> None:
+    """Raises InvalidRequest unless `limit` is a possible number of rows."""
+    if not isinstance(limit, int) or isinstance(limit, bool) or not 0 < limit <= LIMIT_MAX:
+        raise InvalidRequest(f"limit must be a whole number from 1 to {LIMIT_MAX}, not {limit!r}")
+
+
+def time_us(name: str, given: object) -> int:
+    """Returns a time in microseconds since 1970; 0 for none. Raises InvalidRequest."""
+    if given is None:
         return 0
-    if isinstance(before, datetime):
-        if before.utcoffset() is None:
-            raise InvalidRequest("before: give the datetime a time zone, e.g. datetime.UTC")
-        before = round(before.timestamp() * 1_000_000)
-    if not isinstance(before, int) or isinstance(before, bool) or not 0 < before < 1 << 63:
+    if isinstance(given, datetime):
+        if given.utcoffset() is None:
+            raise InvalidRequest(f"{name}: give the datetime a time zone, e.g. datetime.UTC")
+        given = round(given.timestamp() * 1_000_000)
+    if not isinstance(given, int) or isinstance(given, bool) or not 0 < given < 1 << 63:
         raise InvalidRequest(
-            "before must be a datetime with a time zone or whole microseconds since 1970, not"
-            f" {before!r}"
+            f"{name} must be a datetime with a time zone or whole microseconds since 1970, not"
+            f" {given!r}"
         )
-    return before
+    return given

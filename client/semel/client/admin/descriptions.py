@@ -24,6 +24,8 @@ class TopicSettings:
     batch_bytes_max: int
     dedup: IdDedup | None = None
     """How the topic compares message ids; None: it does not."""
+    delay_per_second_max: int = -1
+    """At most so many messages may be due in one second; -1 is no limit."""
 
     @classmethod
     def of(cls, message: common_pb2.TopicSettings) -> TopicSettings:
@@ -33,6 +35,7 @@ class TopicSettings:
             message_bytes_max=message.message_bytes_max or MESSAGE_BYTES_MAX,
             batch_bytes_max=message.batch_bytes_max or BATCH_BYTES_DEFAULT,
             dedup=IdDedup.of(message),
+            delay_per_second_max=message.delay_per_second_max or -1,
         )
 
 

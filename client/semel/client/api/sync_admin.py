@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
+from semel.client.admin.delay_history import DelayRelease, delay_history
 from semel.client.admin.delays import (
     LIMIT_DEFAULT,
     DelayedMessage,
@@ -76,20 +77,24 @@ class Admin:
         retention_bytes: int | None = None,
         message_bytes_max: int | None = None,
         batch_bytes_max: int | None = None,
+        delay_per_second_max: int | None = None,
         dedup: IdDedup | None = None,
         if_not_exists: bool = False,
         groups: list[int] | None = None,
     ) -> bool:
         """Creates a topic and returns once it can be written. Returns False if it existed already.
 
-        None takes the default. With `dedup` the topic compares message ids. Raises TopicExists,
-        InvalidRequest; UnsupportedVersion when `dedup` needs `semel cluster upgrade` first.
+        None takes the default. With `dedup` the topic compares message ids. With
+        `delay_per_second_max` at most so many messages may be due in one second: one more fails
+        with DelayThrottled. Raises TopicExists, InvalidRequest; UnsupportedVersion when a setting
+        needs `semel cluster upgrade` first.
         """
         settings = {
             "retention_ms": retention_ms,
             "retention_bytes": retention_bytes,
             "message_bytes_max": message_bytes_max,
             "batch_bytes_max": batch_bytes_max,
+            "delay_per_second_max": delay_per_second_max,
         }
         return self._session.run(
             self._session.admin.create_topic(name, queues, settings, if_not_exists, groups, dedup)
@@ -103,18 +108,20 @@ class Admin:
         retention_bytes: int | None = None,
         message_bytes_max: int | None = None,
         batch_bytes_max: int | None = None,
+        delay_per_second_max: int | None = None,
         dedup: IdDedup | Literal["off"] | None = None,
         queues: int | None = None,
     ) -> TopicSettings:
-        """Changes the settings that are given. `dedup="off"` ends the comparing of message ids and
-        forgets them. More `queues` are made by splitting the present ones; their number never
-        falls. Returns once they can be written. Raises UnknownTopic, InvalidRequest;
-        UnsupportedVersion when `dedup` needs `semel cluster upgrade` first."""
+        """Changes the settings that are given; -1 lifts a limit. `dedup="off"` ends the comparing
+        of message ids and forgets them. More `queues` are made by splitting the present ones;
+        their number never falls. Returns once they can be written. Raises UnknownTopic,
+        InvalidRequest; UnsupportedVersion when a setting needs `semel cluster upgrade` first."""
         settings = {
             "retention_ms": retention_ms,
             "retention_bytes": retention_bytes,
             "message_bytes_max": message_bytes_max,
             "batch_bytes_max": batch_bytes_max,
+            "delay_per_second_max": delay_per_second_max,
         }
         return self._session.run(self._session.admin.alter_topic(name, settings, queues, dedup))
 
@@ -318,6 +325,20 @@ class Admin:
         """
         session = self._session
         return session.run(delay_stats(session.cluster, topic))
+
+    def delay_history(
+        self, topic: str, *, since: datetime | int | None = None, limit: int = LIMIT_DEFAULT
+    ) -> list[DelayRelease]:
+        """Returns what was released of a topic's delayed messages, when, and how late: the newest
+        `limit` rows, at most 10,000, the newest first; with `since` only those that were released
+        at that time or later, a datetime with a time zone or microseconds since 1970.
+
+        A row has what one queue released of one second; older rows are of a minute, an hour or a
+        day. A day is kept at least. Raises UnknownTopic, InvalidRequest; UnsupportedVersion when it
+        needs `semel cluster upgrade` first.
+        """
+        session = self._session
+        return session.run(delay_history(session.cluster, topic, since, limit))
 
     # --- dead letters
 

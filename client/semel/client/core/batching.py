@@ -29,6 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from semel.client.core.dropped_rows import DroppedRows
+from semel.client.core.due_in_second import DueInSecond
 from semel.client.core.message_ids import routing_keys
 from semel.client.core.routing import TopicRoute
 from semel.protos.batch import MESSAGE_BYTES_MAX
@@ -64,6 +65,8 @@ class Outcome:
     dropped: DroppedRows | None = None
     """Rows that were not stored because their ids were known: the others have the offsets from
     `base_offset` on."""
+    due_in_second: DueInSecond | None = None
+    """The load of a delayed part's second, as the broker told it."""
 
 
 class Part:

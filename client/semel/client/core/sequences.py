@@ -10,6 +10,7 @@ queue's last one.
     committed, duplicate            Settled
     not master                      Moved: the stream searches the master, all batches go out again
     throttled, unavailable, ...     Retry: all batches go out again after a wait
+    delay throttled                 like any other refusal, since waiting makes no room
     out of order                    Retry; for the oldest batch several times in a row: Fence
     partial overlap                 the stored rows are cut off, the rest goes out again
     dedup state expired             Fence(reopen): a new epoch first; a batch that is stored without
@@ -39,6 +40,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
+from semel.client.core.due_in_second import DueInSecond
 from semel.client.core.encoding import rebase, trim
 from semel.protos.errors import (
     DedupStateExpired,
@@ -130,6 +132,8 @@ class Settled:
     duplicate: bool
     dropped: Any = field(default=None, compare=False)
     """Rows that were not stored because their ids were known: a table of `semel.protos.dropped`."""
+    due_in_second: DueInSecond | None = None
+    """The load of a delayed batch's second, as the broker told it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,14 +298,15 @@ class SendWindow:
         append_time_us: int,
         duplicate: bool,
         dropped: Any = None,
+        due_in_second: DueInSecond | None = None,
     ) -> list[Decision]:
-        """Handles the answer COMMITTED or DUPLICATE; `dropped` as in `Settled`."""
+        """Handles the answer COMMITTED or DUPLICATE; the last two are as in `Settled`."""
         batch = self._match(base, last)
         if batch is None:
             return []
         self._head_refusals = 0
         return [
-            self._settle(batch, base_offset, append_time_us, duplicate, dropped),
+            self._settle(batch, base_offset, append_time_us, duplicate, dropped, due_in_second),
             *self._maybe_sealed(),
         ]
 
@@ -332,7 +337,7 @@ class SendWindow:
                 return [Moved(error)]
             case QueueMoved():
                 return [Elsewhere(error)]
-            case Throttled():
+            case Throttled() if error.retriable:
                 return [Retry(max(1, error.retry_after_ms))]
             case Unavailable() | TimedOut() | InternalError() | DiskFull():
                 return [Retry(0)]
@@ -446,10 +451,11 @@ class SendWindow:
         append_time_us: int,
         duplicate: bool,
         dropped: Any = None,
+        due_in_second: DueInSecond | None = None,
     ) -> Settled:
         self._in_flight.pop(batch.base, None)
         self.last_settled = max(self.last_settled, batch.last)
-        return Settled(batch, base_offset, append_time_us, duplicate, dropped)
+        return Settled(batch, base_offset, append_time_us, duplicate, dropped, due_in_second)
 
     def _note_refusal(self, batch: InFlight, error: SemelError) -> None:
         """Keeps an error if it is certain and about the batch itself."""

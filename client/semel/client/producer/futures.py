@@ -159,6 +159,7 @@ class SendFuture:
             sequence,
             outcome.duplicate or place < 0,
             outcome.append_time_us,
+            due_in_second=outcome.due_in_second,
         )
 
     def _duplicate(self, outcome: Outcome, part: Part, place: int, index: int) -> RecordMetadata:

@@ -828,4 +828,5 @@ def stored_outcome(settled: Settled, part: Part) -> Outcome:
         duplicate=settled.duplicate and dropped is None,
         trimmed=batch.trimmed,
         dropped=dropped,
+        due_in_second=settled.due_in_second,
     )

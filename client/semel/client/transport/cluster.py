@@ -321,6 +321,8 @@ class Cluster:
                 self.routes.on_moved(error)
                 raise
             except Throttled as error:
+                if not error.retriable:
+                    raise
                 last = error
                 wait = max(error.retry_after_ms, backoff.next_ms()) / 1000
             if time.monotonic() + wait >= deadline:

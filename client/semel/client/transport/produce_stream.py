@@ -29,6 +29,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from semel.client.config import ClientConfig
 from semel.client.core.dropped_rows import read_table
+from semel.client.core.due_in_second import DueInSecond
 from semel.client.core.retry import Backoff, BackoffPolicy
 from semel.client.core.routing import Master, RouteTable
 from semel.client.core.sequences import Decision, InFlight, Moved, SendWindow
@@ -293,6 +294,7 @@ class Wire:
                     ack.append_time_us,
                     ack.status == broker_pb2.PRODUCE_STATUS_DUPLICATE,
                     read_table(ack.dropped) if ack.dropped else None,
+                    DueInSecond.of(ack),
                 )
             else:
                 refusal = from_detail(ack.error)

@@ -39,7 +39,7 @@ from semel.controller import records
 from semel.controller.brokers.routes import RouteTable
 from semel.controller.epoch import ControllerEpoch, unbroken
 from semel.controller.store import StoreFailed, VersionConflict
-from semel.controller.topics import id_dedup, splits
+from semel.controller.topics import delay_limits, id_dedup, splits
 from semel.controller.topics import rules as topic_rules
 from semel.controller.topics.held import require_nothing_delayed
 from semel.controller.topics.placement import place, weigh
@@ -204,8 +204,8 @@ class TopicService:
         """Creates a topic; returns it and whether it is new.
 
         Raises InvalidRequest, TopicExists, UnknownGroup, Unavailable (no broker group),
-        UnsupportedVersion when comparing message ids needs a higher feature level, Throttled while
-        a group's level is not known, and TimedOut when its queues do not exist in time; the topic
+        UnsupportedVersion when a setting needs a higher feature level, Throttled while a group's
+        level is not known, and TimedOut when its queues do not exist in time; the topic
         will be finished nevertheless.
         """
         topic_rules.check_name(request.name)
@@ -224,7 +224,7 @@ class TopicService:
         """Gives a topic new settings, or more open queues (0: as many as there are).
 
         Raises InvalidRequest, UnknownTopic, Throttled while other changes go on, UnsupportedVersion
-        when comparing message ids needs a higher feature level, TimedOut.
+        when a setting needs a higher feature level, TimedOut.
         """
         if settings is None and not queues:
             raise InvalidRequest("nothing to alter: give settings, or a number of queues")
@@ -242,6 +242,7 @@ class TopicService:
             self._split(record, plan(record))
             if complete is not None:
                 self._require_no_move(record, complete)
+                delay_limits.require_level(record, complete, self._epoch.level, self._groups)
                 id_dedup.change_settings(record, complete, self._epoch.level, self._groups)
                 record.settings_pending = True
 
@@ -303,6 +304,7 @@ class TopicService:
                 created_us=self._clock_us(),
                 request_id=request.request_id,
             )
+            delay_limits.require_level(record, settings, self._epoch.level, self._groups)
             if settings.HasField("dedup"):
                 id_dedup.begin(record, self._epoch.level, self._groups)
             await self._table.add(record)

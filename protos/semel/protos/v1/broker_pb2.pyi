@@ -71,7 +71,7 @@ class OpenDirectReply(_message.Message):
     def __init__(self, port: _Optional[int] = ..., ticket: _Optional[bytes] = ..., levels: _Optional[_Union[_common_pb2.Levels, _Mapping]] = ...) -> None: ...
 
 class ProduceAck(_message.Message):
-    __slots__ = ("topic_id", "queue_id", "producer_id", "base_sequence", "last_sequence", "status", "base_offset", "append_time_us", "error", "epoch", "session", "dropped")
+    __slots__ = ("topic_id", "queue_id", "producer_id", "base_sequence", "last_sequence", "status", "base_offset", "append_time_us", "error", "epoch", "session", "dropped", "due_in_second")
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +84,7 @@ class ProduceAck(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
+    DUE_IN_SECOND_FIELD_NUMBER: _ClassVar[int]
     topic_id: int
     queue_id: int
     producer_id: int
@@ -96,7 +97,16 @@ class ProduceAck(_message.Message):
     epoch: int
     session: int
     dropped: bytes
-    def __init__(self, topic_id: _Optional[int] = ..., queue_id: _Optional[int] = ..., producer_id: _Optional[int] = ..., base_sequence: _Optional[int] = ..., last_sequence: _Optional[int] = ..., status: _Optional[_Union[ProduceStatus, str]] = ..., base_offset: _Optional[int] = ..., append_time_us: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., epoch: _Optional[int] = ..., session: _Optional[int] = ..., dropped: _Optional[bytes] = ...) -> None: ...
+    due_in_second: DueInSecond
+    def __init__(self, topic_id: _Optional[int] = ..., queue_id: _Optional[int] = ..., producer_id: _Optional[int] = ..., base_sequence: _Optional[int] = ..., last_sequence: _Optional[int] = ..., status: _Optional[_Union[ProduceStatus, str]] = ..., base_offset: _Optional[int] = ..., append_time_us: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., epoch: _Optional[int] = ..., session: _Optional[int] = ..., dropped: _Optional[bytes] = ..., due_in_second: _Optional[_Union[DueInSecond, _Mapping]] = ...) -> None: ...
+
+class DueInSecond(_message.Message):
+    __slots__ = ("messages", "bytes")
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    messages: int
+    bytes: int
+    def __init__(self, messages: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class ProduceReply(_message.Message):
     __slots__ = ("acks", "term", "pong", "error")
@@ -551,6 +561,46 @@ class CountDelayedReply(_message.Message):
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     queues: _containers.RepeatedCompositeFieldContainer[QueueDelays]
     def __init__(self, queues: _Optional[_Iterable[_Union[QueueDelays, _Mapping]]] = ...) -> None: ...
+
+class ListReleasesRequest(_message.Message):
+    __slots__ = ("topic_id", "since_us", "rows_max")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    SINCE_US_FIELD_NUMBER: _ClassVar[int]
+    ROWS_MAX_FIELD_NUMBER: _ClassVar[int]
+    topic_id: int
+    since_us: int
+    rows_max: int
+    def __init__(self, topic_id: _Optional[int] = ..., since_us: _Optional[int] = ..., rows_max: _Optional[int] = ...) -> None: ...
+
+class ReleaseRow(_message.Message):
+    __slots__ = ("queue_id", "span_s", "due_first_us", "due_last_us", "released_first_us", "released_last_us", "base_offset", "messages", "late_min_us", "late_max_us")
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    SPAN_S_FIELD_NUMBER: _ClassVar[int]
+    DUE_FIRST_US_FIELD_NUMBER: _ClassVar[int]
+    DUE_LAST_US_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIRST_US_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_LAST_US_FIELD_NUMBER: _ClassVar[int]
+    BASE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    LATE_MIN_US_FIELD_NUMBER: _ClassVar[int]
+    LATE_MAX_US_FIELD_NUMBER: _ClassVar[int]
+    queue_id: int
+    span_s: int
+    due_first_us: int
+    due_last_us: int
+    released_first_us: int
+    released_last_us: int
+    base_offset: int
+    messages: int
+    late_min_us: int
+    late_max_us: int
+    def __init__(self, queue_id: _Optional[int] = ..., span_s: _Optional[int] = ..., due_first_us: _Optional[int] = ..., due_last_us: _Optional[int] = ..., released_first_us: _Optional[int] = ..., released_last_us: _Optional[int] = ..., base_offset: _Optional[int] = ..., messages: _Optional[int] = ..., late_min_us: _Optional[int] = ..., late_max_us: _Optional[int] = ...) -> None: ...
+
+class ListReleasesReply(_message.Message):
+    __slots__ = ("rows",)
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    rows: _containers.RepeatedCompositeFieldContainer[ReleaseRow]
+    def __init__(self, rows: _Optional[_Iterable[_Union[ReleaseRow, _Mapping]]] = ...) -> None: ...
 
 class FindMessageRequest(_message.Message):
     __slots__ = ("topic_id", "message_id")

@@ -251,6 +251,11 @@ class BrokerStub:
                 request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.CountDelayedRequest.SerializeToString,
                 response_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.CountDelayedReply.FromString,
                 _registered_method=True)
+        self.ListReleases = channel.unary_unary(
+                '/semel.protos.v1.Broker/ListReleases',
+                request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.ListReleasesRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.ListReleasesReply.FromString,
+                _registered_method=True)
         self.FindMessage = channel.unary_unary(
                 '/semel.protos.v1.Broker/FindMessage',
                 request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.FindMessageRequest.SerializeToString,
@@ -372,6 +377,13 @@ class BrokerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListReleases(self, request, context):
+        """What was delayed of a topic and released on this broker group; master only. Feature level 8.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def FindMessage(self, request, context):
         """Where the message with an id is, in a topic that compares ids; master only.
         """
@@ -487,6 +499,11 @@ def add_BrokerServicer_to_server(servicer, server):
                     servicer.CountDelayed,
                     request_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.CountDelayedRequest.FromString,
                     response_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.CountDelayedReply.SerializeToString,
+            ),
+            'ListReleases': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListReleases,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.ListReleasesRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.ListReleasesReply.SerializeToString,
             ),
             'FindMessage': grpc.unary_unary_rpc_method_handler(
                     servicer.FindMessage,
@@ -805,6 +822,33 @@ class Broker:
             '/semel.protos.v1.Broker/CountDelayed',
             semel_dot_protos_dot_v1_dot_broker__pb2.CountDelayedRequest.SerializeToString,
             semel_dot_protos_dot_v1_dot_broker__pb2.CountDelayedReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListReleases(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Broker/ListReleases',
+            semel_dot_protos_dot_v1_dot_broker__pb2.ListReleasesRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_broker__pb2.ListReleasesReply.FromString,
             options,
             channel_credentials,
             insecure,

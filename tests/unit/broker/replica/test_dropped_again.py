@@ -25,7 +25,15 @@ class Raw:
         self.acks: list[tuple[str, int, bytes]] = []
         self.refused: list[SemelError] = []
 
-    def ack(self, _: Any, status: str, offset: int, time_us: int, dropped: bytes = b"") -> None:
+    def ack(
+        self,
+        _: Any,
+        status: str,
+        offset: int,
+        time_us: int,
+        dropped: bytes = b"",
+        due: object = None,
+    ) -> None:
         self.acks.append((status, offset, dropped))
 
     def refuse(self, _: Any, error: SemelError) -> None:

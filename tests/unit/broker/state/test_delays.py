@@ -469,9 +469,11 @@ def test_a_batch_without_offset_that_is_not_delayed_halts_the_node(group: Group)
 
 def test_lateness_is_told(group: Group) -> None:
     group.produce(late(-1, 1))
-    group.produce(late(0, 3))
+    group.produce(late(0, 3, last=1))
+    group.produce(late(1, 3, last=2))
     group.now_us += 4 * SECOND_US
     record = group.admission.propose_release(KEY, now_us=group.now_us)
     (result,) = group.apply(control(release_delayed=record))
     assert isinstance(result, DelayedReleased)
-    assert (result.late_us, result.batches, result.messages) == (3 * SECOND_US, 2, 2)
+    assert (result.batches, result.messages, result.released_us) == (3, 3, group.now_us)
+    assert result.dues == ((START_US + SECOND_US, 1), (START_US + 3 * SECOND_US, 2))

@@ -17,6 +17,7 @@ from semel.broker.state.apply import (
     locks,
     moves,
     queues,
+    release_history,
     rows,
     stagers,
     state_machine,
@@ -53,6 +54,7 @@ DOCUMENT = "state.md"
         ("Window of ids", 1, id_windows.MARK),
         ("Window of ids", 2, dropped_batches.BATCH),
         ("Window of ids", 3, dropped_batches.STRETCH),
+        ("Releases", 0, release_history.ROW),
     ],
 )
 def test_parts_have_the_documented_layout(heading: str, table: int, code: struct.Struct) -> None:

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from semel.client.core.due_in_second import DueInSecond
 from semel.client.core.sequences import Failed, Fence, Known, SendWindow, Settled
 from semel.protos.batch import decode_header
 from semel.protos.errors import (
     DedupStateExpired,
+    DelayThrottled,
     InvalidRequest,
     SemelError,
     SequenceConflict,
@@ -306,3 +308,39 @@ def test_planted_bugs_are_found(bug: type[SendWindow]) -> None:
         except (AssertionError, SemelError):
             return
     pytest.fail("no walk saw the bug")
+
+
+def test_a_batch_without_room_in_its_second_fails_alone_and_is_not_sent_again() -> None:
+    """Waiting makes no room, unlike for any other Throttled; what comes behind it is chained anew
+    and stored once."""
+    world = World(positions=False)
+    for _ in range(3):
+        world.add(1, 0)
+    window = world.window
+    first, full, third = (window.next_to_send() for _ in range(3))
+    assert first is not None
+    assert full is not None
+    assert third is not None
+    window.on_stored(first.base, first.last, -1, 1, False, None, DueInSecond(9, 900))
+    error = DelayThrottled("full", due_us=5, due_messages=9, due_messages_max=9)
+    assert window.on_refused(full.base, full.last, error) == [Fence(False)]
+    (failed,) = window.on_fenced(
+        producer_id=PRODUCER, epoch=1, session=2, last_sequence=first.last, known=[]
+    )
+    assert isinstance(failed, Failed)
+    assert failed.error is error
+    again = window.next_to_send()
+    assert again is third
+    assert (again.previous, again.base) == (first.last, full.base)
+    assert window.next_to_send() is None
+
+
+def test_what_is_due_in_its_second_goes_along_with_a_stored_batch() -> None:
+    world = World(positions=False)
+    world.add(1, 0)
+    batch = world.window.next_to_send()
+    assert batch is not None
+    load = DueInSecond(3, 300)
+    (settled,) = world.window.on_stored(batch.base, batch.last, -1, 1, False, None, load)
+    assert isinstance(settled, Settled)
+    assert settled.due_in_second == load

@@ -11,10 +11,10 @@ applied, so that the applied state holds everything older. It is dropped when th
 when unapplied entries may be lost, or when an accepted record could not be appended.
 
 The checks of a batch come in this order: queue, row, incarnation, next in the chain, stored before,
-in flight, sealed, limits (delivery time, size), gap. "Stored before" precedes those after it
-because a retry whose first answer was lost must find its original, and not an error about order, or
-about a split or a lower limit since then. For a staged batch the order is: queue, stored before,
-given up, sealed, limits, room for staged bytes.
+in flight, sealed, limits (delivery time, size), gap, room in its second (`due_loads.py`). "Stored
+before" precedes those after it because a retry whose first answer was lost must find its original,
+and not an error about order, or about a split or a lower limit since then. For a staged batch the
+order is: queue, stored before, given up, sealed, limits, room for staged bytes.
 
 Invariants
 1. A batch is accepted only if its `previous_sequence` is the last accepted sequence of its row:
@@ -43,6 +43,7 @@ parked batches and their order (`parking.py`), locks and commits (decided at app
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from functools import partial
 from typing import Final
 
 from semel.broker.state.admission.batch_limits import batch_refusal
@@ -91,6 +92,7 @@ from semel.broker.state.apply.state_machine import State
 from semel.protos.batch import BROKER_HEADER_BYTES, BatchHeader, BrokerHeader
 from semel.protos.delays import is_delayed
 from semel.protos.errors import (
+    DelayThrottled,
     InvalidRequest,
     MessageTooLarge,
     OutOfOrderSequence,
@@ -132,6 +134,7 @@ class Admission:
         assert state.applied_term == term, f"term {term} begins, {state.applied_term} is applied"
         self._state = state
         self._pending = PendingState(state)
+        self.dues = self._pending.dues
         self.ids = IdAdmission(state, self._pending)
         self.queues = QueueAdmission(state, self._pending, self.ids)
         self._parking = Parking(park_ms=park_ms, bytes_max=park_bytes_max)
@@ -226,21 +229,30 @@ class Admission:
         count, delayed = header.count, is_delayed(header)
         checked: CheckedBatch | None = None
         window = self.ids.window(header.topic_id)
-        if window is not None and count:
-            if ids is not None:
-                try:
-                    checked = self.ids.decide(header, window, ids, offset, entry)
-                except MessageTooLarge as error:
-                    return Refused(error)
+        compared = window is not None and count > 0
+        admit = partial(self.dues.check, queue.key, header.deliver_at_us) if delayed else None
+        try:
+            if window is not None and ids is not None and compared:
+                checked = self.ids.decide(header, window, ids, offset, entry, admit)
+            elif admit is not None and not compared:
+                admit(count)
+        except (MessageTooLarge, DelayThrottled) as error:
+            return Refused(error)
+        if compared:
             if checked is None:
                 return LookUpIds()
             count = checked.decision.count
+        in_flight = InFlight(base, last, header.count, header.content_crc, offset)
         if delayed and count:
             offset = NO_OFFSET
             queue.delaying += 1
+            length = header.batch_length if checked is None else len(checked.decision.batch)
+            load = header.deliver_at_us, count, BROKER_HEADER_BYTES + length
+            self.dues.use(queue.key, *load)
+            in_flight = InFlight(*in_flight[:4], offset, *load)
         else:
             queue.log_end_offset = offset + count
-        row.in_flight.append(InFlight(base, last, header.count, header.content_crc, offset))
+        row.in_flight.append(in_flight)
         row.last = last
         self._pending.use(RecordUse.BATCH, (queue,), (row,))
         return Accepted(Offset(offset), checked)

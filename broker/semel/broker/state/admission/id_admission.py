@@ -19,7 +19,7 @@ applied (`state/apply/id_windows.py`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -67,12 +67,14 @@ class CheckedIds(Protocol):
         entry: int,
         keep_first: bool,
         cancelled: Many[Many[int]],
+        admit: Callable[[int], None] | None,
     ) -> IdDecision | None:
         """Decides each message, and lets the ids that are kept arrive from `next_arrival` on.
 
         The window begins at `first_arrival`; what arrived as one of `cancelled`, each of which
-        rises, is not known any more. The batch will be in the log's entry `entry`. None if the ids
-        must be looked up again, because too much has happened since.
+        rises, is not known any more. The batch will be in the log's entry `entry`. `admit` is
+        called with the number of messages that are kept, and raises if they are not to be stored.
+        None if the ids must be looked up again, because too much has happened since.
         """
         ...
 
@@ -126,12 +128,19 @@ class IdAdmission:
         return self._state.id_windows.topics.get(topic_id)
 
     def decide(
-        self, header: BatchHeader, window: IdWindow, ids: CheckedIds, offset: int, entry: int
+        self,
+        header: BatchHeader,
+        window: IdWindow,
+        ids: CheckedIds,
+        offset: int,
+        entry: int,
+        admit: Callable[[int], None] | None,
     ) -> CheckedBatch | None:
         """The decision about the messages of a batch that is being accepted; None if its ids must
         be looked up again.
 
         Its messages get offsets from `offset` on, unless it is delayed. `entry` is that of the log.
+        Raises what `admit` raises about the number of messages that are kept.
         """
         topic_id = header.topic_id
         pending = self._pending(topic_id, window)
@@ -143,6 +152,7 @@ class IdAdmission:
             entry=entry,
             keep_first=window.settings.keep_first,
             cancelled=(window.cancelled, sorted(pending.cancelled)),
+            admit=admit,
         )
         if found is None:
             return None

@@ -26,6 +26,7 @@ from collections.abc import Sequence as Many
 from enum import Enum
 from typing import Final, NamedTuple
 
+from semel.broker.state.admission.due_loads import DueLoads
 from semel.broker.state.apply.expired import Expired
 from semel.broker.state.apply.results import (
     ApplyResult,
@@ -74,6 +75,12 @@ class InFlight(NamedTuple):
     content_crc: int
     base_offset: int
     """-1 if the batch is delayed."""
+    due_us: int = 0
+    """When the batch is due; 0 if it is not delayed."""
+    delayed: int = 0
+    """Messages that are delayed, without those that are dropped because of their ids."""
+    length: int = 0
+    """Length of the stored record, if it is delayed."""
 
 
 class PendingRow:
@@ -228,6 +235,7 @@ class PendingState:
     def __init__(self, state: State) -> None:
         self._state = state
         self._queues: dict[QueueKey, PendingQueue] = {}
+        self.dues = DueLoads(state)
         self._unapplied: deque[_Unapplied] = deque()
         self._names: Counter[Name] = Counter()
         """How many accepted, unapplied records have each name."""
@@ -368,6 +376,8 @@ class PendingState:
                 ), "batches are applied in the order in which they were accepted"
                 if batch.base_offset < 0:
                     done.queues[0].delaying -= 1
+                    key = result.queue_key
+                    self.dues.end_use(key, batch.due_us, batch.delayed, batch.length)
             elif isinstance(result, FenceApplied):
                 done = self._next(RecordUse.FENCE)
                 for queue, row in zip(done.queues, done.rows, strict=True):
@@ -395,6 +405,7 @@ class PendingState:
             else:
                 continue
             self._release(done)
+        self.dues.on_applied(results)
 
     def _next(self, kind: RecordUse) -> _Unapplied:
         assert self._unapplied, f"a {kind.value} was applied that this master never accepted"

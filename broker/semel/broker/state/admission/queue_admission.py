@@ -24,9 +24,9 @@ from semel.broker.state.apply.splits import children_of, invalid_split_reason, s
 from semel.broker.state.apply.state_machine import State
 from semel.protos.errors import InvalidRequest, OffsetOutOfRange
 from semel.protos.ids import QueueId, QueueKey
-from semel.protos.levels import MOVE_LEVEL, SPLIT_LEVEL, lacking
+from semel.protos.levels import DELAY_LIMIT_LEVEL, MOVE_LEVEL, SPLIT_LEVEL, lacking
 from semel.protos.queue_refs import queue_key_of
-from semel.protos.v1 import control_pb2
+from semel.protos.v1 import common_pb2, control_pb2
 
 
 class QueueAdmission:
@@ -71,6 +71,8 @@ class QueueAdmission:
                     f"queue {key} cannot own slots {record.slot_start} to {record.slot_end}"
                 )
             )
+        if (lacks := self._lacks(record.settings)) is not None:
+            return lacks
         names: tuple[TopicIds, ...] = ()
         queue = self._pending.queue(key)
         if queue is not None and (refused := self.moving(queue)) is not None:
@@ -156,6 +158,8 @@ class QueueAdmission:
             queue.sealing = True
             self._pending.use(RecordUse.SEAL, (queue,), ())
         elif record.step in (control_pb2.MOVE_STEP_BEGIN, control_pb2.MOVE_STEP_ACTIVATE):
+            if (lacks := self._lacks(record.create.settings)) is not None:
+                return lacks
             begin = record.step == control_pb2.MOVE_STEP_BEGIN
             ids: tuple[TopicIds, ...] = ()
             if begin or record.HasField("create"):
@@ -202,6 +206,8 @@ class QueueAdmission:
         settings = QueueSettings.from_message(record.settings)
         if settings.retention_ms < -1 or settings.retention_bytes < -1:
             return Refused(InvalidRequest("retention must be -1 (no limit) or a positive number"))
+        if (lacks := self._lacks(record.settings)) is not None:
+            return lacks
         for key in (*self._pending.sealing, *self._state.moves.places):
             queue = self._pending.queue(key) if key.topic_id == record.topic_id else None
             if queue is not None and (refused := self.moving(queue)) is not None:
@@ -211,6 +217,13 @@ class QueueAdmission:
             return named
         self._pending.use(RecordUse.ALTER, (), (), named)
         return Accepted()
+
+    def _lacks(self, settings: common_pb2.TopicSettings) -> Refused | None:
+        """Refuses settings that the log's feature level does not have; None if it has them."""
+        level = self._state.feature_level
+        if settings.delay_per_second_max > 0 and level < DELAY_LIMIT_LEVEL:
+            return Refused(lacking(DELAY_LIMIT_LEVEL, level, "the broker group"))
+        return None
 
     def _taken(self, key: QueueKey) -> Refused | None:
         """Refuses a new queue under a number that a queue has here, or had before it moved away.

@@ -19,14 +19,15 @@ Invariants
 3. A queue has an entry here if and only if it has delayed batches.
 4. A queue with delayed batches is neither split nor moved (checked at admission and at apply).
 5. Blocks and heap follow from the extents; where blocks are cut never shows in the bytes.
-6. Nothing is cancelled that is due at the time of the entry, and nothing is released before. So a
+6. `seconds` is changed with every batch and message that comes or goes, see `due_seconds.py`.
+7. Nothing is cancelled that is due at the time of the entry, and nothing is released before. So a
    release in flight never takes a batch from which an entry behind it cancels.
 
 Format. docs/formats/state.md.
 
-Not here: cancelled rows (`cancelled_rows.py`), whether a batch may be delayed and what a release
-takes (`state/admission/delay_admission.py`), when a release is proposed
-(`semel.broker.background.delayed_release`), offsets (`queues.py`).
+Not here: cancelled rows (`cancelled_rows.py`), how much is due in which second (`due_seconds.py`),
+whether a batch may be delayed and what a release takes (`state/admission/delay_admission.py`), when
+a release is proposed (`semel.broker.background.delayed_release`), offsets (`queues.py`).
 """
 
 from __future__ import annotations
@@ -36,13 +37,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from heapq import heapify, heappop, heappush
-from itertools import islice
+from itertools import groupby, islice
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from semel.broker.state.apply.cancelled_rows import CancelledRows
 from semel.broker.state.apply.codec import Reader
+from semel.broker.state.apply.due_seconds import DueSeconds, Numbers, second_of
 from semel.broker.state.apply.extents import I64, add_lengths
 from semel.broker.state.apply.queues import QueueState
 from semel.broker.state.apply.results import DelayedCancelled, DelayedReleased, StateDiverged
@@ -214,6 +216,16 @@ class DelayedQueue:
             messages += self.left(extent)
         return found, False
 
+    def columns(self) -> tuple[Numbers, Numbers, Numbers]:
+        """Due time, messages that are not cancelled and length of each extent, in order."""
+        extents = np.frombuffer(b"".join(self._blocks), EXTENT)
+        messages = extents["messages"].astype(np.int64)
+        if self.cancelled.batches:
+            concerned = np.isin(extents["ordinal"], self.cancelled.ordinals())
+            for at in np.flatnonzero(concerned).tolist():
+                messages[at] -= self.cancelled.count(int(extents["ordinal"][at]))
+        return extents["due_us"], messages, extents["length"].astype(np.int64)
+
     def packed(self, after: DelayedPlace | None, blocks_max: int) -> bytes:
         """The packed extents behind `after`, of at most so many blocks; empty at the end."""
         return b"".join(islice(self._blocks_behind(after), blocks_max))
@@ -314,7 +326,7 @@ class DelayedQueue:
 class Delays:
     """All delayed batches of one broker group."""
 
-    __slots__ = ("_heap", "batches", "bytes", "messages", "next_ordinal", "queues")
+    __slots__ = ("_heap", "batches", "bytes", "messages", "next_ordinal", "queues", "seconds")
 
     def __init__(self) -> None:
         self.queues: dict[QueueKey, DelayedQueue] = {}
@@ -322,6 +334,8 @@ class Delays:
         self.batches = 0
         self.messages = 0
         self.bytes = 0
+        self.seconds = DueSeconds()
+        """How much of each topic is due in each second."""
         self._heap: list[tuple[int, QueueKey]] = []
         """(first due time, queue); also holds stale times, which `_counts` tells apart."""
 
@@ -338,6 +352,7 @@ class Delays:
         queue.add(DelayedExtent(due_us, self.next_ordinal, entry, position, length, messages))
         self.next_ordinal += 1
         self._sum(1, messages, length)
+        self.seconds.change(key.topic_id, second_of(due_us), messages, length)
         if first_us is None or due_us < first_us:
             self._push(key, queue)
 
@@ -351,7 +366,11 @@ class Delays:
         """Appends the batches that the record names to the queue. Raises StateDiverged."""
         key = queue_key_of(record.queue)
         found = self.first(key, record.until_us, record.below_ordinal, record.batches)
-        messages = sum(self.left(key, extent) for extent in found)
+        dues = tuple(
+            (due_us, sum(self.left(key, each) for each in group))
+            for due_us, group in groupby(found, lambda each: each.due_us)
+        )
+        messages = sum(count for _, count in dues)
         if (
             queue is None
             or not 0 < record.batches <= RELEASE_BATCHES_MAX
@@ -378,7 +397,8 @@ class Delays:
             base_offset=record.base_offset,
             messages=messages,
             batches=len(found),
-            late_us=now_us - found[0].due_us,
+            released_us=now_us,
+            dues=dues,
         )
 
     def cancel(
@@ -394,7 +414,9 @@ class Delays:
         queue = self.queues[key]
         first_us = queue.first_due_us
         gone = queue.cancel(extent, record.row)
-        self._sum(-gone, -1, -extent.length if gone else 0)
+        length = extent.length if gone else 0
+        self._sum(-gone, -1, -length)
+        self.seconds.change(key.topic_id, second_of(extent.due_us), -1, -length)
         if not queue.batches:
             del self.queues[key]
         elif queue.first_due_us != first_us:
@@ -427,9 +449,14 @@ class Delays:
 
     def _remove(self, key: QueueKey, extents: list[DelayedExtent]) -> None:
         queue = self.queues[key]
-        messages = sum(map(queue.left, extents))
+        messages = length = 0
+        for second, group in groupby(extents, lambda each: second_of(each.due_us)):
+            part = list(group)
+            left, size = sum(map(queue.left, part)), sum(each.length for each in part)
+            self.seconds.change(key.topic_id, second, -left, -size)
+            messages, length = messages + left, length + size
         queue.remove(extents)
-        self._sum(-len(extents), -messages, -sum(extent.length for extent in extents))
+        self._sum(-len(extents), -messages, -length)
         if queue.batches:
             self._push(key, queue)
         else:
@@ -441,6 +468,7 @@ class Delays:
         queue = self.queues.pop(key, None)
         if queue is not None:
             self._sum(-queue.batches, -queue.messages, -queue.bytes)
+            self.seconds.change_many(key.topic_id, *queue.columns(), -1)
             self._prune()
 
     def _sum(self, batches: int, messages: int, length: int) -> None:
@@ -524,6 +552,7 @@ class Delays:
                 raise CorruptSegment(f"state lists queue {queue_id} without a delayed batch")
             delays.queues[QueueKey(TopicId(topic_id), QueueId(queue_id))] = queue
             delays._sum(queue.batches, queue.messages, queue.bytes)
+            delays.seconds.change_many(topic_id, *queue.columns(), 1)
         delays._heap = [(queue.first_due_us, key) for key, queue in delays.queues.items()]
         heapify(delays._heap)
         return delays

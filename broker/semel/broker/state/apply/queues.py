@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from semel.broker.state.apply.codec import Reader, pack_text
@@ -28,6 +28,7 @@ from semel.protos.v1 import common_pb2
 SLOTS: Final = 65_536
 _FIXED: Final = struct.Struct("<QIIIqqIIqqqqQQQ")
 _LINEAGE: Final = struct.Struct("<qI")
+_LIMITS: Final = struct.Struct("<q")
 _CHILD: Final = struct.Struct("<III")
 
 
@@ -48,6 +49,8 @@ class QueueSettings:
     retention_bytes: int = -1
     message_bytes_max: int = MESSAGE_BYTES_MAX
     batch_bytes_max: int = BATCH_BYTES_DEFAULT
+    delay_per_second_max: int = 0
+    """0: no limit."""
 
     @classmethod
     def from_message(cls, message: common_pb2.TopicSettings) -> QueueSettings:
@@ -57,6 +60,7 @@ class QueueSettings:
             retention_bytes=message.retention_bytes or -1,
             message_bytes_max=message.message_bytes_max or MESSAGE_BYTES_MAX,
             batch_bytes_max=message.batch_bytes_max or BATCH_BYTES_DEFAULT,
+            delay_per_second_max=max(0, message.delay_per_second_max),
         )
 
 
@@ -222,8 +226,9 @@ class QueueState:
         """(index, position, length) of the live records in entries `[lo_index, hi_index)`."""
         return self.extents.records(lo_index, hi_index)
 
-    def parts(self, *, lineage: bool) -> list[bytes]:
-        """Canonical bytes; `lineage` adds parent and children (from version 2 of the state on)."""
+    def parts(self, *, lineage: bool, limits: bool = False) -> list[bytes]:
+        """Canonical bytes; `lineage` adds parent and children (from version 2 of the state on),
+        `limits` what a second takes (from version 8 on)."""
         settings = self.settings
         fixed = _FIXED.pack(
             self.key.topic_id,
@@ -247,10 +252,12 @@ class QueueState:
             parent = -1 if self.parent is None else self.parent
             head += _LINEAGE.pack(parent, len(self.children))
             head += b"".join(_CHILD.pack(*child) for child in self.children)
+        if limits:
+            head += _LIMITS.pack(settings.delay_per_second_max)
         return [head, *self.extents.parts()]
 
     @classmethod
-    def read_parts(cls, reader: Reader, *, lineage: bool) -> QueueState:
+    def read_parts(cls, reader: Reader, *, lineage: bool, limits: bool = False) -> QueueState:
         """The inverse of `parts`. Raises CorruptSegment."""
         (
             topic_id,
@@ -287,5 +294,8 @@ class QueueState:
             parent, count = reader.unpack(_LINEAGE)
             queue.parent = None if parent < 0 else parent
             queue.children = tuple(Child(*reader.unpack(_CHILD)) for _ in range(count))
+        if limits:
+            (delay_per_second_max,) = reader.unpack(_LIMITS)
+            queue.settings = replace(settings, delay_per_second_max=delay_per_second_max)
         queue.extents = Extents.read_parts(reader, first, total)
         return queue

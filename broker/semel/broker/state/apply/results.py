@@ -315,8 +315,10 @@ class DelayedReleased:
     base_offset: int
     messages: int
     batches: int
-    late_us: int
-    """By how much log time the first of them came after it was due."""
+    released_us: int
+    """Log time of the entry."""
+    dues: tuple[tuple[int, int], ...]
+    """Due times, rising, each with its messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

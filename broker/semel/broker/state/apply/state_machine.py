@@ -41,6 +41,7 @@ from semel.broker.state.apply.locks import ConsumerGroups
 from semel.broker.state.apply.moves import Moves
 from semel.broker.state.apply.producers import SequenceTable
 from semel.broker.state.apply.queues import SLOTS, Child, QueueSettings, QueueState
+from semel.broker.state.apply.release_history import ReleaseHistory
 from semel.broker.state.apply.results import (
     ApplyResult,
     BatchApplied,
@@ -72,6 +73,7 @@ from semel.protos.errors import CorruptBatch, CorruptFrame, CorruptSegment, Seme
 from semel.protos.frames import FrameHeader, RecordKind, decode_frame_header, iter_records
 from semel.protos.ids import (
     Index,
+    Offset,
     ProducerId,
     QueueId,
     QueueKey,
@@ -79,6 +81,8 @@ from semel.protos.ids import (
 )
 from semel.protos.levels import (
     DELAY_LEVEL,
+    DELAY_LIMIT_LEVEL,
+    HISTORY_LEVEL,
     ID_LEVEL,
     LEVEL_MAX,
     METADATA_LEVEL,
@@ -118,6 +122,7 @@ class State:
         "moves",
         "producers",
         "queues",
+        "releases",
         "transactions",
     )
 
@@ -136,6 +141,7 @@ class State:
         self.moves = Moves()
         self.delays = Delays()
         self.id_windows = IdWindows()
+        self.releases = ReleaseHistory()
         self._handlers: dict[str, Callable[..., ApplyResult]] = {
             "create_queue": self._create_queue,
             "delete_queue": self._delete_queue,
@@ -309,7 +315,7 @@ class State:
         if key not in self.queues:
             # The admission refuses this while a move of the queue is known here. Logs of older
             # versions may hold it, and it has the same effect as ever: a replay must not halt.
-            settings = QueueSettings.from_message(record.settings)
+            settings = self._settings(record.settings)
             self.queues[key] = QueueState(
                 key, record.topic, record.slot_start, record.slot_end, settings
             )
@@ -329,12 +335,17 @@ class State:
         return Done(what="delete_queue", queue_key=key)
 
     def _alter_topic(self, record: control_pb2.AlterTopic) -> Done:
-        settings = QueueSettings.from_message(record.settings)
+        settings = self._settings(record.settings)
         for key, queue in self.queues.items():
             if key.topic_id == record.topic_id:
                 queue.settings = settings  # also of one that a move has sealed, in an older log
                 self._configure_ids(key.topic_id, record.settings)
         return Done(what="alter_topic")
+
+    def _settings(self, settings: common_pb2.TopicSettings) -> QueueSettings:
+        if settings.delay_per_second_max > 0:
+            self._check_level(DELAY_LIMIT_LEVEL)
+        return QueueSettings.from_message(settings)
 
     def _configure_ids(self, topic_id: int, settings: common_pb2.TopicSettings) -> None:
         if self.feature_level >= ID_LEVEL:
@@ -401,7 +412,11 @@ class State:
     def _release_delayed(self, record: control_pb2.ReleaseDelayed) -> DelayedReleased:
         self._check_level(DELAY_LEVEL)
         queue = self.queues.get(queue_key_of(record.queue))
-        return self.delays.release(record, queue, self.applied_index + 1, self.log_time_us)
+        released = self.delays.release(record, queue, self.applied_index + 1, self.log_time_us)
+        if self.feature_level >= HISTORY_LEVEL:
+            told = released.queue_key, Offset(released.base_offset), released.dues
+            self.releases.record(*told, released.released_us)
+        return released
 
     def _cancel_delayed(self, record: control_pb2.CancelDelayed) -> DelayedCancelled:
         self._check_level(ID_LEVEL)
@@ -612,7 +627,9 @@ class State:
             parts.append(node.packed())
         parts.append(_COUNT.pack(len(self.queues)))
         for key in sorted(self.queues):
-            parts += self.queues[key].parts(lineage=version >= 2)
+            parts += self.queues[key].parts(
+                lineage=version >= 2, limits=version >= DELAY_LIMIT_LEVEL
+            )
         parts += self.producers.parts()
         parts += self.groups.parts(metadata=version >= METADATA_LEVEL)
         if version >= 3:
@@ -623,6 +640,8 @@ class State:
             parts += self.delays.parts(cancelled=version >= ID_LEVEL)
         if version >= ID_LEVEL:
             parts += self.id_windows.parts()
+        if version >= HISTORY_LEVEL:
+            parts += self.releases.parts()
         crc = 0
         for part in parts:
             crc = google_crc32c.extend(crc, part)
@@ -655,7 +674,9 @@ class State:
             learners=tuple(NodeRef.read(reader) for _ in range(learners)),
         )
         for _ in range(reader.unpack(_COUNT)[0]):
-            queue = QueueState.read_parts(reader, lineage=version >= 2)
+            queue = QueueState.read_parts(
+                reader, lineage=version >= 2, limits=version >= DELAY_LIMIT_LEVEL
+            )
             state.queues[queue.key] = queue
         state.producers = SequenceTable.read_parts(reader)
         state.groups = ConsumerGroups.read_parts(reader, metadata=version >= METADATA_LEVEL)
@@ -667,6 +688,8 @@ class State:
             state.delays = Delays.read_parts(reader, cancelled=version >= ID_LEVEL)
         if version >= ID_LEVEL:
             state.id_windows = IdWindows.read_parts(reader)
+        if version >= HISTORY_LEVEL:
+            state.releases = ReleaseHistory.read_parts(reader)
         reader.finish()
         return state
 

@@ -26,6 +26,7 @@ from typing import Final, NamedTuple
 
 from semel.broker.state.apply.codec import Reader
 from semel.broker.state.apply.coordination import Begun, Coordination
+from semel.broker.state.apply.delay_limits import pin_refusal
 from semel.broker.state.apply.delays import Delays
 from semel.broker.state.apply.id_windows import IdWindow
 from semel.broker.state.apply.queues import QueueState
@@ -165,7 +166,9 @@ class Transactions:
                 )
                 error, value = _split(opened)
             case "pin":
-                error = staging.pin(step.pin, queues, now_us, level, windows)
+                error = pin_refusal(step.pin, staging, delays, queues) or staging.pin(
+                    step.pin, queues, now_us, level, windows
+                )
             case "publish":
                 return self._publish(step.publish, queues, delays, index, now_us, windows)
             case "rewrite":
