@@ -21,7 +21,7 @@ Invariants
    it. A queue that is activated has the end, the rows and the locks that were sealed, and a move is
    decided once (`tests/checking/moves.py`).
 10. A log loses its beginning only when a checkpoint that covers it is durable.
-11. Only the master of its term decides about requests, whatever the disk does.
+. What a node takes for due in a second is what its delayed batches say.
 
 This is one file because all checks take place at the same few moments of a node: it sends a
 message, its role changes, it applies an entry.
@@ -48,6 +48,7 @@ from semel.protos.frames import RecordKind, decode_frame_header, iter_records
 from semel.protos.ids import GroupId, NodeId
 from tests.checking.history import Delivered, Granted, Mastered, Voted
 from tests.checking.moves import At, Journeys
+from tests.kit.due_counts import counted
 from tests.world.consumption import ConsumptionError, Told
 from tests.world.folded import Folded, InvariantError, require
 
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
     from tests.world.nodes import BrokerHost
     from tests.world.world import World
 
+COUNTED_EVERY = 10
+"""Entries after which delayed batches are counted anew."""
 _ACKNOWLEDGES = frozenset({MessageKind.APPEND_REPLY, MessageKind.HEARTBEAT_REPLY})
 _PROMISES_NOTHING = frozenset({MessageKind.PRE_VOTE, MessageKind.PRE_VOTE_REPLY})
 
@@ -481,6 +484,13 @@ class Invariants:
             else:
                 require(known == frame, f"{host.name} applies another entry {index} than others")
         self.folded.check(host, replica, since=before)
+        if before // COUNTED_EVERY != applied // COUNTED_EVERY:
+            delays = replica.state.delays
+            require(
+                delays.seconds.all() == counted(delays),
+                f"{host.name} has {delays.seconds.all()} as due in its seconds at index {applied},"
+                f" the batches say {counted(delays)}",
+            )
 
     def _applied_frame(self, host: BrokerHost, log: Log, index: int) -> bytes:
         """The frame that a node has just applied: another node's, if the node's own disk has

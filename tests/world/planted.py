@@ -42,6 +42,7 @@ from semel.broker.state import make_slice
 from semel.broker.state.apply.codec import Reader
 from semel.broker.state.apply.coordination import Coordination
 from semel.broker.state.apply.delays import DelayedQueue, Delays
+from semel.broker.state.apply.due_seconds import DueSeconds
 from semel.broker.state.apply.locks import ConsumerGroups
 from semel.broker.state.apply.producers import SequenceTable
 from semel.broker.state.apply.rows import ENTRY, Row
@@ -530,6 +531,17 @@ def forgets_delays_in_checkpoints() -> Any:
         return cls()
 
     return patch.object(Delays, "read_parts", classmethod(read_parts))
+
+
+def leaves_seconds_full() -> Any:
+    """What is released still counts as due."""
+    original = DueSeconds.change
+
+    def change(self: Any, topic_id: int, second: int, messages: int, length: int) -> None:
+        if messages > 0:
+            original(self, topic_id, second, messages, length)
+
+    return patch.object(DueSeconds, "change", change)
 
 
 def cleans_what_is_delayed() -> Any:

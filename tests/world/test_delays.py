@@ -49,8 +49,9 @@ def test_delayed_messages_beside(others: tuple[str, ...]) -> None:
         (planted.releases_twice, "", range(5)),
         (planted.forgets_delays_in_checkpoints, "", range(10)),
         (planted.cleans_what_is_delayed, "a live record cannot be read", range(20)),
+        (planted.leaves_seconds_full, "as due in its seconds", range(3)),
     ],
-    ids=["early", "twice", "forgets", "cleans"],
+    ids=["early", "twice", "forgets", "cleans", "counts"],
 )
 def test_a_planted_bug_of_delays_is_found(plant: Plant, told: str, seeds: range) -> None:
     first_failure(seeds, plant, match=told, more=("delays",))

@@ -10,25 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semel.broker.state import Delays
 from semel.broker.state.apply.due_seconds import SECOND_US, DueLoad, DueSeconds
 from semel.protos.v1 import control_pb2
+from tests.kit.due_counts import counted
 from tests.kit.state_log import KEY, Group, control, ref
 from tests.unit.broker.state.delaying import OTHER, delaying_group, late, restarted
 
 SECONDS = st.integers(0, 2_000)
-
-
-def counted(delays: Delays) -> dict[tuple[int, int], DueLoad]:
-    """Returns the loads of all seconds, from the batches alone."""
-    messages: Counter[tuple[int, int]] = Counter()
-    length: Counter[tuple[int, int]] = Counter()
-    for key, queue in delays.queues.items():
-        for extent in queue:
-            second = key.topic_id, extent.due_us // SECOND_US
-            messages[second] += queue.left(extent)
-            length[second] += extent.length
-    return {second: DueLoad(messages[second], length[second]) for second in length}
 
 
 @settings(max_examples=60, deadline=None)
