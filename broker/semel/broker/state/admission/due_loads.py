@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence as Many
+from typing import Final
 
 from semel.broker.state.apply.delay_limits import (
     Second,
@@ -27,7 +28,6 @@ from semel.broker.state.apply.delay_limits import (
 from semel.broker.state.apply.due_seconds import DueLoad, second_of
 from semel.broker.state.apply.results import (
     ApplyResult,
-    BatchApplied,
     Done,
     MoveApplied,
     Published,
@@ -35,6 +35,8 @@ from semel.broker.state.apply.results import (
 )
 from semel.broker.state.apply.state_machine import State
 from semel.protos.ids import QueueKey
+
+_QUEUES_CHANGE: Final = ("create_queue", "delete_queue", "split_queue")
 
 
 class DueLoads:
@@ -92,9 +94,10 @@ class DueLoads:
     def on_applied(self, results: Many[ApplyResult]) -> None:
         """Forgets what the records of a frame may have changed."""
         for result in results:
-            if isinstance(result, BatchApplied):
-                continue
-            if isinstance(result, Done | MoveApplied):
+            if isinstance(result, Done) and result.what in _QUEUES_CHANGE:
                 self._slots.clear()
-            if isinstance(result, Done | TransactionApplied | Published):
+                self._pinned = None
+            elif isinstance(result, MoveApplied):
+                self._slots.clear()
+            elif isinstance(result, TransactionApplied | Published):
                 self._pinned = None
