@@ -52,6 +52,8 @@ class SimulatedQueue:
         self.row: Row | None = None
         self.poison: bytes | None = None
         """Batches that hold this value are refused for good."""
+        self.refusal: SemelError = InvalidRequest("poison")
+        """The error with which they are."""
 
     def fence(self, epoch: int, session: int) -> Row:
         row = self.row
@@ -99,7 +101,7 @@ class SimulatedQueue:
         if header.count:
             values = decode_columns(batch, header).values.to_pylist()
         if self.poison is not None and self.poison in values:
-            raise InvalidRequest("poison")
+            raise self.refusal
         answer.offset = len(self.stored)
         self.stored += values
         row.last = last

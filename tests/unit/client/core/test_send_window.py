@@ -33,12 +33,14 @@ def test_everything_is_stored_once_and_in_order(steps: list[Any], positions: boo
     assert world.queue.stored == world.sent
 
 
+@pytest.mark.parametrize("refusal", [InvalidRequest("poison"), DelayThrottled("full")])
 @settings(max_examples=120, deadline=None)
 @given(steps=STEPS, poisoned=st.integers(0, 10))
 def test_a_refused_message_fails_alone_and_its_successors_are_stored(
-    steps: list[Any], poisoned: int
+    refusal: SemelError, steps: list[Any], poisoned: int
 ) -> None:
     world = World(positions=False)
+    world.queue.refusal = refusal
     world.queue.poison = b"m%d" % poisoned
     run(world, steps)
     stored = [value for value in world.sent if world.outcome[value] == "stored"]
@@ -344,3 +346,16 @@ def test_what_is_due_in_its_second_goes_along_with_a_stored_batch() -> None:
     (settled,) = world.window.on_stored(batch.base, batch.last, -1, 1, False, None, load)
     assert isinstance(settled, Settled)
     assert settled.due_in_second == load
+
+
+def test_to_wait_for_room_in_a_second_would_hold_the_producer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The planted bug: it is retried like any other Throttled."""
+    monkeypatch.setattr(DelayThrottled, "retriable", True)
+    world = World(positions=False)
+    world.queue.poison, world.queue.refusal = b"m0", DelayThrottled("full")
+    world.add(1, 0)
+    world.add(1, 0)
+    with pytest.raises(AssertionError, match="does not come to an end"):
+        world.settle_all()
