@@ -1,4 +1,4 @@
-"""What is due in which second, counted from the delayed batches themselves."""
+"""Counts what is due in which second from the delayed batches themselves."""
 
 from __future__ import annotations
 

@@ -534,7 +534,7 @@ def forgets_delays_in_checkpoints() -> Any:
 
 
 def leaves_seconds_full() -> Any:
-    """What is released still counts as due."""
+    """Messages that are released still count as due."""
     original = DueSeconds.change
 
     def change(self: Any, topic_id: int, second: int, messages: int, length: int) -> None:

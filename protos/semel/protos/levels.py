@@ -66,8 +66,8 @@ _FEATURES: Final = {
     DELAY_LEVEL: "delayed messages",
     METADATA_LEVEL: "commits with metadata",
     ID_LEVEL: "dedup by message id",
-    NULL_LEVEL: "null values, limits of what is due in a second, the history of releases, and splits and"
-    " moves of queues with delayed messages,",
+    NULL_LEVEL: "null values, limits of what is due in a second, the history of releases, and"
+    " splits and moves of queues with delayed messages,",
 }
 
 
