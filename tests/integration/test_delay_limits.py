@@ -11,6 +11,7 @@ from semel.client import Client, DueInSecond, connect, connect_async
 from semel.protos.errors import DelayThrottled, InvalidRequest, Throttled
 from tests.kit.cluster import Cluster
 from tests.kit.console import Console
+from tests.kit.waiting import until
 
 HOUR_S = 3_600
 
@@ -158,3 +159,27 @@ def test_limits_that_are_no_numbers_are_refused(client: Client, topic: str) -> N
     with client.producer() as producer:
         later = producer.send(topic, b"x", deliver_after=timedelta(hours=1)).result(10)
         assert later.due_in_second is not None
+
+
+def test_a_queue_that_moves_takes_its_part_of_the_limit_along(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    data = tmp_path_factory.mktemp("moving")
+    with Cluster(data, groups=2, brokers=1) as two, connect(two.bootstrap) as client:
+        client.admin.create_topic("moving", queues=2, delay_per_second_max=10)
+        groups = {
+            queue.queue: queue.group for queue in client.admin.describe_topic("moving").queues
+        }
+        client.admin.move_queue("moving", 0, groups[1])
+        until(
+            lambda: {q.group for q in client.admin.describe_topic("moving").queues} == {groups[1]},
+            40,
+            "the queue to move",
+        )
+        due_us = due_in(HOUR_S)
+        with client.producer() as producer:
+            for number in range(10):
+                producer.send("moving", b"x", queue=number % 2, deliver_at=due_us).result(20)
+            with pytest.raises(DelayThrottled) as raised:
+                producer.send("moving", b"x", queue=0, deliver_at=due_us).result(20)
+            assert (raised.value.due_messages, raised.value.due_messages_max) == (10, 10)
