@@ -357,7 +357,7 @@ def _compared(settings: TopicSettings) -> str:
 def _limited(settings: TopicSettings) -> str:
     """How much may be due in a second, for people; empty without a limit."""
     limit = settings.delay_per_second_max
-    return "" if limit < 0 else f"{limit:,} messages due in a second"
+    return "" if limit < 0 else f"at most {limit:,} messages due in one second"
 
 
 def _retention(settings: TopicSettings) -> str:

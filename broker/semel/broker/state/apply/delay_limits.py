@@ -52,8 +52,8 @@ def throttled(queue: QueueState, second: int, messages: int, due: int, most: int
     return DelayThrottled(
         f"{due:,} messages of topic {queue.topic!r} are due at {when:%Y-%m-%d %H:%M:%S} UTC on this"
         f" broker group, which takes {most:,} in a second, its share of the topic's"
-        f" {queue.settings.delay_per_second_max:,}: {messages:,} more are not stored. Choose"
-        " another second, send smaller batches, or raise the limit (semel topic alter"
+        f" {queue.settings.delay_per_second_max:,}: no room for {messages:,} more, not stored."
+        " Choose another second, send smaller batches, or raise the limit (semel topic alter"
         " --delay-per-second-max)",
         due_us=second * SECOND_US,
         due_messages=due,
