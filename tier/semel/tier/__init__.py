@@ -1,0 +1,92 @@
+"""The tier: a queue's older messages as Parquet in any store that `pyarrow.fs` reaches."""
+
+from semel.tier.catalog import (
+    TieredTopic,
+    claim,
+    find_topic,
+    owner_of,
+    put_topic,
+    queues_of,
+    topics_of,
+)
+from semel.tier.changes import Change, add_files, merge_files, no_manifest, trim
+from semel.tier.cold_batches import ColdBatch, cold_batches
+from semel.tier.digest import RowsDigest, digest_of
+from semel.tier.errors import (
+    CorruptTier,
+    ForeignTier,
+    ObjectMissing,
+    TierDenied,
+    TierFull,
+    TierMisconfigured,
+    TierUnavailable,
+)
+from semel.tier.files import Wanted
+from semel.tier.manifest import FileEntry, Manifest, Pointer
+from semel.tier.planning import (
+    GarbagePolicy,
+    OffsetRange,
+    TierPolicy,
+    garbage,
+    plan_merge,
+    plan_tiering,
+    pointers_to_drop,
+    reachable,
+)
+from semel.tier.queue_reader import QueueReader, newest_pointer, read_manifest
+from semel.tier.queue_writer import add_rows, merge, publish, put_change, put_rows
+from semel.tier.rows import StoredRows, rows_of
+from semel.tier.schema import SCHEMA
+from semel.tier.store import Store, StoreLimits, open_store
+
+__all__ = [
+    "SCHEMA",
+    "Change",
+    "ColdBatch",
+    "CorruptTier",
+    "FileEntry",
+    "ForeignTier",
+    "GarbagePolicy",
+    "Manifest",
+    "ObjectMissing",
+    "OffsetRange",
+    "Pointer",
+    "QueueReader",
+    "RowsDigest",
+    "Store",
+    "StoreLimits",
+    "StoredRows",
+    "TierDenied",
+    "TierFull",
+    "TierMisconfigured",
+    "TierPolicy",
+    "TierUnavailable",
+    "TieredTopic",
+    "Wanted",
+    "add_files",
+    "add_rows",
+    "claim",
+    "cold_batches",
+    "digest_of",
+    "find_topic",
+    "garbage",
+    "merge",
+    "merge_files",
+    "newest_pointer",
+    "no_manifest",
+    "open_store",
+    "owner_of",
+    "plan_merge",
+    "plan_tiering",
+    "pointers_to_drop",
+    "publish",
+    "put_change",
+    "put_rows",
+    "put_topic",
+    "queues_of",
+    "reachable",
+    "read_manifest",
+    "rows_of",
+    "topics_of",
+    "trim",
+]

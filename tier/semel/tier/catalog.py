@@ -1,0 +1,124 @@
+"""What a tier holds: whose it is, its topics, their queues.
+
+How it works. One small object at the root names the cluster. Every path below has the cluster's id
+as well, so two clusters that claim one empty place at the same moment never mix files, though no
+store that `pyarrow.fs` reaches can say "only if it is not there yet". A topic tells its name in an
+object of its own.
+
+Not here: manifests (`manifest.py`, `queue_reader.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from semel.protos.errors import UnknownTopic
+from semel.protos.ids import QueueId, QueueKey, TopicId
+from semel.tier import documents, layout
+from semel.tier.errors import CorruptTier, ForeignTier, ObjectMissing, TierMisconfigured
+from semel.tier.store import Store
+
+
+def claim(store: Store, cluster_id: str) -> None:
+    """Makes the place this cluster's, unless it is already. Brokers call it at their start, and
+    again before they delete anything.
+
+    Raises ForeignTier for a place of another cluster, and for one that has other files and no
+    identity.
+    """
+    layout.check_cluster_id(cluster_id)
+    try:
+        owner = owner_of(store)
+    except TierMisconfigured:
+        others = store.objects("")
+        if any(not each.name.startswith(f"{cluster_id}/") for each in others):
+            raise ForeignTier(
+                f"{store.url} has {len(others)} objects, such as {others[0].name!r}, and no"
+                f" {layout.IDENTITY}: give a prefix of its own to the cluster"
+            ) from None
+        store.put(layout.IDENTITY, documents.write("identity", {"cluster": cluster_id}))
+        owner = owner_of(store)
+    if owner != cluster_id:
+        raise ForeignTier(
+            f"{store.url} belongs to cluster {owner!r}, this is {cluster_id!r}: give another prefix"
+        )
+
+
+def owner_of(store: Store) -> str:
+    """Returns the id of the cluster whose tier it is.
+
+    Raises TierMisconfigured if it is no tier, CorruptTier, ForeignTier for a newer format.
+    """
+    try:
+        data = store.read(layout.IDENTITY)
+    except ObjectMissing:
+        raise TierMisconfigured(
+            f"{store.url} is no tier of a cluster: it has no {layout.IDENTITY}"
+        ) from None
+    found = documents.read(f"{store.url}/{layout.IDENTITY}", "identity", data)
+    cluster_id = found.take("cluster", str)
+    found.done()
+    return layout.check_cluster_id(cluster_id)
+
+
+def put_topic(store: Store, cluster_id: str, topic: str, topic_id: TopicId) -> None:
+    """Stores the topic's name. Every broker writes the same bytes."""
+    fields = {"cluster": cluster_id, "topic": topic, "topic_id": f"{topic_id:016x}"}
+    store.put(layout.topic_name(cluster_id, topic_id), documents.write("topic", fields))
+
+
+class TieredTopic(NamedTuple):
+    """A topic of which the tier has something."""
+
+    name: str
+    topic_id: TopicId
+
+
+def topics_of(store: Store, cluster_id: str) -> list[TieredTopic]:
+    """Returns the topics, by name and id: one request to the store for each. The list may lag
+    behind what brokers write."""
+    topics = []
+    for folder in store.folders(layout.topics_folder(cluster_id)):
+        topic_id = layout.parse_topic(cluster_id, f"{folder}/topic.json")
+        if topic_id is None:
+            continue
+        name = layout.topic_name(cluster_id, topic_id)
+        try:
+            fields = documents.read(f"{store.url}/{name}", "topic", store.read(name))
+        except ObjectMissing:
+            continue  # its name is written before its first manifest, or it is being deleted
+        topic = fields.take("topic", str)
+        owner = fields.take("cluster", str), fields.take("topic_id", str)
+        fields.done()
+        if owner != (cluster_id, f"{topic_id:016x}"):
+            raise CorruptTier(f"{store.url}/{name} tells of another topic")
+        topics.append(TieredTopic(topic, topic_id))
+    return sorted(topics)
+
+
+def find_topic(topics: Sequence[TieredTopic], name: str) -> TieredTopic:
+    """Returns the topic with a name. Raises UnknownTopic if there is none, or more than one:
+    a topic that was deleted and created again is another topic."""
+    found = [topic for topic in topics if topic.name == name]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise UnknownTopic(f"the tier has nothing of topic {name!r}")
+    ids = ", ".join(f"{topic.topic_id:016x}" for topic in found)
+    raise UnknownTopic(
+        f"the tier has {len(found)} topics with the name {name!r}, with the ids {ids}: it was"
+        " deleted and created again; give the URL of a manifest of the one you mean"
+    )
+
+
+def queues_of(store: Store, cluster_id: str, topic_id: TopicId) -> list[QueueKey]:
+    """Returns the queues of a topic of which the tier may have something, by number."""
+    found = []
+    for folder in store.folders(layout.topic_folder(cluster_id, topic_id)):
+        number = folder.rpartition("/")[2]
+        if number.isdigit():
+            key = QueueKey(topic_id, QueueId(int(number)))
+            if folder == layout.queue_folder(cluster_id, key):
+                found.append(key)
+    return sorted(found)

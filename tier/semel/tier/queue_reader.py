@@ -1,0 +1,197 @@
+"""Reading one queue from the tier, with or without brokers.
+
+How it works. A broker knows from its log which manifest counts. Everybody else lists the copies of
+pointers, and takes the one with the highest number: it may be older than the log's, but was decided
+once. From there on every object is named by its content and checked against what names it, so a
+reader gets right rows or an error. Objects that a pointer leads to stay for a day after the next
+one is decided; a reader that works for longer begins anew with a newer pointer.
+
+Not here: planning of many queues (the Spark source's `tier_view.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from semel.protos.errors import InvalidRequest, OffsetOutOfRange
+from semel.protos.ids import QueueKey
+from semel.tier import layout
+from semel.tier.errors import CorruptTier, ObjectMissing
+from semel.tier.files import FileFooter, Wanted, decode_whole, filter_times
+from semel.tier.layout import Kind
+from semel.tier.manifest import (
+    FileEntry,
+    Manifest,
+    PageEntry,
+    Pointer,
+    check_whole,
+    decode,
+    decode_page,
+    decode_pointer,
+)
+from semel.tier.planning import find_append_time
+from semel.tier.schema import SCHEMA
+from semel.tier.store import Store
+
+_ATTEMPTS: Final = 3
+
+
+def newest_pointer(store: Store, cluster_id: str, queue: QueueKey) -> Pointer | None:
+    """Returns the newest decided pointer that the store lists; None if it has none.
+
+    Raises CorruptTier if it belongs to something else.
+    """
+    folder = f"{layout.queue_folder(cluster_id, queue)}/{Kind.POINTER}"
+    for attempt in range(_ATTEMPTS):
+        numbers = [
+            found.first
+            for each in store.objects(folder)
+            if (found := layout.parse(cluster_id, each.name)) is not None and not found.temporary
+        ]
+        if not numbers:
+            return None
+        name = layout.pointer_name(cluster_id, queue, max(numbers))
+        try:
+            data = store.read(name)
+        except ObjectMissing:  # the list lagged, and newer ones have made it superfluous
+            if attempt == _ATTEMPTS - 1:
+                raise
+            continue
+        pointer = decode_pointer(f"{store.url}/{name}", data)
+        if pointer.name != name:
+            raise CorruptTier(f"{store.url}/{name} is the pointer of {pointer.name}")
+        return pointer
+    raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def read_manifest(store: Store, pointer: Pointer) -> Manifest:
+    """Returns the manifest that a pointer names. Raises ObjectMissing, CorruptTier."""
+    name = f"{store.url}/{pointer.manifest_name}"
+    data = store.read(pointer.manifest_name)
+    check_whole(name, data, pointer.length, pointer.sha256)
+    manifest = decode(name, data)
+    if (manifest.cluster_id, manifest.queue, manifest.number) != (
+        pointer.cluster_id,
+        pointer.queue,
+        pointer.number,
+    ):
+        raise CorruptTier(f"{name} is the manifest of another queue, or another number")
+    return manifest
+
+
+class QueueReader:
+    """The rows of one manifest."""
+
+    def __init__(self, store: Store, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self._store = store
+        self._pages: dict[str, tuple[FileEntry, ...]] = {}
+
+    def files_of(self, page: PageEntry) -> tuple[FileEntry, ...]:
+        """The files of a page, which is read once. Raises ObjectMissing, CorruptTier."""
+        found = self._pages.get(page.sha256)
+        if found is None:
+            name = page.name(self.manifest.cluster_id, self.manifest.queue)
+            found = decode_page(f"{self._store.url}/{name}", page, self._store.read(name))
+            self._pages[page.sha256] = found
+        return found
+
+    def all_files(self) -> Iterator[FileEntry]:
+        """Every file, in order."""
+        for page in self.manifest.pages:
+            yield from self.files_of(page)
+        yield from self.manifest.files
+
+    def files(self, wanted: Wanted) -> Iterator[FileEntry]:
+        """The files that may have wanted rows, in order. Only pages that may have some are read."""
+        for page in self.manifest.pages:
+            if _may_have(page, wanted):
+                yield from (file for file in self.files_of(page) if _may_have(file, wanted))
+        yield from (file for file in self.manifest.files if _may_have(file, wanted))
+
+    def rows(self, wanted: Wanted, columns: Sequence[str] = SCHEMA.names) -> Iterator[pa.Table]:
+        """The wanted rows with some of SCHEMA's columns: one table for a row group that has some.
+
+        Raises OffsetOutOfRange outside the manifest, InvalidRequest for an unknown column,
+        ObjectMissing, CorruptTier.
+        """
+        check_columns(columns)
+        start, end = self.manifest.start, self.manifest.end
+        if not start <= wanted.start <= wanted.end <= end:
+            raise OffsetOutOfRange(
+                f"the tier has offsets {start} to {end} of queue {self.manifest.queue_id} of topic"
+                f" {self.manifest.topic!r}, not {wanted.start} to {wanted.end}",
+                log_start_offset=start,
+                log_end_offset=end,
+            )
+        timed = wanted.min_timestamp_us is not None or wanted.max_timestamp_us is not None
+        needed = [*columns, *(["timestamp"] if timed and "timestamp" not in columns else [])]
+        for file in self.files(wanted):
+            footer = self._footer(file)
+            for group in footer.groups(wanted):
+                found = self._group(footer, group, needed, wanted)
+                found = filter_times(found, wanted.min_timestamp_us, wanted.max_timestamp_us)
+                if found.num_rows:
+                    yield found.select(list(columns))
+
+    def whole_file(self, file: FileEntry) -> pa.Table:
+        """All rows of a file, checked against every digest. Raises ObjectMissing, CorruptTier."""
+        name = file.name(self.manifest.cluster_id, self.manifest.queue)
+        return decode_whole(f"{self._store.url}/{name}", file, self._store.read(name))
+
+    def offset_at(self, time_us: int) -> int:
+        """The first offset that was appended at `time_us` or later, or the manifest's end."""
+        manifest = self.manifest
+        parts: list[PageEntry | FileEntry] = [*manifest.pages, *manifest.files]
+        at = find_append_time(parts, time_us)
+        if at is None:
+            return manifest.end
+        part = parts[at]
+        if isinstance(part, PageEntry):
+            files = self.files_of(part)
+            place = find_append_time(files, time_us)
+            assert place is not None, "the page's last append time is its last file's"
+            part = files[place]
+        footer = self._footer(part)
+        wanted = Wanted(start=part.start, end=part.end)
+        for group in footer.groups(wanted):
+            times = self._group(footer, group, ["append_time"], wanted).column(0).cast(pa.int64())
+            found = int(times.combine_chunks().to_numpy().searchsorted(time_us))
+            if found < len(times):
+                return max(manifest.start, footer.starts[group] + found)
+        raise CorruptTier(f"append times of offsets from {part.start} are not those of their file")
+
+    def _footer(self, file: FileEntry) -> FileFooter:
+        name = file.name(self.manifest.cluster_id, self.manifest.queue)
+        place = (file.length - file.footer_length, file.footer_length)
+        (footer,) = self._store.read_ranges(name, [place])
+        return FileFooter(f"{self._store.url}/{name}", file, footer)
+
+    def _group(
+        self, footer: FileFooter, group: int, columns: Sequence[str], wanted: Wanted
+    ) -> pa.Table:
+        places = footer.places(group, columns)
+        name = footer.entry.name(self.manifest.cluster_id, self.manifest.queue)
+        found = self._store.read_ranges(name, [(place.start, place.length) for place in places])
+        pieces = {place.start: piece for place, piece in zip(places, found, strict=True)}
+        return footer.decode(group, columns, pieces, wanted)
+
+
+def check_columns(columns: Sequence[str]) -> None:
+    """Raises InvalidRequest unless the tier has each of these columns, and there is one."""
+    if not columns or (strange := [name for name in columns if name not in SCHEMA.names]):
+        raise InvalidRequest(
+            f"the tier has the columns {', '.join(SCHEMA.names)};"
+            f" {strange[0] if columns else 'none'} was asked for"
+        )
+
+
+def _may_have(part: PageEntry | FileEntry, wanted: Wanted) -> bool:
+    return (
+        max(part.start, wanted.start) < min(part.end, wanted.end)
+        and (wanted.min_timestamp_us is None or part.max_timestamp_us >= wanted.min_timestamp_us)
+        and (wanted.max_timestamp_us is None or part.min_timestamp_us <= wanted.max_timestamp_us)
+    )
