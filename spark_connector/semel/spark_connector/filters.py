@@ -59,6 +59,17 @@ class Bounds:
             least=max(self.least, other.least), most=min(self.most, other.most), only=only
         )
 
+    @property
+    def span(self) -> tuple[int | None, int | None]:
+        """The least and the most that it allows; None for a side without a bound."""
+        least, most = self.least, self.most
+        if self.only is not None:
+            least, most = (
+                max(least, min(self.only, default=most)),
+                min(most, max(self.only, default=least)),
+            )
+        return None if least == _LEAST else least, None if most == _MOST else most
+
     def holds(self, value: int) -> bool:
         return self.least <= value <= self.most and (self.only is None or value in self.only)
 
@@ -87,6 +98,12 @@ class RowFilter:
             if self.queue.holds(each.queue) and start < end:
                 found.append(dataclasses.replace(each, start=start, end=end))
         return found
+
+    @property
+    def row_columns(self) -> set[str]:
+        """Columns that `rows` looks at."""
+        looked_at = {"offset"} if self.offset.only is not None else set()
+        return looked_at | ({"timestamp"} if self.timestamp != EVERYTHING else set())
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The matching rows of a batch that came from one of the SDK's readers."""

@@ -10,7 +10,7 @@ Names and meanings are those of Spark's Kafka connector where it has the option;
 the table.
 
 Invariants
-1. Exactly one of subscribe, subscribePattern and assign is given.
+1. Exactly one of subscribe, subscribePattern and assign is given; a read of the tier may have none.
 2. JSON by queue names exactly the subscribed topics, and exactly the assigned queues; only the
    cluster knows the queues of a subscription (`offsets.py`).
 
@@ -55,8 +55,11 @@ BATCH_ONLY: Final = (
     "endingOffsets",
     "endingTimestamp",
     "endingOffsetsByTimestamp",
+    "manifest",
     "pushDownFilters",
 )
+CLUSTER_ONLY: Final = ("bootstrap", "readFrom")
+"""Options that have no meaning in a read of the tier."""
 STREAM_ONLY: Final = (
     "maxOffsetsPerTrigger",
     "minOffsetsPerTrigger",
@@ -88,6 +91,11 @@ class Topics:
     queues: Mapping[str, frozenset[int]] | None = None
     """Queues to read, by name; None for all queues."""
 
+    @property
+    def any_given(self) -> bool:
+        """The options choose topics; a read of the tier may leave that out, and takes all."""
+        return bool(self.names or self.pattern)
+
     def chosen(self, existing: list[str]) -> list[str]:
         """The names to read; with a pattern the existing names that match, in their order."""
         if not self.pattern:
@@ -118,6 +126,8 @@ class ReadOptions:
 
     bootstrap: str
     topics: Topics
+    manifest: str = ""
+    """URL of a tier, or of a manifest or pointer in it; empty for a read of the cluster."""
     starting: Asked | None = None
     """None means earliest for a batch and latest for a stream."""
     ending: Asked = AtOffsets(LATEST)
@@ -173,6 +183,7 @@ def parse_options(options: Mapping[str, str], environment: Mapping[str, str]) ->
     found = ReadOptions(
         bootstrap=bootstrap,
         topics=topics,
+        manifest=given.get("manifest", "").strip(),
         starting=_place(given, "starting", topics),
         ending=_place(given, "ending", topics) or AtOffsets(LATEST),
         late_start=values.one_of(
@@ -210,6 +221,13 @@ def parse_options(options: Mapping[str, str], environment: Mapping[str, str]) ->
 
 def _require_together(found: ReadOptions) -> None:
     """Checks that combinations of options make sense."""
+    if "manifest" in found.given:
+        if not found.manifest:
+            raise InvalidRequest("option 'manifest' is empty; give the URL of a tier")
+        if strange := [name for name in CLUSTER_ONLY if name in found.given]:
+            raise InvalidRequest(
+                f"option {strange[0]!r} has no meaning with 'manifest': no cluster is asked"
+            )
     least, most = found.trigger_rows_min, found.trigger_rows_max
     if least is not None and most is not None and least > most:
         raise InvalidRequest(
@@ -259,6 +277,8 @@ def nearest(name: str, known: tuple[str, ...] = KNOWN_OPTIONS) -> str:
 def _topics(given: Mapping[str, str]) -> Topics:
     ways = [name for name in ("subscribe", "subscribePattern", "assign") if name in given]
     if not ways:
+        if "manifest" in given:
+            return Topics()
         raise InvalidRequest(
             "option 'subscribe' is missing; give one topic or several with commas"
             " (or subscribePattern, or assign)"

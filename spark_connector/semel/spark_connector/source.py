@@ -7,6 +7,7 @@ So the options are parsed as early as possible, where a bad option becomes one c
 when the reader is made.
 
     spark.read.format("semel").option("subscribe", "orders").load()
+    spark.read.format("semel").option("manifest", "s3://bucket/prefix").load()
     spark.readStream.format("semel").option("subscribe", "orders").load()
     frame.write.format("semel").option("topic", "orders").mode("append").save()
     frame.writeStream.format("semel").option("topic", "orders").start()
@@ -14,7 +15,7 @@ when the reader is made.
 need no registration: Spark finds the package `pyspark_semel`, which names this class.
 
 Not here: options (`options.py`, `sink_options.py`), rows (`rows.py`, `sink_rows.py`), batches
-(`reader.py`), streams (`stream.py`), writes (`writer.py`).
+(`reader.py`, `tier_tasks.py`), streams (`stream.py`), writes (`writer.py`).
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from semel.spark_connector.reader import FilteringReader, SemelReader
 from semel.spark_connector.rows import check_schema, row_schema
 from semel.spark_connector.sink_options import parse_write_options
 from semel.spark_connector.stream import SemelStreamReader
+from semel.spark_connector.tier_tasks import FilteringTierReader, TierReader
+from semel.spark_connector.tier_view import describe_tier
 from semel.spark_connector.writer import SemelStreamWriter, SemelWriter
 
 
@@ -50,6 +53,9 @@ class SemelSource(DataSource):
     def schema(self) -> StructType:
         """All columns; headers only with `includeHeaders`. Raises UnknownTopic, Unavailable."""
         options = self._parsed()
+        if options.manifest:
+            describe_tier(options)
+            return row_schema(include_headers=options.include_headers)
         client = shared_client(options.bootstrap, options.timeout_ms)
         try:
             client.admin.describe_topics(options.topics.names)
@@ -61,6 +67,10 @@ class SemelSource(DataSource):
         """A batch reader of the columns in `schema`."""
         check_schema(schema)
         options = self._parsed().for_batch()
+        if options.manifest:
+            return (FilteringTierReader if options.push_down_filters else TierReader)(
+                options, schema
+            )
         return (FilteringReader if options.push_down_filters else SemelReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802

@@ -79,6 +79,7 @@ OTHER_WAYS = {
     "startingOffsetsByTimestampStrategy",
     "endingTimestamp",
     "endingOffsetsByTimestamp",
+    "manifest",
 }
 
 
@@ -207,6 +208,7 @@ def test_a_stream_has_no_end(name: str) -> None:
         "pushDownFilters": "true",
         "endingTimestamp": "1",
         "endingOffsetsByTimestamp": '{"orders": {"0": 1}}',
+        "manifest": "s3://bucket/prefix",
     }
     with pytest.raises(InvalidRequest, match="is for batch reads"):
         parse(**{name: values[name]}).for_stream()
