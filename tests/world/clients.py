@@ -27,6 +27,7 @@ from semel.client.transport.connection import BROKER
 from semel.protos import compat
 from semel.protos.errors import (
     DedupStateExpired,
+    DelayThrottled,
     LockLost,
     ProducerFenced,
     SemelError,
@@ -314,7 +315,7 @@ class Sender(ClientHost):
         except SemelError as error:
             note.error = type(error).__name__
             note.ended_s = world.now
-            if isinstance(error, UnsupportedVersion):
+            if isinstance(error, UnsupportedVersion | DelayThrottled):
                 note.outcome = Outcome.FAIL
             world.count(f"send: {note.error}")
             if isinstance(error, ProducerFenced):

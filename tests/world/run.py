@@ -47,6 +47,8 @@ from tests.world.world import World
 _SCRUB_BYTES_PER_SECOND = 8 << 20
 _PIN_MS = 400
 T = TypeVar("T")
+DUE_IN_SECOND_MAX = 4
+"""Messages that may be due in one second in worlds with limits."""
 BOOT_S = 20.0
 PATIENCE_S = 30.0
 """A run comes to rest within this time plus BACKLOG times what its plan took: messages that are to
@@ -529,9 +531,16 @@ class _Creator(ClientHost):
             queues=plan.queues,
             groups=range(1, len(plan.groups) + 1) if plan.more_groups else None,
             retention_bytes=plan.retention_bytes or None,
+            delay_per_second_max=_limit(plan),
             if_not_exists=True,
         )
         self.done = True
+
+
+def _limit(plan: Plan) -> int | None:
+    """What may be due in one second; older programs, which are to be upgraded, know no limit."""
+    limited = "limits" in plan.parts and "upgrades" not in plan.parts
+    return DUE_IN_SECOND_MAX if limited else None
 
 
 def run_plan(

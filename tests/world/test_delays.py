@@ -42,6 +42,14 @@ def test_delayed_messages_beside(others: tuple[str, ...]) -> None:
 
 
 @pytest.mark.timeout(300)
+def test_what_has_no_room_in_its_second_is_refused_for_certain() -> None:
+    seen, failures, _ = run_seeds(range(8), more=("delays", "limits"))
+    assert not failures
+    assert seen["send: DelayThrottled"] >= 50
+    assert seen["delayed messages released"] >= 40
+
+
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("plant", "told", "seeds"),
     [
