@@ -161,6 +161,7 @@ TARGETS: Final = {
                 "replica/log_time",
                 "replica/peers",
                 "replica/term_and_vote",
+                "replica/ack_sink",
                 "replica/proposer",
                 "membership/status",
                 "membership/asking",

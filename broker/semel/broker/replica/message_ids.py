@@ -29,8 +29,9 @@ from semel.broker.dedup.pinned_ids import (
     PinnedRecord,
     may_grow_too_large,
 )
+from semel.broker.replica.ack_sink import AckSink
 from semel.broker.replica.id_indexes import IdIndexes, IdNode, TopicIndex
-from semel.broker.replica.proposer import AckSink, Proposer
+from semel.broker.replica.proposer import Proposer
 from semel.broker.state import BatchName, KnownIds, StagedExtent
 from semel.protos.batch import BATCH_BYTES_MAX, BatchHeader
 from semel.protos.errors import DedupStateExpired, MessageTooLarge, SemelError, Throttled

@@ -25,8 +25,9 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, assert_never
+from typing import assert_never
 
+from semel.broker.replica.ack_sink import AckSink
 from semel.broker.state import (
     EXPIRED_ROWS_MAX,
     RELEASE_BATCHES_MAX,
@@ -39,7 +40,6 @@ from semel.broker.state import (
     CheckedIds,
     ControlDecision,
     DelayedReleased,
-    DueLoad,
     Duplicate,
     DuplicateInFlight,
     KeptBatch,
@@ -54,7 +54,6 @@ from semel.broker.state import (
     retry_later,
 )
 from semel.protos.batch import BatchHeader
-from semel.protos.delays import due_of
 from semel.protos.errors import InvalidRequest, SemelError
 from semel.protos.frames import FRAME_RECORDS_MAX, RecordKind
 from semel.protos.ids import ProducerId, QueueKey, Term
@@ -72,25 +71,6 @@ _BUSY_MS = 10_000
 """Producers that wrote or fenced within this time keep their rows, however many there are: they
 would come back at once."""
 _FULL_LOOK_US = 1_000_000
-
-
-class AckSink(Protocol):
-    """Receives the answers to batches (`server/produce.py`)."""
-
-    def ack(
-        self,
-        header: BatchHeader,
-        status: str,
-        base_offset: int,
-        append_time_us: int,
-        dropped: bytes = b"",
-        due: DueLoad | None = None,
-    ) -> None:
-        """`dropped` lists messages whose ids were known, see docs/formats/batch.md; `due` is what
-        is due in the second of a delayed batch."""
-        ...
-
-    def refuse(self, header: BatchHeader, error: SemelError) -> None: ...
 
 
 @value
@@ -405,7 +385,7 @@ class Proposer:
             assert self._answer_again is not None, "a node that drops messages remembers which"
             self._answer_again(item.header, stored.base_offset, item.sink)
         else:
-            due = self._due(item.header)
+            due = self.admission.dues.of(item.header)
             item.sink.ack(item.header, "duplicate", stored.base_offset, 0, b"", due)
 
     def _unpark(self, queue_key: QueueKey, producer_id: ProducerId) -> None:
@@ -556,15 +536,10 @@ class Proposer:
             key = BatchKey(result.queue_key, result.producer_id, result.base_sequence)
             dropped = self._dropped.pop(key, b"")
             append_time_us = result.append_time_us
-            answer = append_time_us, dropped, self._due(item.header)
+            answer = append_time_us, dropped, self.admission.dues.of(item.header)
             item.sink.ack(item.header, "committed", result.base_offset, *answer)
             for duplicate, base_offset in self._duplicates.pop(key, ()):
                 duplicate.sink.ack(duplicate.header, "duplicate", base_offset, *answer)
-
-    def _due(self, header: BatchHeader) -> DueLoad | None:
-        """Returns the load of a delayed batch's second; None for any other batch."""
-        due_us = due_of(header)
-        return self.admission.dues.load(header.topic_id, due_us) if due_us else None
 
     def on_lost(self, error: Callable[[], SemelError]) -> None:
         """Mastership is lost: all requests get `error`. Appended ones may still be committed."""

@@ -25,6 +25,7 @@ from semel.broker.config import BrokerConfig
 from semel.broker.dedup.id_store import IdStore
 from semel.broker.log import HardStateFile, Log
 from semel.broker.raft import RaftCore, Role
+from semel.broker.replica.ack_sink import AckSink
 from semel.broker.replica.applier import Applier
 from semel.broker.replica.clock import monotonic_ms
 from semel.broker.replica.driver import Driver
@@ -37,7 +38,7 @@ from semel.broker.replica.member_book import Members
 from semel.broker.replica.message_ids import MessageIds
 from semel.broker.replica.peers import Peers
 from semel.broker.replica.pinned_look_up import PinnedLookUp
-from semel.broker.replica.proposer import AckSink, Proposer
+from semel.broker.replica.proposer import Proposer
 from semel.broker.replica.term_and_vote import TermAndVote
 from semel.broker.state import ApplyResult, LockClock, State, TransactionIds
 from semel.protos.batch import BatchHeader

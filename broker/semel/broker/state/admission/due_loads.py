@@ -34,6 +34,8 @@ from semel.broker.state.apply.results import (
     TransactionApplied,
 )
 from semel.broker.state.apply.state_machine import State
+from semel.protos.batch import BatchHeader
+from semel.protos.delays import due_of
 from semel.protos.ids import QueueKey
 
 _QUEUES_CHANGE: Final = ("create_queue", "delete_queue", "split_queue")
@@ -49,6 +51,11 @@ class DueLoads:
         """Slots of topics that were asked for."""
         self._pinned: Counter[Second] | None = None
         """None: count anew."""
+
+    def of(self, header: BatchHeader) -> DueLoad | None:
+        """Returns the load of a delayed batch's second; None for any other batch."""
+        due_us = due_of(header)
+        return self.load(header.topic_id, due_us) if due_us else None
 
     def load(self, topic_id: int, due_us: int) -> DueLoad:
         """Returns the load of the second of `due_us`, applied or accepted."""
