@@ -197,6 +197,29 @@ def encode_fetch_reply(
     return b"".join((frame_prefix(total), *pieces))
 
 
+class FetchReplies:
+    """Fetch replies with the same batches of one queue, to many readers: what they share is encoded
+    once."""
+
+    def __init__(self, result: broker_pb2.FetchResult, parts: Sequence[bytes | memoryview]) -> None:
+        """`parts` are the stored batches, in the order of `result.batches` (asserted)."""
+        assert [each.length for each in result.batches] == [len(part) for part in parts], (
+            "fetch reply: header and batches disagree"
+        )
+        self._results = broker_pb2.FetchReplyHeader(results=[result]).SerializeToString()
+        self._batches = b"".join(padded(parts))
+
+    def to(self, correlation_id: int, *, more: bool) -> bytes:
+        """Returns the reply to one request as a `Frame` in wire form."""
+        own = broker_pb2.FetchReplyHeader(correlation_id=correlation_id, more=more)
+        # Serialized messages one behind the other are the serialized whole.
+        head = own.SerializeToString() + self._results
+        padding = _PADDING[len(head) & 7]
+        length = PREFIX_STRUCT.pack(len(head), 0)
+        total = PREFIX_BYTES + len(head) + len(padding) + len(self._batches)
+        return b"".join((frame_prefix(total), length, head, padding, self._batches))
+
+
 def decode_fetch_header(
     message: bytes | memoryview,
 ) -> tuple[broker_pb2.FetchReplyHeader, memoryview]:

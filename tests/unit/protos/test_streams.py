@@ -14,6 +14,7 @@ from semel.protos.streams import (
     PRODUCE_BATCHES_MAX,
     PRODUCE_HEAD_BYTES,
     PRODUCE_HEAD_STRUCT,
+    FetchReplies,
     Ping,
     decode_fetch_header,
     decode_produce,
@@ -166,3 +167,24 @@ def test_the_encoders_assert_what_callers_owe() -> None:
             encode_produce(wrong)
     with pytest.raises(AssertionError):
         encode_fetch_reply(_header([[3]]), [b"four"])
+
+
+@pytest.mark.parametrize("more", [False, True])
+@pytest.mark.parametrize("number", [0, 1, 127, 128, 1 << 60])
+def test_replies_that_share_their_batches_are_like_those_encoded_one_by_one(
+    number: int, more: bool
+) -> None:
+    parts = [b"first batch", b"second", b"12345678"]
+    header = _header([[len(part) for part in parts]])
+    shared = FetchReplies(header.results[0], parts)
+    found, rest = decode_fetch_header(shared.to(number, more=more))
+    assert (found.correlation_id, found.more) == (number, more)
+    assert list(found.results) == list(header.results)
+    assert fetched_batches(found, rest) == parts
+    header.correlation_id, header.more = number, more
+    assert bytes(rest) == bytes(decode_fetch_header(encode_fetch_reply(header, parts))[1])
+
+
+def test_shared_replies_need_the_batches_that_their_header_names() -> None:
+    with pytest.raises(AssertionError, match="disagree"):
+        FetchReplies(_header([[11]]).results[0], [b"second"])

@@ -143,6 +143,13 @@ class _Context:
                 self._writable = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._writable)
 
+    def write_now(self, message: bytes) -> bool:
+        """Sends a message; False, and nothing is sent, while the client has yet to take others."""
+        if self._stream.full:
+            return False
+        self._stream.write(message)
+        return True
+
     async def send_initial_metadata(self, metadata: tuple[tuple[str, bytes], ...]) -> None:
         """A no-op: the client got the levels with its ticket, and knows that it was let in."""
 

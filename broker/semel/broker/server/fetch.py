@@ -9,7 +9,8 @@ sent.
 
 With a *standing* request, a reader that keeps up need not send a request for each small answer. It
 is answered again whenever its queues grow, each time from where the answer before it ended, until
-its bytes or its time are used up, or a queue gives an error or ends.
+its bytes or its time are used up, or a queue gives an error or ends. Many that wait for one queue
+get the same bytes, and no task wakes for them (`server/fan_out.py`).
 
 Only applied entries are seen, so nothing that is returned can be lost. A slave answers only if the
 request allows it (`any_replica`).
@@ -24,12 +25,14 @@ Invariants
    are the smaller, the more bytes wait.
 
 Not here: one queue's part of an answer (`server/queue_reader.py`), memory of clients
-(`server/shared_memory.py`).
+(`server/shared_memory.py`), many readers of one queue (`server/fan_out.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -38,10 +41,11 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from semel.broker.config import BrokerConfig
-from semel.broker.replica.fetch_waiters import QueueWatchers, finish
+from semel.broker.replica.fetch_waiters import Growth, QueueWatchers, finish
+from semel.broker.server.fan_out import FanOut
 from semel.broker.server.queue_reader import Part, QueueReader, ReadNode
 from semel.broker.server.shared_memory import ClientMemory, MemoryPool, Place
-from semel.broker.server.stream import StreamContext
+from semel.broker.server.stream import PromptContext, StreamContext
 from semel.protos import compat
 from semel.protos.errors import InvalidRequest, SemelError, to_detail
 from semel.protos.ids import QueueKey
@@ -103,6 +107,8 @@ class _Poll:
     """Loop time at which the wait for new batches ends."""
     standing: int
     """Bytes that may still be sent; the request is answered again until they are used up."""
+    ended: bool = False
+    """The last answer was written while its task waited."""
 
 
 class _Outlet:
@@ -110,6 +116,7 @@ class _Outlet:
 
     def __init__(self, context: StreamContext) -> None:
         self._context = context
+        self.prompt = context if isinstance(context, PromptContext) else None
         self._writing = asyncio.Lock()
         self.reading = asyncio.Semaphore(_READ_AHEAD)
 
@@ -117,6 +124,12 @@ class _Outlet:
         """Returns once the client's window has taken it."""
         async with self._writing:
             await self._context.write(reply)
+
+    def write_now(self, reply: bytes) -> bool:
+        """False, and nothing is written, if the client has yet to take other replies."""
+        return (
+            self.prompt is not None and not self._writing.locked() and self.prompt.write_now(reply)
+        )
 
 
 class FetchHandler:
@@ -126,6 +139,7 @@ class FetchHandler:
         self._node = node
         self.counters = FetchCounters()
         self._reader = QueueReader(node)
+        self._fan_out = FanOut(node, self._reader, self.counters, node.config.fetch_bytes_max)
         self._memories = MemoryPool(node.config.fetch_shared_bytes_max)
         self.unsent_bytes = 0
         """Bytes of all replies that were read from the log and not yet taken by their clients."""
@@ -171,7 +185,9 @@ class FetchHandler:
                 if not request.any_replica:
                     self._node.check_master()
                 if self._nothing_for(poll):
-                    await self._growth(poll)
+                    await self._growth(poll, out)
+                    if poll.ended:
+                        return
                 elif not await self._answer(poll, out):
                     return
         except SemelError as error:
@@ -205,14 +221,33 @@ class FetchHandler:
             and asyncio.get_running_loop().time() < poll.deadline
         )
 
-    async def _growth(self, poll: _Poll) -> None:
-        """Returns when one of the queues grows, moves or ends, or the time is over."""
+    async def _growth(self, poll: _Poll, out: _Outlet) -> None:
+        """Returns when one of the queues grows, moves or ends, or the time is over. A standing poll
+        may have been answered by then, and may have ended."""
+        with self._watching(poll, out) as grown:
+            timer = asyncio.get_running_loop().call_at(poll.deadline, finish, grown)
+            try:
+                await grown
+            finally:
+                timer.cancel()
+
+    @contextmanager
+    def _watching(self, poll: _Poll, out: _Outlet) -> Iterator[Growth]:
+        """What a poll waits for; a reader in no group may be answered without its task."""
+        if (
+            poll.standing > 0
+            and out.prompt is not None
+            and len(poll.keys) == len(set(poll.keys))
+            and not any(wanted.group for wanted in poll.request.queues)
+        ):
+            grown: Growth = asyncio.get_running_loop().create_future()
+            with self._fan_out.joined(poll, poll.keys, out, grown):
+                yield grown
+            return
         grown = self._node.watchers.watch(poll.keys)
-        timer = asyncio.get_running_loop().call_at(poll.deadline, finish, grown)
         try:
-            await grown
+            yield grown
         finally:
-            timer.cancel()
             self._node.watchers.unwatch(poll.keys, grown)
 
     async def _answer(self, poll: _Poll, out: _Outlet) -> bool:

@@ -129,18 +129,33 @@ class QueueReader:
         if not alone and extents[0].length > room:
             return None
         batches = await self._stored(extents)
-        for extent, batch in zip(extents, batches, strict=True):
-            skip = max(0, wanted.offset - extent.base_offset)
-            result.batches.add(
-                length=len(batch),
-                base_offset=extent.base_offset + skip,
-                row_start=extent.first_row + skip,
-                row_end=extent.first_row + extent.count,
-            )
-        next_offset = extents[-1].base_offset + extents[-1].count
+        found = _found(result, wanted.offset, extents, batches)
         if wanted.group:
-            self._node.on_delivered(wanted.group, key, wanted.token, next_offset)
-        return Found(result, batches, next_offset)
+            self._node.on_delivered(wanted.group, key, wanted.token, found.next_offset)
+        return found
+
+    def end_of(self, key: QueueKey) -> int:
+        """The end of the queue; -1 if it is not here."""
+        queue = self._node.state.queues.get(key)
+        return -1 if queue is None else queue.log_end_offset
+
+    def read_cached(self, wanted: broker_pb2.FetchQueue, key: QueueKey, room: int) -> Found | None:
+        """What `read` finds for a reader without a group, if the tail cache has all of it; None
+        otherwise, and if the queue has an error or an end to tell."""
+        queue = self._node.state.queues.get(key)
+        if queue is None or queue.sealed:
+            return None
+        start, end = queue.log_start_offset, queue.log_end_offset
+        if not start <= wanted.offset < end:
+            return None
+        extents = queue.extents_from(wanted.offset, room)
+        batches = self._cached(extents)
+        if len(batches) < len(extents):
+            return None
+        result = broker_pb2.FetchResult(
+            queue=wanted.queue, log_start_offset=start, high_watermark=end
+        )
+        return _found(result, wanted.offset, extents, batches)
 
     def _token(self, group: str, key: QueueKey) -> int:
         """Token of the lock that a consumer group holds on the queue; 0 for none."""
@@ -149,6 +164,17 @@ class QueueReader:
 
     async def _stored(self, extents: Sequence[Extent]) -> list[Part]:
         """Stored batches of the extents: from the cache, or all from disk in one job."""
+        cached = self._cached(extents)
+        if len(cached) == len(extents):
+            return cached
+        loop = asyncio.get_running_loop()
+        rest = await loop.run_in_executor(
+            self._node.readers, _read_records, self._node.log, extents[len(cached) :]
+        )
+        return cached + rest
+
+    def _cached(self, extents: Sequence[Extent]) -> list[Part]:
+        """Stored batches of the first extents, as many as the cache has in a row."""
         log = self._node.log
         cached: list[Part] = []
         for extent in extents:
@@ -156,13 +182,22 @@ class QueueReader:
             if view is None:
                 break
             cached.append(view)
-        else:
-            return cached
-        loop = asyncio.get_running_loop()
-        rest = await loop.run_in_executor(
-            self._node.readers, _read_records, log, extents[len(cached) :]
+        return cached
+
+
+def _found(
+    result: broker_pb2.FetchResult, offset: int, extents: Sequence[Extent], batches: list[Part]
+) -> Found:
+    """Fills the result for a reader that is at the offset, in the first of the extents."""
+    for extent, batch in zip(extents, batches, strict=True):
+        skip = max(0, offset - extent.base_offset)
+        result.batches.add(
+            length=len(batch),
+            base_offset=extent.base_offset + skip,
+            row_start=extent.first_row + skip,
+            row_end=extent.first_row + extent.count,
         )
-        return cached + rest
+    return Found(result, batches, extents[-1].base_offset + extents[-1].count)
 
 
 def _read_records(log: Log, extents: Sequence[Extent]) -> list[Part]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
 class StreamContext(Protocol):
@@ -15,3 +15,12 @@ class StreamContext(Protocol):
     async def write(self, message: bytes) -> None: ...
 
     async def send_initial_metadata(self, metadata: tuple[tuple[str, bytes], ...]) -> None: ...
+
+
+@runtime_checkable
+class PromptContext(Protocol):
+    """A context that can also write without waiting."""
+
+    def write_now(self, message: bytes) -> bool:
+        """Sends a message; False, and nothing is sent, while the client has yet to take others."""
+        ...

@@ -223,7 +223,9 @@ async def test_a_clients_own_error_is_no_failure_of_the_broker(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A fetch stream serves its requests in a task group, which raises a group of errors."""
-    config = SimpleNamespace(fetches_per_stream_max=1, fetch_shared_bytes_max=0)
+    config = SimpleNamespace(
+        fetches_per_stream_max=1, fetch_shared_bytes_max=0, fetch_bytes_max=1 << 20
+    )
     node: Any = SimpleNamespace(config=config, levels=own_levels)
     async with Served(FetchHandler(node).fetch) as served:
         reader, writer = await served.dial()

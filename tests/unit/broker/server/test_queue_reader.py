@@ -9,6 +9,7 @@ import pytest
 
 from semel.broker.server.queue_reader import QueueReader
 from semel.protos.errors import LockLost, OffsetOutOfRange, from_detail
+from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2, control_pb2
 from tests.kit.state_log import KEY, Group, control, header
@@ -67,6 +68,19 @@ async def test_the_first_batch_is_given_from_the_row_that_was_asked_for(node: No
     assert len(set(found.batches)) == 2
     assert (found.result.log_start_offset, found.result.high_watermark) == (0, 20)
     assert node.delivered == [], "under no lock"
+
+
+async def test_a_crowd_gets_what_one_reader_gets_while_the_cache_has_it(node: Node) -> None:
+    reader = QueueReader(node)
+    for offset, room in ((0, 1 << 20), (3, 1 << 20), (3, 1), (10, 1)):
+        found = reader.read_cached(wanted(offset), KEY, room)
+        assert found == await read(node, wanted(offset), room)
+    for offset in (-1, 20, 21):
+        assert reader.read_cached(wanted(offset), KEY, 1) is None
+    node.log.cached_record = lambda index, *_: None if index > 4 else b"first"
+    assert reader.read_cached(wanted(0), KEY, 1) is not None
+    assert reader.read_cached(wanted(0), KEY, 1 << 20) is None
+    assert (reader.end_of(KEY), reader.end_of(QueueKey(TopicId(7), QueueId(9)))) == (20, -1)
 
 
 async def test_what_is_given_under_a_lock_is_delivered_under_its_token(node: Node) -> None:
