@@ -18,7 +18,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tests.checking.message_ids import Arrival, IdLog, IdTopic
+from tests.checking.id_topics import Arrival, IdTopic
+from tests.checking.message_ids import IdLog
 from tests.checking.stored import Row
 
 _ROUTES_S = 2.0
@@ -76,7 +77,7 @@ def _problem(
             str(arrival)
             for group in groups
             for topic in group.log.windows(answer.topic_id)
-            for arrival in _known_all_the_time(answer, topic, group.at_s)
+            for arrival in _known_all_the_time(answer, topic, group)
         ]
         return f"the id was known all the time, of {known[0]}" if known else ""
     found = [
@@ -126,14 +127,27 @@ def _moves(answer: CancelAnswer, group: Committed) -> bool:
     return False
 
 
+def _is_home(answer: CancelAnswer, arrival: Arrival, group: Committed) -> bool:
+    """Whether the group had the message's queue all the time."""
+    for begin, end in group.log.homes.get((answer.topic_id, arrival.place.queue_id), ()):
+        if group.at_s[begin] <= answer.began_s and (
+            end is None or group.at_s[end] > answer.ended_s
+        ):
+            return True
+    return False
+
+
 def _known_all_the_time(
-    answer: CancelAnswer, topic: IdTopic, at_s: Mapping[int, float]
+    answer: CancelAnswer, topic: IdTopic, group: Committed
 ) -> Iterator[Arrival]:
+    at_s = group.at_s
     for number, arrival in enumerate(topic.arrivals, topic.base or 0):
         if arrival.message.message_id != answer.message_id:
             continue
         if any(lost.first_arrival > number for lost in topic.forgotten):
             continue  # all nodes had lost it, some time before the window began anew
+        if number in topic.superseded or not _is_home(answer, arrival, group):
+            continue  # the group that has the queue says what became of the message
         ends = [entry for entry, first_arrival in topic.evictions if first_arrival > number]
         until = min((at_s[entry] for entry in ends), default=answer.ended_s + 1)
         if at_s[arrival.arrived] <= answer.began_s and until > answer.ended_s:

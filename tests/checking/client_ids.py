@@ -23,7 +23,8 @@ from math import inf
 from typing import NamedTuple
 
 from tests.checking.cancel_answers import Committed
-from tests.checking.message_ids import Arrival, IdLog, IdTopic
+from tests.checking.id_topics import Arrival, IdTopic
+from tests.checking.message_ids import IdLog
 from tests.checking.moved_ids import Message
 from tests.checking.stored import Queue
 

@@ -5,10 +5,15 @@ until a release takes it: by due time, then in the order in which they came to w
 broker group counts. A release names how many it takes, and how many had come when it was
 admitted. A cancellation takes one message out of a batch; with its last one the batch is gone.
 
+When a queue moves, copies come to the other group under the numbers of the batches. When the queue
+is activated there, what waited when it was sealed waits on, with the numbers that it had: those
+that came are the same, byte for byte, and numbers go on above them.
+
 Invariants checked here
 1. What is released waited, was due by the time that the release names, and that time had come.
 2. It is the first that waited, and as many messages as the release says, none that was cancelled.
 3. What is cancelled waited, had not been cancelled, and was not due at the time of the entry.
+4. Of what waits in a queue that is activated, there is a copy.
 
 Not here: offsets (`raw_log.py`), ids that are free again (`message_ids.py`).
 """
@@ -16,7 +21,7 @@ Not here: offsets (`raw_log.py`), ids that are free again (`message_ids.py`).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from semel.protos.batch import BatchHeader
 from semel.protos.ids import QueueKey
@@ -48,6 +53,14 @@ class DelayedBatch:
         return self.header.count - len(self.cancelled)
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What waits in a queue when it is sealed for a move."""
+
+    batches: dict[tuple[int, int], DelayedBatch]
+    """By due time and number."""
+
+
 @dataclass(slots=True)
 class Delayed:
     """Delayed messages of one broker group."""
@@ -55,12 +68,37 @@ class Delayed:
     waiting: dict[QueueKey, dict[tuple[int, int], DelayedBatch]] = field(default_factory=dict)
     """Waiting batches by due time and number."""
     came: int = 0
+    copies: dict[tuple[QueueKey, int], dict[int, DelayedBatch]] = field(default_factory=dict)
+    """By queue and move: batches that came from another group, by number."""
 
     def on_batch(self, batch: DelayedBatch) -> None:
         """Adds a batch that waits."""
         held = self.waiting.setdefault(batch.header.queue_key, {})
         held[batch.header.deliver_at_us, self.came] = batch
         self.came += 1
+
+    def sealed(self, key: QueueKey) -> Waiting:
+        """What waits in a queue that is sealed."""
+        waiting = self.waiting.get(key, {}).items()
+        return Waiting({at: replace(each, cancelled=set(each.cancelled)) for at, each in waiting})
+
+    def on_copy(self, key: QueueKey, job: int, number: int, batch: DelayedBatch) -> None:
+        """A copy has come. It counts if its number is above those before it."""
+        copies = self.copies.setdefault((key, job), {})
+        if number > max(copies, default=-1):
+            copies[number] = batch
+
+    def activate(self, key: QueueKey, job: int, waiting: Waiting) -> Iterator[str]:
+        """What waited goes on to wait here; yields what is wrong."""
+        copies, held = self.copies.pop((key, job), {}), {}
+        for place, batch in waiting.batches.items():
+            copy = copies.get(place[1])
+            if copy is None or (copy.header, copy.body) != (batch.header, batch.body):
+                yield f"of {batch.header} of {key}, which waits until {place[0]}, {copy} came"
+                continue
+            held[place] = replace(copy, cancelled=set(batch.cancelled))
+        self.came = max([self.came, *(number + 1 for number in copies)])
+        self.waiting[key] = held
 
     def on_deleted(self, queue: tuple[int, int]) -> None:
         """Forgets a queue that is gone, with all that waited in it."""

@@ -17,7 +17,8 @@ What is checked
    and the place of the first message with its id.
 6. What is cancelled is a delayed message in the window, under its own arrival and in its own batch,
    and was not cancelled before.
-7. Ids that move with a queue arrive here as they were at the other group (`moved_ids.py`).
+7. Ids that move with a queue arrive here as they were at the other group (`moved_ids.py`). What was
+   known here of its delayed messages, when it was here earlier, does not count any more.
 
 Not here: transactions (`published_ids.py`), what nodes have in their indexes
 (`tests/world/id_indexes.py`), queues and what is due when (`raw_log.py`), what those who cancel are
@@ -27,7 +28,7 @@ told (`cancel_answers.py`).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -37,8 +38,9 @@ from semel.protos.columns import decode_columns
 from semel.protos.delays import is_delayed
 from semel.protos.dropped import DROPPED, Dropped, Verdict, read_answer
 from semel.protos.frames import RecordKind, decode_frame_header, iter_records
-from semel.protos.slots import SLOT_COUNT
+from semel.protos.levels import DELAYED_MOVE_LEVEL
 from semel.protos.v1 import common_pb2, control_pb2, transaction_records_pb2
+from tests.checking.id_topics import Arrival, BatchName, Forgotten, IdTopic
 from tests.checking.moved_ids import (
     Known,
     Message,
@@ -51,38 +53,6 @@ from tests.checking.moved_ids import (
 )
 from tests.checking.moves import At, Did, Journeys, Places
 from tests.checking.stored import Queue
-
-ID_BYTES = 40
-"""What one id counts in a window, as the documentation says."""
-_IN_FLIGHT_MAX = 16
-"""A master has at most so many entries in flight, with a few to spare."""
-
-
-class BatchName(NamedTuple):
-    """Names one batch for good."""
-
-    queue: Queue
-    producer_id: int
-    epoch: int
-    session: int
-    base_sequence: int
-
-
-class Arrival(NamedTuple):
-    """A stored message with an id."""
-
-    message: Message
-    place: Place
-    time_us: int
-    """Log time of its entry."""
-    entry: int
-    """The entry that holds it."""
-    row: int
-    """Its row in the batch there."""
-    sent: tuple[BatchName, int] | None
-    """The batch in which it was sent, and its sequence; None if it came with a move."""
-    arrived: int
-    """The entry with which it arrived: that of a publication, if a transaction had staged it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +74,6 @@ class StoredBatch:
     dropped: list[Dropped]
 
 
-class Forgotten(NamedTuple):
-    """An eviction that neither bytes nor time explain."""
-
-    entry: int
-    first_arrival: int
-    explained: int
-    """Arrivals below this may be forgotten."""
-
-
 class Moving(NamedTuple):
     """A queue is on its way from or to a group."""
 
@@ -121,74 +82,6 @@ class Moving(NamedTuple):
     entry: int
     end: int | None = None
     """The entry that ends it."""
-
-
-@dataclass(slots=True)
-class IdTopic:
-    """The ids of one topic."""
-
-    settings: common_pb2.IdDedup
-    floor: int = 0
-    """All arrivals are at least that: those of earlier windows with the seed are below."""
-    base: int | None = 0
-    """The first arrival; None if no record has told it yet, of a window that began with a move."""
-    first_arrival: int = 0
-    arrivals: list[Arrival] = field(default_factory=list)
-    """All since the window began, in order; the first one is `base`."""
-    newest: dict[bytes, int] = field(default_factory=dict)
-    """The last arrival of each id."""
-    cancelled: dict[int, int] = field(default_factory=dict)
-    """By arrival of a message that was cancelled: the entry that did it."""
-    evictions: list[tuple[int, int]] = field(default_factory=list)
-    """Entry, and where the window begins since then."""
-    slots: list[tuple[int, int]] = field(default_factory=list)
-    """Entry, and how many slots of the topic the group has since then."""
-    forgotten: list[Forgotten] = field(default_factory=list)
-    """They are right only if all nodes have lost the ids."""
-
-    @property
-    def next_arrival(self) -> int:
-        """The number of the next arrival."""
-        return (self.base or 0) + len(self.arrivals)
-
-    def has(self, arrival: int) -> bool:
-        """Whether something in the window has arrived so."""
-        return self.first_arrival <= arrival < self.next_arrival
-
-    def at(self, arrival: int) -> Arrival:
-        """The message with the number."""
-        return self.arrivals[arrival - (self.base or 0)]
-
-    def begin(self, first_arrival: int) -> bool:
-        """Takes the first record's word for where arrivals begin; False if they do not go on so."""
-        if self.base is None and first_arrival >= self.floor:
-            self.base = self.first_arrival = first_arrival
-        return first_arrival == self.next_arrival
-
-    def known(self, name: bytes) -> int | None:
-        """The arrival of an id in the window whose message is not cancelled."""
-        arrival = self.newest.get(name, -1)
-        return arrival if arrival >= self.first_arrival and arrival not in self.cancelled else None
-
-    def held(self) -> dict[bytes, int]:
-        """The arrivals of the ids that are known."""
-        known = {name: self.known(name) for name in self.newest}
-        return {name: arrival for name, arrival in known.items() if arrival is not None}
-
-    def explained(self, now_us: int, entry: int) -> int:
-        """Arrivals below this are too many, or too old, in the eyes of the master that proposes
-        `entry`: it may not have applied the newest entries before."""
-        later = [(at, slots) for at, slots in self.slots if at > entry - _IN_FLIGHT_MAX]
-        before = [(at, slots) for at, slots in self.slots if at <= entry - _IN_FLIGHT_MAX]
-        slots = min(slots for _, slots in (*before[-1:], *later))
-        ids_max = max(1, self.settings.window_bytes * slots // (SLOT_COUNT * ID_BYTES))
-        too_many = max(self.first_arrival, self.next_arrival - ids_max)
-        if not self.settings.keep_ms:
-            return too_many
-        too_old, end_us = too_many, now_us - self.settings.keep_ms * 1_000
-        while too_old < self.next_arrival and self.at(too_old).time_us <= end_us:
-            too_old += 1
-        return too_old
 
 
 class IdLog:
@@ -222,7 +115,15 @@ class IdLog:
         self._sent = dict(sent)
         self._messages = messages
         self._where = ""
-        self._index = 0
+        self._index = self._level = 0
+        self.homes: dict[Queue, list[tuple[int, int | None]]] = {}
+        """From which entry to which one each queue was here, or is here."""
+        self._copies: dict[tuple[int, int], bytes] = {}
+        """Copies of delayed batches, by entry and number."""
+        self._begun: dict[tuple[Queue, int], int] = {}
+        """The entry with which each move to this group has begun."""
+        self._open: set[tuple[Queue, int]] = set()
+        """Moves whose ids may come."""
         self.all_windows: dict[int, list[IdTopic]] = {}
 
     def read(self, frames: Mapping[int, bytes]) -> IdLog:
@@ -238,6 +139,10 @@ class IdLog:
                 elif kind is RecordKind.STAGED:
                     self._on_staged(position, bytes(payload), checked)
                     checked = None
+                elif kind is RecordKind.COPY:
+                    placed = decode_broker_header(payload)
+                    if placed.base_offset < 0:
+                        self._copies[index, int(placed.term)] = bytes(payload)
                 elif kind is RecordKind.CONTROL:
                     record = control_pb2.ControlRecord.FromString(bytes(payload))
                     match record.WhichOneof("record"):
@@ -253,17 +158,21 @@ class IdLog:
                             made = record.create_queue
                             queue = int(made.queue.topic_id), int(made.queue.queue_id)
                             self._places.on_created(queue)
+                            self._come(queue)
                             self._slots.setdefault(queue, made.slot_end - made.slot_start)
                             self._configure(made.queue.topic_id, made.settings)
                         case "delete_queue":
                             gone = record.delete_queue.queue
                             self._places.on_deleted((gone.topic_id, gone.queue_id))
+                            self._go((gone.topic_id, gone.queue_id))
                             self._slots.pop((gone.topic_id, gone.queue_id), None)
                             self._maybe_forget(gone.topic_id)
                         case "split_queue":
                             self._on_split(record.split_queue)
                         case "move_queue":
                             self._on_step(record.move_queue, time_us)
+                        case "feature_level":
+                            self._level = max(self._level, record.feature_level.level)
                         case "alter_topic":
                             altered = record.alter_topic
                             self._configure(altered.topic_id, altered.settings)
@@ -288,6 +197,7 @@ class IdLog:
             queue = parent[0], child.queue_id
             self.parents[queue] = parent
             self._places.on_created(queue)
+            self._come(queue)
             self._slots[queue] = child.slot_end - child.slot_start
         self._count_slots(parent[0])
 
@@ -296,6 +206,8 @@ class IdLog:
         job, topic_id = (queue, step.job), queue[0]
         if step.step == control_pb2.MOVE_STEP_IDS:
             self._on_moved(step, job, time_us)
+        elif step.step == control_pb2.MOVE_STEP_SUPERSEDE:
+            self._on_superseded(step, job)
         did = self._places.on_step(step)
         if did in (Did.BEGUN, Did.SEALED):
             self.moving.append(Moving(topic_id, job, self._index))
@@ -308,9 +220,11 @@ class IdLog:
             self.moving = [each for each in self.moving if each.job != job or each.end is not None]
         if did is Did.BEGUN:
             self._slots[queue] = step.create.slot_end - step.create.slot_start
+            self._begun[job] = self._index
             self._configure(topic_id, step.create.settings, moves=True)
         elif did is Did.SEALED and topic_id in self.topics:
             topic = self.topics[topic_id]
+            self.moves.sealed_at[job] = self._index
             known = {arrival: topic.at(arrival) for arrival in topic.held().values()}
             self.moves.sealed[job] = {
                 arrival: Known(each.message, each.place)
@@ -321,11 +235,53 @@ class IdLog:
             if step.HasField("create"):
                 self._configure(topic_id, step.create.settings)
             self.moves.activated.append(job)
+            self._come(queue)
+            if job not in self._open:
+                self._check_superseded(job)
         elif did in (Did.FORWARDED, Did.DROPPED):
             if did is Did.FORWARDED and topic_id in self.topics:
                 self.moves.left[job] = self.topics[topic_id].first_arrival
+            self._go(queue)
             self._slots.pop(queue, None)
             self._maybe_forget(topic_id)
+
+    def _come(self, queue: Queue) -> None:
+        found = self.homes.setdefault(queue, [])
+        if not found or found[-1][1] is not None:
+            found.append((self._index, None))
+
+    def _go(self, queue: Queue) -> None:
+        if (found := self.homes.get(queue)) and found[-1][1] is None:
+            found[-1] = found[-1][0], self._index
+
+    def _on_superseded(self, step: control_pb2.MoveQueue, job: tuple[Queue, int]) -> None:
+        topic = self.topics.get(job[0][0])
+        if topic is None or self._places.places.get(job[0]) != (At.INCOMING, job[1]):
+            return
+        if job in self._open:
+            return
+        if step.last:
+            self._open.add(job)
+        for arrival in np.frombuffer(step.arrivals, "<u8").tolist():
+            if not topic.has(arrival):
+                continue
+            place = topic.at(arrival).place
+            if place.queue_id != job[0][1] or not place.due_us:
+                self._wrong(f"{topic.at(arrival)} is superseded by the move {job}")
+            topic.superseded.setdefault(arrival, self._index)
+        if step.last:
+            self._check_superseded(job)
+
+    def _check_superseded(self, job: tuple[Queue, int]) -> None:
+        """Checks that delayed messages count only if their ids come with the move."""
+        topic = self.topics.get(job[0][0])
+        if topic is None or self._level < DELAYED_MOVE_LEVEL:
+            return
+        for number in topic.held().values():
+            found = topic.at(number)
+            mine = found.place.queue_id == job[0][1] and found.place.due_us
+            if mine and found.arrived < self._begun[job]:
+                self._wrong(f"{found} still counts when the move {job} brings its queue back")
 
     def _on_moved(self, step: control_pb2.MoveQueue, job: tuple[Queue, int], time_us: int) -> None:
         topic = self.topics.get(job[0][0])
@@ -408,6 +364,12 @@ class IdLog:
             return
         found = topic.at(record.arrival)
         told = Place(record.queue.queue_id, -1, record.due_us), record.entry, record.row
+        if found.sent is None and (copy := self._copies.get((record.entry, record.ordinal))):
+            messages, sequences = messages_in(copy)
+            if messages[record.row] == found.message:
+                sent = name_of(copy), sequences[record.row]
+                found = found._replace(entry=record.entry, row=record.row, sent=sent)
+                topic.arrivals[record.arrival - (topic.base or 0)] = found
         if (found.place, found.entry, found.row) != told:
             self._wrong(f"{told} is cancelled as {found}")
         if record.arrival in topic.cancelled:
@@ -477,8 +439,8 @@ class IdLog:
         same = message == kept or topic.settings.keep_first
         if message is None or message.message_id is None or message.message_id != kept.message_id:
             self._wrong(f"loss: {what} of {kept}")
-        elif arrival in topic.cancelled:
-            self._wrong(f"loss: {what} of {kept}, which was cancelled")
+        elif arrival in topic.cancelled or arrival in topic.superseded:
+            self._wrong(f"loss: {what} of {kept}, which was cancelled, or may have been")
         elif arrival != topic.newest[message.message_id]:
             self._wrong(f"{what} of {arrival}, and the id has arrived since")
         elif same != (verdict is Verdict.DUPLICATE):
@@ -548,4 +510,4 @@ def judge_moves(logs: Mapping[int, IdLog]) -> Iterator[str]:
 
 def _source(topic: IdTopic) -> Source:
     arrivals = [Known(each.message, each.place) for each in topic.arrivals]
-    return Source(topic.base or 0, arrivals, frozenset(topic.cancelled))
+    return Source(topic.base or 0, arrivals, topic.cancelled, topic.superseded)

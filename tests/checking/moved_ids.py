@@ -7,6 +7,7 @@ What is checked
 1. A moved id is that of a message of that queue, or of one that it descends from, which had arrived
    at the source in the range that the step covers, and in that order.
 2. It is not that of a message that was cancelled, ever: nobody would take it out at the target.
+   It may be cancelled later at the source if the move sealed the queue and was given up.
 3. When the queue is activated, all ids have come that its group knew of it when it was sealed, and
    until it left.
 
@@ -110,6 +111,8 @@ class MovesOfIds:
     sealed: dict[tuple[Queue, int], dict[int, Known]] = field(default_factory=dict)
     """The ids of messages of each queue that was sealed for a job, as they were known then, by
     arrival."""
+    sealed_at: dict[tuple[Queue, int], int] = field(default_factory=dict)
+    """The entry that sealed the queue for each job."""
     left: dict[tuple[Queue, int], int] = field(default_factory=dict)
     """Where the window began when the queue had left: what is older may have been forgotten before
     it was copied."""
@@ -117,13 +120,17 @@ class MovesOfIds:
     activated: list[tuple[Queue, int]] = field(default_factory=list)
 
 
-class Source(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Source:
     """The arrivals of one window of a topic, and which of them were cancelled."""
 
     base: int
     """The number of the first arrival."""
     arrivals: list[Known]
-    cancelled: frozenset[int]
+    cancelled: Mapping[int, int]
+    """The entries that cancelled them."""
+    superseded: Mapping[int, int] = field(default_factory=dict)
+    """The entries from which on they did not count, because their queue was here again."""
 
 
 def judge_moved(
@@ -141,7 +148,9 @@ def judge_moved(
             while (queue := parents.get(queue) if queue else None) is not None:
                 family.add(queue[1])
             sources = windows[step.source].get(step.job[0][0], [])
-            yield from (f"{where}: {problem}" for problem in _wrong(step, sources, family))
+            sealed_at = groups[step.source].sealed_at.get(step.job)
+            found = _wrong(step, sources, family, sealed_at)
+            yield from (f"{where}: {problem}" for problem in found)
             known = arrived.setdefault(step.job, set())
             known |= {Known(each.message, each.place) for each in step.ids if each.message}
     sealed = {
@@ -156,23 +165,30 @@ def judge_moved(
                 yield f"group {group}: move {job} has lost {len(lost)} ids, as that of {lost[0]}"
 
 
-def _wrong(step: Taken, sources: list[Source], family: set[int]) -> Iterator[str]:
+def _wrong(
+    step: Taken, sources: list[Source], family: set[int], sealed_at: int | None
+) -> Iterator[str]:
     """The problems of one step: in one window at least there must be none."""
-    found = [list(_wrong_of(step, source, family)) for source in sources]
+    found = [list(_wrong_of(step, source, family, sealed_at)) for source in sources]
     if step.ids and not any(not each for each in found):
         yield found[-1][0] if found else "ids come from a group that compares none"
 
 
-def _wrong_of(step: Taken, source: Source, family: set[int]) -> Iterator[str]:
-    base = source.base
+def _wrong_of(
+    step: Taken, source: Source, family: set[int], sealed_at: int | None
+) -> Iterator[str]:
+    base, since, never = source.base, sealed_at or 0, 1 << 62
     at, end = max(step.arrivals.start, base), min(step.arrivals.stop, base + len(source.arrivals))
     for each in step.ids:
-        while at < end and source.arrivals[at - base] != (each.message, each.place):
+        wanted = each.message, each.place
+        while at < end and (
+            source.arrivals[at - base] != wanted or source.superseded.get(at, never) < since
+        ):
             at += 1
         if at >= end:
             yield f"{each} did not arrive at the source in {step.arrivals}, or not in this order"
             return
-        if at in source.cancelled:
+        if at in source.cancelled and (sealed_at is None or source.cancelled[at] < sealed_at):
             yield f"the id of {each} moves, and it was cancelled"
         if each.place.queue_id not in family:
             yield f"{each} is not the queue's"

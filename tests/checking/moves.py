@@ -105,6 +105,11 @@ class Places:
         self.places.pop(queue, None)
         self.ends.pop(queue, None)
 
+    def coming(self, queue: Queue) -> int | None:
+        """The move that brings the queue here; None if none does."""
+        at, job = self.places.get(queue, (At.HERE, 0))
+        return job if at is At.INCOMING else None
+
     def on_copy(self, queue: Queue, base_offset: int, count: int) -> bool:
         """Whether the copy counts."""
         place = self.places.get(queue)

@@ -22,15 +22,8 @@ from semel.protos.delays import is_delayed
 from semel.protos.dropped import DROPPED, SAME_TRANSACTION, Dropped, Verdict
 from semel.protos.frames import RecordKind, iter_records
 from semel.protos.v1 import control_pb2, transaction_records_pb2
-from tests.checking.message_ids import (
-    Arrival,
-    BatchName,
-    IdLog,
-    IdTopic,
-    StoredBatch,
-    messages_in,
-    name_of,
-)
+from tests.checking.id_topics import Arrival, BatchName, IdTopic
+from tests.checking.message_ids import IdLog, StoredBatch, messages_in, name_of
 from tests.checking.moved_ids import Message, Place
 from tests.checking.stored import Queue
 

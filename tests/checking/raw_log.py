@@ -41,8 +41,9 @@ from semel.protos.batch import (
 from semel.protos.delays import is_delayed
 from semel.protos.errors import CorruptBatch, CorruptFrame
 from semel.protos.frames import RecordKind, check_frame, iter_records
+from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import common_pb2, control_pb2, transaction_records_pb2
-from tests.checking.delays import Delayed, DelayedBatch
+from tests.checking.delays import Delayed, DelayedBatch, Waiting
 from tests.checking.moves import Did, Journeys, Places
 from tests.checking.staged import Staged, StagedBatch
 from tests.checking.stored import Queue, Row, Stored, rows_of, stored, stored_part
@@ -81,6 +82,7 @@ class _Luggage:
     append_us: int
     expired: set[int]
     rows: dict[int, _Producer]
+    waiting: Waiting
 
 
 @dataclass(slots=True)
@@ -475,10 +477,15 @@ def _fold_copy(result: Fold, index: int, payload: memoryview) -> None:
         result.problems.append(f"entry {index}: {error.message}")
         return
     queue = (int(header.topic_id), int(header.queue_id))
+    if placed.base_offset < 0:
+        if (job := result.places.coming(queue)) is not None:
+            batch = DelayedBatch(header, bytes(payload[BROKER_HEADER_BYTES:]), index)
+            result.delayed.on_copy(header.queue_key, job, int(placed.term), batch)
+        return
     if result.places.on_copy(queue, placed.base_offset, header.count):
-        batch, append_us = bytes(payload[BROKER_HEADER_BYTES:]), placed.append_time_us
-        part = stored_part(batch, header, range(header.count), append_us)
-        result.copies.append((queue, placed.base_offset, (stored(batch, append_us), part)))
+        data, append_us = bytes(payload[BROKER_HEADER_BYTES:]), placed.append_time_us
+        part = stored_part(data, header, range(header.count), append_us)
+        result.copies.append((queue, placed.base_offset, (stored(data, append_us), part)))
 
 
 def _fold_move(result: Fold, places: Places, step: control_pb2.MoveQueue) -> None:
@@ -496,6 +503,7 @@ def _fold_move(result: Fold, places: Places, step: control_pb2.MoveQueue) -> Non
             result.append_us.get(queue, 0),
             {producer for key, producer in result.expired if key == queue},
             rows,
+            result.delayed.sealed(queue_key_of(step.queue)),
         )
     elif did is Did.ACTIVATED:
         luggage = cast(_Luggage, places.journeys.luggage[job])
@@ -509,9 +517,13 @@ def _fold_move(result: Fold, places: Places, step: control_pb2.MoveQueue) -> Non
         result.expired |= {(queue, producer) for producer in luggage.expired}
         for producer_id, row in luggage.rows.items():
             result.producers[queue, producer_id] = _Producer(row.epoch, row.session, row.last)
+        where = f"entry {result.last_index + 1}"
+        wrong = result.delayed.activate(queue_key_of(step.queue), step.job, luggage.waiting)
+        result.problems += [f"{where}: {each}" for each in wrong]
     elif did is Did.FORWARDED:
         _take_rows(result, queue)
         result.staged.on_gone(queue)
+        result.delayed.on_deleted(queue)
 
 
 def _fold_split(result: Fold, split: control_pb2.SplitQueue) -> None:

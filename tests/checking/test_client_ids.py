@@ -8,7 +8,8 @@ from typing import Any
 from semel.protos.v1 import common_pb2
 from tests.checking.cancel_answers import Committed
 from tests.checking.client_ids import SentAnswer, judge_scattered, judge_sent
-from tests.checking.message_ids import Arrival, BatchName, IdLog, IdTopic, Moving
+from tests.checking.id_topics import Arrival, BatchName, IdTopic
+from tests.checking.message_ids import IdLog, Moving
 from tests.checking.moved_ids import Message, Place
 
 TOPIC = 7

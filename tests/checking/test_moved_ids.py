@@ -27,7 +27,7 @@ def problems(
     source = MovesOfIds(sealed={JOB: dict(enumerate(KNOWN, 10))}, left={JOB: left})
     ids = [MovedId(*each) for each in moved]
     target = MovesOfIds(taken=[Taken(5, JOB, 1, covered, ids)], activated=[JOB])
-    window = Source(10, [*KNOWN, OTHER], frozenset(cancelled))
+    window = Source(10, [*KNOWN, OTHER], dict.fromkeys(cancelled, 3))
     return list(judge_moved({1: source, 2: target}, {1: {7: [window]}, 2: {}}, {}))
 
 

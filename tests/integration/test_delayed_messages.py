@@ -211,22 +211,16 @@ async def test_a_time_too_far_ahead_is_refused_with_a_guess(group: BrokerGroup) 
     assert "nanoseconds" in str(error)
 
 
-async def test_a_queue_with_delayed_messages_stays_and_says_so(group: BrokerGroup) -> None:
+async def test_a_queue_with_delayed_messages_is_not_split_and_says_so(group: BrokerGroup) -> None:
     await produce(group, *delayed_batches(now_us() + HOUR_US))
     split = control_pb2.SplitQueue(queue=queue_ref(QUEUE))
     split.children.add(queue_id=1, slot_start=0, slot_end=9)
     split.children.add(queue_id=2, slot_start=9, slot_end=65_536)
-    move = control_pb2.MoveQueue(
-        queue=queue_ref(QUEUE), job=1, group_id=2, step=control_pb2.MOVE_STEP_SEAL
-    )
     async with RawClient((await group.master()).address) as client:
-        for record in (
-            control_pb2.ControlRecord(split_queue=split),
-            control_pb2.ControlRecord(move_queue=move),
-        ):
-            request = broker_pb2.ApplyQueuesRequest(cluster_id=CLUSTER, records=[record])
-            with pytest.raises(Throttled, match="5 messages of queue 0 are delayed, the last"):
-                await client.call("ApplyQueues", request)
+        record = control_pb2.ControlRecord(split_queue=split)
+        request = broker_pb2.ApplyQueuesRequest(cluster_id=CLUSTER, records=[record])
+        with pytest.raises(Throttled, match="5 messages of queue 0 are delayed, the last"):
+            await client.call("ApplyQueues", request)
         reply = await client.call(
             "ListOffsets", broker_pb2.ListOffsetsRequest(queues=[queue_ref(QUEUE)])
         )

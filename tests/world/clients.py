@@ -342,10 +342,7 @@ class Postponer(Sender):
 
 @program("postponer", host="p")
 def _postponer(run: Run, host: str) -> Postponer:
-    made = Postponer(run.world, host, run.plan.send_mean_s, run.plan.send_timeout_ms)
-    if "moves" in run.plan.parts:  # which are refused as long as anything is delayed
-        made.share_at_once, made.delay_us_max = 0.9, 300_000
-    return made
+    return Postponer(run.world, host, run.plan.send_mean_s, run.plan.send_timeout_ms)
 
 
 class Member(ClientHost):

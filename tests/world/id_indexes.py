@@ -9,7 +9,7 @@ from semel.broker.dedup.fingerprints import Fingerprints
 from semel.broker.dedup.id_store import CorruptIndex
 from semel.broker.replica.replica import Replica
 from semel.protos.columns import Columns
-from tests.checking.message_ids import IdTopic
+from tests.checking.id_topics import IdTopic
 
 
 def check_index(replica: Replica, topic_id: int, topic: IdTopic) -> str:
@@ -22,6 +22,9 @@ def check_index(replica: Replica, topic_id: int, topic: IdTopic) -> str:
     cancelled = sorted(each for each in topic.cancelled if each >= topic.first_arrival)
     if window.cancelled.tolist() != cancelled:
         return f"{window.cancelled.tolist()} are cancelled, and not {cancelled}"
+    superseded = sorted(each for each in topic.superseded if each >= topic.first_arrival)
+    if window.superseded.tolist() != superseded:
+        return f"{window.superseded.tolist()} are superseded, and not {superseded}"
     if topic.base is None:
         return "" if not window.ids else f"{window.ids} ids of which the log does not know"
     if (window.first_arrival, window.next_arrival) != (topic.first_arrival, topic.next_arrival):
@@ -56,7 +59,7 @@ def check_index(replica: Replica, topic_id: int, topic: IdTopic) -> str:
     for row, name in enumerate(names):
         at, wanted = found.get(name), held.get(name)
         arrival = None if at is None else int(hits.arrivals[at])
-        if arrival in topic.cancelled:
+        if arrival in topic.cancelled or arrival in topic.superseded:
             at = arrival = None
         if arrival != wanted:
             return f"id {name!r} is found as {arrival}, and arrived as {wanted}"

@@ -17,7 +17,7 @@ from semel.broker.replica.message_ids import MessageIds
 from semel.broker.server import moves_service
 from semel.broker.state.admission import id_admission
 from semel.protos.v1 import common_pb2
-from tests.checking.message_ids import ID_BYTES
+from tests.checking.id_topics import ID_BYTES
 from tests.world.plan import Plan
 from tests.world.registry import random_of
 
@@ -53,11 +53,11 @@ class Sizes:
         self.runs_per_window = random_of(plan, "runs of a window").choice((1, 1, 2, 6))
         if plan.more_groups:
             self.queues, self.groups = random.choice(((2, [1]), (2, [1, 2]), (3, [1, 2])))
-        some_move = self.moves or "moves" in plan.parts
-        self.delay_us_max = 250_000 if some_move else 700_000
+        self.delay_us_max = 700_000
         self.share_delayed = 0.4 if self.cancels else 0.2
-        if some_move:  # which are refused as long as anything is delayed
-            self.share_delayed = 0.2 if self.cancels else 0.06
+        if "waiting" in plan.parts:
+            self.cancels = self.moves = True
+            self.delay_us_max, self.share_delayed = 2_500_000, 0.7
 
     def exchanged(self) -> list[tuple[Any, str, Any]]:
         """Constants of the product that are smaller here."""

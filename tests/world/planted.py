@@ -526,8 +526,8 @@ def releases_twice() -> Any:
 def forgets_delays_in_checkpoints() -> Any:
     original = Delays.read_parts.__func__  # type: ignore[attr-defined]
 
-    def read_parts(cls: Any, reader: Any) -> Any:
-        original(cls, reader)
+    def read_parts(cls: Any, reader: Any, /, **known: bool) -> Any:
+        original(cls, reader, **known)
         return cls()
 
     return patch.object(Delays, "read_parts", classmethod(read_parts))

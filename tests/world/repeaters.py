@@ -30,7 +30,8 @@ from semel.protos.errors import NotMaster, OutOfOrderSequence, QueueMoved, Unava
 from semel.protos.ids import Sequence as Number
 from semel.protos.streams import PRODUCE_METHOD, encode_produce
 from semel.protos.v1 import broker_pb2
-from tests.checking.message_ids import Answer, BatchName
+from tests.checking.id_topics import BatchName
+from tests.checking.message_ids import Answer
 from tests.checking.moved_ids import Message
 from tests.world.clients import ClientHost
 from tests.world.id_sizes import TOPICS, Sizes

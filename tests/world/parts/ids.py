@@ -297,3 +297,19 @@ add_part(
         exchange=_small_and_watched,
     )
 )
+
+
+def with_waiting(plan: Plan) -> Plan:
+    """In worlds of ids: most messages wait for long, some are cancelled, and queues move."""
+    if not Sizes(plan).cancels:
+        plan = with_clients(plan, ("canceller 1", "canceller 2"))
+    return plan if Sizes(plan).moves else _with_moves(plan)
+
+
+add_part(
+    Part(
+        name="waiting",
+        help="most messages with ids wait, and are cancelled, while their queues move",
+        add=with_waiting,
+    )
+)

@@ -1,7 +1,7 @@
 """Two broker groups, between which an operator moves queues while all else goes on.
 
-The product refuses some moves (of a family's queues, of what holds delayed messages); the operator
-meets that as anybody would, and goes on.
+The product refuses some moves, of a family's queues; the operator meets that as anybody would, and
+goes on.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partialmethod
 from random import Random
 from typing import Any
 from unittest.mock import patch
 
 from semel.broker.server import moves_service
+from semel.broker.state import Delays
 from semel.controller.moves import moves as controller_moves
 from tests.checking.moves import Did
 from tests.world.nemesis import Nemesis
@@ -63,11 +65,21 @@ def with_moves(plan: Plan) -> Plan:
 
 
 @contextmanager
-def small_moves(_: Run) -> Iterator[None]:
+def small_moves(run: Run) -> Iterator[None]:
     with ExitStack() as stack:
         for module, name, value in _SMALL:
             stack.enter_context(patch.object(module, name, value))
+        stack.enter_context(patch.object(Delays, "adopt", partialmethod(_adopt, run, Delays.adopt)))
         yield
+
+
+def _adopt(self: Delays, run: Run, adopt: Any, key: Any, queue: Any, *rest: Any) -> None:
+    """Counts, on each node, the queues that arrive with delayed messages."""
+    if queue.batches:
+        run.world.count("queue arrived with delayed messages")
+    if queue.cancelled.batches:
+        run.world.count("queue arrived with cancelled messages")
+    adopt(self, key, queue, *rest)
 
 
 @fault("move queue")

@@ -22,9 +22,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
-from semel.broker.state import ApplyResult, Incoming, MoveApplied, MoveState, State
+from semel.broker.dedup.id_index import IdIndex
+from semel.broker.dedup.id_store import CorruptIndex
+from semel.broker.dedup.moved_ids import delayed_of
+from semel.broker.state import (
+    ApplyResult,
+    CopiedIds,
+    IdWindow,
+    Incoming,
+    MoveApplied,
+    MoveState,
+    State,
+    ordinal_of_copy,
+)
 from semel.protos.batch import BROKER_HEADER_BYTES, check_batch, decode_broker_header
 from semel.protos.channels import Channels
 from semel.protos.errors import (
@@ -35,7 +48,7 @@ from semel.protos.errors import (
     UnsupportedVersion,
 )
 from semel.protos.ids import QueueKey
-from semel.protos.levels import UNTOLD_MAX, own_levels
+from semel.protos.levels import DELAYED_MOVE_LEVEL, UNTOLD_MAX, own_levels
 from semel.protos.masters import MasterSearch
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2, broker_pb2_grpc, control_pb2
@@ -44,10 +57,22 @@ from semel.protos.v1.common_pb2 import Levels
 COPY_BYTES: Final = 2 << 20
 """Bytes of batches a request asks for; four of the largest are below a message's limit."""
 PART_BYTES: Final = 1 << 20
+SUPERSEDED_IDS: Final = 100_000
 SOURCE_TIMEOUT_S: Final = 5.0
 
 
 T = TypeVar("T")
+
+
+class Ids(Protocol):
+    """The indexes of message ids of that node."""
+
+    @property
+    def behind(self) -> bool: ...
+
+    def index_of(self, topic_id: int) -> IdIndex | None: ...
+
+    def on_damage(self, error: CorruptIndex) -> None: ...
 
 
 class Target(Protocol):
@@ -59,6 +84,9 @@ class Target(Protocol):
     async def submit_control(self, record: control_pb2.ControlRecord) -> ApplyResult: ...
 
     async def submit_copy(self, stored: bytes) -> ApplyResult: ...
+
+    @property
+    def ids(self) -> Ids: ...
 
     async def in_reader(self, work: Callable[[], T]) -> T: ...
 
@@ -123,8 +151,10 @@ class QueuePull:
             answer = await self._copy(reply)
             at_end = reply.copied_offset >= reply.log_end_offset
             if at_end or time.monotonic() >= until:
+                if answer.feature_level >= DELAYED_MOVE_LEVEL:
+                    await self._copy_delayed(reply, until, finish=finish and at_end)
                 ids_to = await self._copy_ids(until, finish=finish and at_end)
-                reply.ids_left = ids_to - self._ids_copied()
+                reply.ids_left = ids_to - self._copied_ids().arrival
                 if at_end and finish:
                     await self._ingest(ids_to)
                 break
@@ -161,20 +191,21 @@ class QueuePull:
             await self._step(control_pb2.MOVE_STEP_FLOOR, offset=base)
         elif self._incoming().queue.log_start_offset < answer.log_start_offset <= at:
             await self._step(control_pb2.MOVE_STEP_FLOOR, offset=answer.log_start_offset)
-        results = await asyncio.gather(
-            *(self._target.submit_copy(batch.stored) for batch in answer.batches)
-        )
-        for result in results:
-            assert isinstance(result, MoveApplied)
-            if result.error is not None:
-                raise result.error
-        self._on_copied(sum(len(batch.stored) for batch in answer.batches))
+        await self._store([batch.stored for batch in answer.batches])
         queue = self._incoming().queue
         progress.log_start_offset = answer.log_start_offset
         progress.log_end_offset = answer.log_end_offset
         progress.copied_offset = queue.log_end_offset
         progress.copied_bytes, progress.total_bytes = queue.bytes, answer.bytes
         return answer
+
+    async def _store(self, copies: Sequence[bytes]) -> None:
+        results = await asyncio.gather(*map(self._target.submit_copy, copies))
+        for result in results:
+            assert isinstance(result, MoveApplied)
+            if result.error is not None:
+                raise result.error
+        self._on_copied(sum(map(len, copies)))
 
     def _check(self, answer: broker_pb2.CopyQueueReply) -> None:
         """BLOCKING for some milliseconds. Raises CorruptBatch."""
@@ -193,6 +224,44 @@ class QueuePull:
                     f" {found.queue_key}, {found.count} messages at {head.base_offset}"
                 )
             at = head.base_offset + found.count
+
+    # --- delayed batches ------------------------------------------------------------------------
+
+    async def _copy_delayed(
+        self, progress: broker_pb2.PullQueueReply, until: float, *, finish: bool
+    ) -> None:
+        """Copies the delayed batches that there are as of now, or with `finish` False until the
+        time is over."""
+        at, asked = self._incoming().delayed.below_ordinal, -1
+        while at > asked:  # else the queue has no more
+            request = broker_pb2.CopyDelayedRequest(
+                queue=queue_ref(self._key), ordinal=at, max_bytes=COPY_BYTES
+            )
+            answer: broker_pb2.CopyDelayedReply = await self._source.ask("CopyDelayed", request)
+            self._check_level(answer.feature_level)
+            await self._target.in_reader(partial(self._check_delayed, answer.stored, at))
+            await self._store(answer.stored)
+            asked, at = at, answer.ordinal_to
+            progress.delayed_left = answer.bytes_left
+            if not finish:
+                if time.monotonic() >= until:
+                    break
+                await self._pace(sum(map(len, answer.stored)))
+        copied = self._incoming().delayed.queue.bytes
+        progress.copied_bytes += copied
+        progress.total_bytes += copied + progress.delayed_left
+
+    def _check_delayed(self, copies: Sequence[bytes], ordinal: int) -> None:
+        """BLOCKING for some milliseconds. Raises CorruptBatch."""
+        for stored in copies:
+            found = check_batch(stored, BROKER_HEADER_BYTES)
+            number = ordinal_of_copy(decode_broker_header(stored))
+            if found.queue_key != self._key or number is None or number < ordinal:
+                raise CorruptBatch(
+                    f"delayed batch {ordinal} of queue {self._key.queue_id} or a later one was"
+                    f" expected, and {number} of {found.queue_key} came"
+                )
+            ordinal = number + 1
 
     def _check_level(self, level: int) -> None:
         """Raises UnsupportedVersion."""
@@ -217,32 +286,29 @@ class QueuePull:
     async def _copy_ids(self, until: float, *, finish: bool) -> int:
         """Copies the message ids that there are as of now, or with `finish` False until the time is
         over; returns up to which arrival of the source they must have come."""
+        await self._supersede()
         goal: int | None = None
         while True:
+            copied = self._copied_ids()
             request = broker_pb2.CopyIdsRequest(
-                queue=queue_ref(self._key),
-                arrival=self._ids_copied(),
+                queue=queue_ref(self._key), arrival=copied.arrival, horizon_us=copied.horizon_us
             )
             answer: broker_pb2.CopyIdsReply = await self._source.ask("CopyIds", request)
             self._check_level(answer.feature_level)
             if not answer.compares:
-                return self._ids_copied()
-            window = self._target.state.id_windows.topics.get(self._key.topic_id)
+                return copied.arrival
+            window = self._window()
             if window is None or window.settings.seed != answer.seed:
                 raise InvalidRequest(
                     f"the topic of queue {self._key.queue_id} has begun to compare message ids"
                     " since the move began; give the move up and begin again"
                 )
             if answer.ids_to > request.arrival:
-                await self._step(
-                    control_pb2.MOVE_STEP_IDS,
-                    ids=answer.ids,
-                    ids_from=request.arrival,
-                    ids_to=answer.ids_to,
-                    seed=answer.seed,
-                )
+                await self._take_ids(request, answer)
             goal = answer.next_arrival if goal is None else goal  # other queues' ids go on to come
             if answer.ids_to >= goal:
+                if finish:
+                    await self._copy_waiting_ids(goal)
                 return goal
             if answer.ids_to <= request.arrival:  # a message is delayed, and may be cancelled yet
                 if finish:
@@ -253,9 +319,68 @@ class QueuePull:
                     return goal
                 await self._pace(len(answer.ids))
 
-    def _ids_copied(self) -> int:
-        """The ids of the source that arrived below this are here."""
-        return self._target.state.id_windows.copied.get(self._key, 0)
+    async def _copy_waiting_ids(self, ids_to: int) -> None:
+        """Copies the ids of messages that waited, which the sealed queue keeps as they are."""
+        while (copied := self._copied_ids()).waiting < ids_to and copied.horizon_us:
+            request = broker_pb2.CopyIdsRequest(
+                queue=queue_ref(self._key),
+                arrival=copied.waiting,
+                horizon_us=copied.horizon_us,
+                waiting=True,
+            )
+            answer: broker_pb2.CopyIdsReply = await self._source.ask("CopyIds", request)
+            self._check_level(answer.feature_level)
+            if answer.ids_to <= request.arrival:
+                raise Throttled(f"message ids from {request.arrival} on do not come; ask again")
+            await self._take_ids(request, answer)
+
+    async def _take_ids(
+        self, request: broker_pb2.CopyIdsRequest, answer: broker_pb2.CopyIdsReply
+    ) -> None:
+        await self._step(
+            control_pb2.MOVE_STEP_IDS,
+            ids=answer.ids,
+            ids_from=request.arrival,
+            ids_to=answer.ids_to,
+            seed=answer.seed,
+            horizon_us=answer.horizon_us,
+            # Below level 8 the ids end in front of the first message that waits.
+            waits_from=answer.waits_from if answer.horizon_us else answer.ids_to,
+            waiting=request.waiting,
+        )
+
+    async def _supersede(self) -> None:
+        """Has ids of the queue's delayed messages count no more that this group knows from earlier,
+        before others come. Raises Throttled while its index is incomplete."""
+        state, window = self._target.state, self._window()
+        if state.feature_level < DELAYED_MOVE_LEVEL or window is None:
+            return
+        if self._copied_ids().is_open:
+            return
+        index = self._target.ids.index_of(self._key.topic_id)
+        if index is None or self._target.ids.behind:
+            raise Throttled("the index of message ids is incomplete; ask again")
+        arrivals = range(window.first_arrival, window.next_arrival)
+        look = partial(delayed_of, index, arrivals, self._key.queue_id)
+        try:
+            found = await self._target.in_reader(look)
+        except CorruptIndex as error:
+            if index is self._target.ids.index_of(self._key.topic_id):
+                self._target.ids.on_damage(error)
+            raise Throttled(f"the index of message ids cannot be read: {error}") from error
+        for at in range(0, max(1, len(found)), SUPERSEDED_IDS):
+            portion = found[at : at + SUPERSEDED_IDS]
+            await self._step(
+                control_pb2.MOVE_STEP_SUPERSEDE,
+                arrivals=portion.astype("<u8").tobytes(),
+                last=at + len(portion) == len(found),
+            )
+
+    def _window(self) -> IdWindow | None:
+        return self._target.state.id_windows.topics.get(self._key.topic_id)
+
+    def _copied_ids(self) -> CopiedIds:
+        return self._target.state.id_windows.copied.get(self._key, CopiedIds())
 
     # --- the slice ------------------------------------------------------------------------------
 

@@ -6,6 +6,14 @@ moving queue may descend from them. Ids are taken a *pass* at a time: those of a
 for which all runs of that range are read, in the order of their arrivals. A pass is handed out in
 portions, each for one entry of the other group's log.
 
+A message that is delayed may be cancelled as long as its queue is not sealed. So ids of messages
+that wait come last, when the queue is sealed. What *waits* is decided once for a move: whatever is
+due after its *horizon*, a log time of the source that had come before any id was read. Below
+feature level 8 a queue that moves has no messages that wait, and a pass ends in front of the first.
+
+A queue may come back to a group that knows ids of its messages that waited when it left. They may
+have been cancelled elsewhere. So they are looked for (`delayed_of`), and do not count any more.
+
 Both groups have the topic's seed, so fingerprints mean the same in both; arrivals do not.
 
 Format. docs/formats/message-ids.md, "MovedIds".
@@ -16,14 +24,15 @@ Not here: who asks (`background/queue_copy.py`), who answers (`server/moves_serv
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import Final
 
 import numpy as np
 
 from semel.broker.dedup.fingerprints import U64
 from semel.broker.dedup.id_index import IdIndex
-from semel.broker.dedup.id_places import DELAYED, PLACE_COLUMNS, Places
+from semel.broker.dedup.id_places import DELAYED, ENTRY_AT, PLACE_COLUMNS, Places
 from semel.broker.dedup.id_store import CorruptIndex
 
 PASS_IDS: Final = 4_000_000
@@ -31,7 +40,18 @@ NEVER_US: Final = (1 << 63) - 1
 PORTION_IDS: Final = 25_000
 """About 1 MB."""
 _COLUMNS: Final = 5
-"""Both halves of the key, digest, queue (with DELAYED added), offset or due time."""
+"""Both halves of the key, digest, queue (with DELAYED added, and the entry), offset or due time."""
+
+
+class Take(Enum):
+    """Which ids of a range of arrivals are in a pass."""
+
+    BEFORE_WAITING = 1
+    """Those in front of the first message that waits; without the entries of delayed messages."""
+    SETTLED = 2
+    """Those of messages that do not wait."""
+    WAITING = 3
+    """Those of messages that wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +64,8 @@ class Pass:
     """The arrivals of those that are here, rising."""
     columns: U64
     """Their columns."""
+    waits: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
+    """The arrivals of messages that wait and are left out, rising."""
 
     @classmethod
     def of(
@@ -52,14 +74,14 @@ class Pass:
         arrivals: range,
         others: Collection[int],
         cancelled: Collection[int] = (),
-        now_us: int = NEVER_US,
+        horizon_us: int = NEVER_US,
+        take: Take = Take.BEFORE_WAITING,
     ) -> Pass:
         """Reads the ids but for those of the queues `others`, and of messages that are `cancelled`,
         by arrival. BLOCKING.
 
-        It ends in front of the first message that is not due at log time `now_us`: that may still
-        be cancelled, and nobody would take its id out of the other index. Raises CorruptIndex and
-        OSError.
+        What is due after `horizon_us` waits: it may still be cancelled, unless its queue is sealed,
+        and nobody would take its id out of the other index. Raises CorruptIndex and OSError.
         """
         found = index.ids_of(arrivals)
         order = np.argsort(found[3])
@@ -69,16 +91,31 @@ class Pass:
         order, places = order[~stays], places.take(~stays)
         own = found[3][order]
         delayed = places.offsets < 0
-        waiting = np.flatnonzero(delayed & (places.dues > now_us))
-        if len(waiting):
-            arrivals = range(arrivals.start, int(own[waiting[0]]))
-            own, order = own[: waiting[0]], order[: waiting[0]]
-            places, delayed = places.take(slice(waiting[0])), delayed[: waiting[0]]
+        waits = delayed & (places.dues > horizon_us)
+        left_out = np.zeros(0, np.uint64)
+        if take is Take.BEFORE_WAITING and waits.any():
+            first = int(np.argmax(waits))
+            arrivals = range(arrivals.start, int(own[first]))
+            chosen = np.arange(len(own)) < first
+        elif take is Take.WAITING:
+            chosen = waits
+        else:
+            chosen, left_out = ~waits, own[waits]
+        own, order = own[chosen], order[chosen]
+        places, delayed = places.take(chosen), delayed[chosen]
+        entries = np.zeros(len(own), np.int64)
+        if take is not Take.BEFORE_WAITING:
+            entries = places.entries * ENTRY_AT
         columns = np.empty((_COLUMNS, len(own)), np.uint64)
         columns[:3] = found[:3, order]
-        columns[3] = places.queues + np.where(delayed, DELAYED, 0)
+        columns[3] = places.queues + np.where(delayed, DELAYED + entries, 0)
         columns[4] = np.where(delayed, places.dues, places.offsets)
-        return cls(arrivals, own, columns)
+        return cls(arrivals, own, columns, left_out)
+
+    def waits_from(self, arrivals: range) -> int:
+        """The first of these arrivals that is left out; the end if none is."""
+        at = int(np.searchsorted(self.waits, np.uint64(arrivals.start)))
+        return min(int(self.waits[at]), arrivals.stop) if at < len(self.waits) else arrivals.stop
 
     def portion(self, arrival: int) -> tuple[bytes, int]:
         """Packed ids from `arrival` on, and the arrival after the last one that they cover."""
@@ -105,3 +142,16 @@ def unpack(data: bytes, first_arrival: int) -> tuple[U64, U64, Places]:
     places[0] = at.astype(np.uint64) + np.uint64(first_arrival)
     places[1], places[2] = queues[at], values[at]
     return np.ascontiguousarray(columns[:2].T), columns[2], Places(places)
+
+
+def delayed_of(index: IdIndex, arrivals: range, queue_id: int) -> U64:
+    """The arrivals of a queue's delayed messages whose ids the index has, rising. BLOCKING.
+
+    Raises CorruptIndex and OSError.
+    """
+    parts = [np.zeros(0, np.uint64)]
+    for start in range(arrivals.start, arrivals.stop, PASS_IDS):
+        found = np.sort(index.ids_of(range(start, min(start + PASS_IDS, arrivals.stop)))[3])
+        places = index.places_of(found)
+        parts.append(found[(places.queues == queue_id) & (places.offsets < 0)])
+    return np.concatenate(parts)

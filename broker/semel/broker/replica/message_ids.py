@@ -185,7 +185,9 @@ class MessageIds(IdIndexes):
             # Copied, because the look-up is in a thread. What has changed until the publication is
             # accepted counts then.
             known = KnownIds(
-                window.first_arrival, [window.cancelled[:]], window.settings.keep_first
+                window.first_arrival,
+                [each[:] for each in window.gone],
+                window.settings.keep_first,
             )
             made[topic_id] = PinnedIds(topic.ids, topic.fingerprints, found, small=small), known
         return made

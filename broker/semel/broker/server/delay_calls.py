@@ -69,7 +69,7 @@ class DelayCalls:
         key = known(replica, queue_key_of(request.queue))
         check_settled(replica, key)
         delays = replica.state.delays
-        after = _place(request, delays.next_ordinal)
+        after = _place(request)
         queue = delays.queues.get(key)
         if queue is None:
             return broker_pb2.ListDelayedReply()
@@ -151,16 +151,14 @@ class DelayCalls:
             queue = self._replica.state.delays.queues.get(key)
 
 
-def _place(request: broker_pb2.ListDelayedRequest, next_ordinal: int) -> DelayedPlace | None:
-    """The place behind which the page begins. Raises InvalidRequest for one that no batch had."""
+def _place(request: broker_pb2.ListDelayedRequest) -> DelayedPlace | None:
+    """The place behind which the page begins; the batch there may be gone. Raises InvalidRequest
+    for one that no batch can have."""
     if not request.HasField("after"):
         return None
     after = DelayedPlace(request.after.due_us, request.after.ordinal)
-    if after.due_us <= 0 or after.ordinal >= next_ordinal:
-        raise InvalidRequest(
-            f"no batch of this broker group was ever delayed as number {after.ordinal} until"
-            f" {after.due_us}: list from the beginning"
-        )
+    if after.due_us <= 0:
+        raise InvalidRequest(f"no batch is delayed until {after.due_us}: list from the beginning")
     return after
 
 

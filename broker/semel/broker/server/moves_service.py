@@ -1,8 +1,9 @@
 """The calls by which a queue goes from one broker group to another.
 
-How it works. The master of the group that has the queue answers `CopyQueue` and `ReadSlice`. The
-master of the group that gets it answers `PullQueue`, for which it calls the other two
-(`background/queue_copy.py`). Only the newest slice that was made is remembered between calls.
+How it works. The master of the group that has the queue answers `CopyQueue`, `CopyDelayed`,
+`CopyIds` and `ReadSlice`. The master of the group that gets it answers `PullQueue`, for which it
+calls the others (`background/queue_copy.py`). Only the newest slice that was made is remembered
+between calls.
 
 Batches that a transaction published were stored before they had offsets; the broker header of the
 copy has the offsets. Of a delayed batch of which messages were cancelled each stretch that is left
@@ -16,21 +17,25 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
 from semel.broker.background.queue_copy import COPY_BYTES, PART_BYTES, QueuePull, Source
 from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.route_cache import RoutesCopy
 from semel.broker.dedup.id_store import CorruptIndex
-from semel.broker.dedup.moved_ids import PASS_IDS, Pass
+from semel.broker.dedup.moved_ids import PASS_IDS, Pass, Take
 from semel.broker.log import IndexUnavailable, Log
 from semel.broker.replica.replica import Replica
 from semel.broker.state import (
+    DelayedExtent,
     Extent,
     MoveState,
+    NumberedDelays,
     QueueState,
     ancestors,
+    header_of_copy,
+    held_here,
     make_slice,
     move_refusal,
 )
@@ -44,11 +49,21 @@ from semel.protos.columns import decode_columns
 from semel.protos.errors import CorruptBatch, InvalidRequest, Throttled
 from semel.protos.ids import Offset, QueueKey
 from semel.protos.kept_rows import part_of
-from semel.protos.levels import MOVE_LEVEL
+from semel.protos.levels import DELAYED_MOVE_LEVEL, MOVE_LEVEL
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import broker_pb2, broker_pb2_grpc
 
 PULL_MS_MAX: Final = 30_000
+
+
+class _PassName(NamedTuple):
+    """Says which ids were read."""
+
+    key: QueueKey
+    seed: bytes
+    take: Take
+    horizon_us: int
+    """0 below feature level 8."""
 
 
 class MovesService(broker_pb2_grpc.MovesServicer):
@@ -64,8 +79,10 @@ class MovesService(broker_pb2_grpc.MovesServicer):
         """A queue's lock lives as long as a call holds it or waits for it."""
         self.copied_bytes = 0
         """Bytes of batches that were copied here since the start."""
-        self._pass: tuple[QueueKey, bytes, Pass] | None = None
-        """The newest message ids that were read: queue, seed, ids."""
+        self._numbered: NumberedDelays | None = None
+        """The delayed batches that are being copied, as of some moment."""
+        self._pass: tuple[_PassName, Pass] | None = None
+        """The newest message ids that were read."""
 
     async def CopyQueue(  # noqa: N802
         self, request: broker_pb2.CopyQueueRequest, context: object
@@ -81,7 +98,7 @@ class MovesService(broker_pb2_grpc.MovesServicer):
         if (refusal := move_refusal(self._replica.state.queues, queue)) is not None:
             raise refusal
         if request.figures_only:
-            if (held := self._replica.state.delays.held(queue.key)) is not None:
+            if (held := held_here(self._replica.state, queue.key)) is not None:
                 raise InvalidRequest(f"{held}: the queue stays until they are delivered")
             await self._replica.require_level(
                 MOVE_LEVEL
@@ -96,6 +113,33 @@ class MovesService(broker_pb2_grpc.MovesServicer):
             reply.batches.add(base_offset=extent.base_offset, count=extent.count, stored=stored)
         return reply
 
+    async def CopyDelayed(  # noqa: N802
+        self, request: broker_pb2.CopyDelayedRequest, context: object
+    ) -> broker_pb2.CopyDelayedReply:
+        await self._replica.wait_master()
+        key, state = queue_key_of(request.queue), self._replica.state
+        self._queue(key)
+        known = self._numbered
+        if known is None or known.key != key or not known.reaches(request.ordinal):
+            delayed = state.delays.queues.get(key)
+            table = None if delayed is None else delayed.table()
+            known = await self._replica.in_reader(lambda: NumberedDelays.of(key, table))
+            self._numbered = known
+        found = known.page(
+            state.delays.queues.get(key),
+            request.ordinal,
+            min(request.max_bytes or COPY_BYTES, COPY_BYTES),
+        )
+        if not known.reaches(found.ordinal_to):
+            self._numbered = None  # it is large, and those that came since are not in it
+        log = self._replica.log
+        return broker_pb2.CopyDelayedReply(
+            stored=await self._replica.in_reader(lambda: _read_delayed(log, found.extents)),
+            ordinal_to=found.ordinal_to,
+            bytes_left=found.bytes_left,
+            feature_level=state.feature_level,
+        )
+
     async def ReadSlice(  # noqa: N802
         self, request: broker_pb2.ReadSliceRequest, context: object
     ) -> broker_pb2.ReadSliceReply:
@@ -106,7 +150,7 @@ class MovesService(broker_pb2_grpc.MovesServicer):
         if place is None or place.state is not MoveState.FROZEN or place.job != request.job:
             raise InvalidRequest(f"queue {key.queue_id} is not sealed by move {request.job}")
         if self._slice is None or self._slice[:2] != (key, request.job):
-            data = make_slice(queue, state.producers, state.groups)
+            data = make_slice(queue, state.producers, state.groups, state.delays)
             self._slice = key, request.job, data, hashlib.sha256(data).digest()
         _, _, data, digest = self._slice
         length = min(request.max_bytes or PART_BYTES, PART_BYTES)
@@ -133,26 +177,32 @@ class MovesService(broker_pb2_grpc.MovesServicer):
             raise Throttled("the index of message ids is incomplete; ask again")
         seed, end = window.settings.seed, window.next_arrival
         at = max(request.arrival, window.first_arrival)
+        take, horizon_us = Take.BEFORE_WAITING, state.log_time_us
+        if state.feature_level >= DELAYED_MOVE_LEVEL:
+            take = Take.WAITING if request.waiting else Take.SETTLED
+            reply.horizon_us = horizon_us = request.horizon_us or horizon_us
+        name = _PassName(key, seed, take, reply.horizon_us)
         known = self._pass
-        if known is None or known[:2] != (key, seed) or at not in known[2].arrivals:
+        if known is None or known[0] != name or at not in known[1].arrivals:
             family = {key.queue_id, *(each.key.queue_id for each in ancestors(state.queues, queue))}
             known_here = (*state.queues, *state.moves.places)  # also those that moved away
             topic = (each.queue_id for each in known_here if each.topic_id == key.topic_id)
             others = frozenset(topic) - family
             arrivals = range(at, max(at, min(at + PASS_IDS, end)))
-            cancelled, now_us = list(window.cancelled), state.log_time_us
+            gone = [arrival for each in window.gone for arrival in each]
             try:
                 found = await self._replica.in_reader(
-                    lambda: Pass.of(index, arrivals, others, cancelled, now_us)
+                    lambda: Pass.of(index, arrivals, others, gone, horizon_us, take)
                 )
             except CorruptIndex as error:
                 if index is self._replica.ids.index_of(key.topic_id):
                     self._replica.ids.on_damage(error)  # else every call would end here
                 raise Throttled(f"the index of message ids cannot be read: {error}") from error
-            known = self._pass = key, seed, found
+            known = self._pass = name, found
         reply.compares, reply.seed, reply.next_arrival = True, seed, end
-        reply.ids, reply.ids_to = known[2].portion(at)
-        if reply.ids_to == known[2].arrivals.stop:
+        reply.ids, reply.ids_to = known[1].portion(at)
+        reply.waits_from = known[1].waits_from(range(at, reply.ids_to))
+        if reply.ids_to == known[1].arrivals.stop:
             self._pass = None  # it is large, and nobody asks for it again
         return reply
 
@@ -201,12 +251,8 @@ def _read(log: Log, extents: Sequence[Extent]) -> list[bytes]:
     """BLOCKING. The batches as the target will store them. Raises CorruptBatch, CorruptSegment."""
     found = []
     for extent in extents:
-        try:
-            stored = bytes(log.read_record(extent.index, extent.position, extent.length))
-        except IndexUnavailable as error:
-            raise CorruptBatch(
-                f"offsets from {extent.base_offset} are not readable on this node: {error}"
-            ) from None
+        what = f"offsets from {extent.base_offset}"
+        stored = _record(log, (extent.index, extent.position, extent.length), what)
         head = decode_broker_header(stored)
         batch = decode_header(stored, BROKER_HEADER_BYTES)
         if extent.count != batch.count:  # other messages of it are cancelled
@@ -223,3 +269,21 @@ def _read(log: Log, extents: Sequence[Extent]) -> list[bytes]:
             stored = head.encode() + stored[BROKER_HEADER_BYTES:]
         found.append(stored)
     return found
+
+
+def _read_delayed(log: Log, extents: Sequence[DelayedExtent]) -> list[bytes]:
+    """BLOCKING. The same of delayed batches, whole: the slice says which rows are cancelled."""
+    found = []
+    for extent in extents:
+        what = f"a batch that is due at {extent.due_us}"
+        stored = _record(log, (extent.entry, extent.position, extent.length), what)
+        head = header_of_copy(decode_broker_header(stored), extent.ordinal)
+        found.append(head.encode() + stored[BROKER_HEADER_BYTES:])
+    return found
+
+
+def _record(log: Log, place: tuple[int, int, int], what: str) -> bytes:
+    try:
+        return bytes(log.read_record(*place))
+    except IndexUnavailable as error:
+        raise CorruptBatch(f"{what}: not readable on this node: {error}") from None

@@ -135,6 +135,8 @@ class StoredIds:
                 known.cancelled[cancel.arrival] = max(known.next_arrival, cancel.arrival + 1)
         elif record.move_queue.ids:
             self._moved(record.move_queue)
+        elif record.move_queue.arrivals:
+            self._superseded(record.move_queue)
         elif record.HasField("alter_topic") and not record.alter_topic.settings.HasField("dedup"):
             self._end(record.alter_topic.topic_id)
 
@@ -164,6 +166,14 @@ class StoredIds:
         if topic_id in self._begins:
             window = self._window_at(topic_id, step.first_arrival)
             window.next_arrival = step.first_arrival + len(step.ids) // MOVED_ID_BYTES
+
+    def _superseded(self, step: control_pb2.MoveQueue) -> None:
+        """Ids of messages that were delayed when their queue left, which comes back: they may have
+        been cancelled elsewhere."""
+        known = self._windows.get(step.queue.topic_id)
+        if known is not None:
+            for arrival in np.frombuffer(step.arrivals, "<u8").tolist():
+                known.cancelled.setdefault(arrival, max(known.next_arrival, arrival + 1))
 
     def _window_at(self, topic_id: int, first_arrival: int) -> _Window:
         """The window in which ids arrive from `first_arrival` on: another one than before if the

@@ -1,8 +1,9 @@
 """Finds a message by its id in stored batches that may hold it.
 
 How it works. The index of message ids says where a message was when it arrived: at an offset; or
-due at a time, and in which entry of the log. So a few batches at most may hold it. They are read,
-and the ids in them are compared byte by byte: the index knows fingerprints only.
+due at a time, and in which entry of the log, which has other numbers here if it came with a move
+(`state/apply/moved_origins.py`). So a few batches at most may hold it. They are read, and the ids
+in them are compared byte by byte: the index knows fingerprints only.
 
 Not here: the index (`replica/message_ids.py`), what a caller is told (`id_calls.py`).
 """
@@ -18,7 +19,7 @@ import pyarrow.compute as pc
 from semel.broker.dedup.id_places import ENTRY_MASK
 from semel.broker.log import IndexUnavailable, Log
 from semel.broker.replica.message_ids import IdPlace
-from semel.broker.state import DelayedExtent, Extent, State
+from semel.broker.state import DelayedExtent, Extent, State, entries_of
 from semel.protos.batch import BROKER_HEADER_BYTES, check_batch
 from semel.protos.columns import decode_columns
 from semel.protos.errors import CorruptBatch
@@ -65,10 +66,12 @@ def candidates(state: State, key: QueueKey, place: IdPlace) -> list[Candidate]:
         if not queue.log_start_offset <= place.offset < queue.log_end_offset:
             return []
         return list(map(_of_extent, queue.extents_from(place.offset, 1)))
-    waiting = delayed.due_at(place.due_us, place.entry, ENTRY_MASK) if delayed else ()
-    found = list(map(_of_delayed, waiting))
-    released = queue.extents_of_entry(place.entry, ENTRY_MASK, place.due_us)
-    return found + list(map(_of_extent, released))
+    found, due_us = list[Candidate](), place.due_us
+    for entry in (place.entry, *entries_of(state.delays.origins.of(key), place.entry)):
+        waiting = delayed.due_at(due_us, entry, ENTRY_MASK) if delayed else ()
+        found += map(_of_delayed, waiting)
+        found += map(_of_extent, queue.extents_of_entry(entry, ENTRY_MASK, due_us))
+    return found
 
 
 def read_row(log: Log, among: Sequence[Candidate], message_id: bytes) -> FoundRow | None:

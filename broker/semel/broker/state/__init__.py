@@ -29,6 +29,11 @@ from semel.broker.state.admission.record_limits import NAME_CHARACTERS_MAX, reco
 from semel.broker.state.admission.transaction_admission import KeptBatch, TransactionIds
 from semel.broker.state.apply.coordination import Begun, Coordination
 from semel.broker.state.apply.delay_figures import DueHistogram
+from semel.broker.state.apply.delayed_copies import (
+    NumberedDelays,
+    header_of_copy,
+    ordinal_of_copy,
+)
 from semel.broker.state.apply.delays import (
     RELEASE_BATCHES_MAX,
     DelayedExtent,
@@ -38,13 +43,15 @@ from semel.broker.state.apply.delays import (
 from semel.broker.state.apply.dropped_batches import BatchName
 from semel.broker.state.apply.due_seconds import DueLoad
 from semel.broker.state.apply.extents import Extent
-from semel.broker.state.apply.id_windows import MOVED_ID_BYTES, IdWindow
+from semel.broker.state.apply.id_windows import MOVED_ID_BYTES, CopiedIds, IdWindow
 from semel.broker.state.apply.locks import ConsumerGroups, GroupQueue
+from semel.broker.state.apply.moved_origins import entries_of
 from semel.broker.state.apply.moves import (
     Incoming,
     Moves,
     MoveState,
     Place,
+    held_here,
     move_refusal,
 )
 from semel.broker.state.apply.producers import SequenceTable, row_message
@@ -112,6 +119,7 @@ __all__ = [
     "ConsumerGroups",
     "ControlDecision",
     "Coordination",
+    "CopiedIds",
     "DelayedCancelled",
     "DelayedExtent",
     "DelayedPlace",
@@ -142,6 +150,7 @@ __all__ = [
     "MoveState",
     "Moves",
     "NodeRef",
+    "NumberedDelays",
     "OffsetReset",
     "Outcome",
     "OutcomeKind",
@@ -175,9 +184,13 @@ __all__ = [
     "WindowEntry",
     "ancestors",
     "batch_record_parts",
+    "entries_of",
+    "header_of_copy",
+    "held_here",
     "majority_time_us",
     "make_slice",
     "move_refusal",
+    "ordinal_of_copy",
     "progress",
     "read_slice",
     "record_refusal",

@@ -141,7 +141,8 @@ async def cancel_message(cluster: Cluster, topic: str, message_id: bytes | str) 
 
 
 async def _ask(cluster: Cluster, topic: str, method: str, request: Any, *, wait: bool) -> list[Any]:
-    """Asks the masters of all broker groups with queues of the topic; again when they have moved.
+    """Asks the masters of all broker groups with queues of the topic; again when they have moved,
+    also if that is why none of them knows the message.
 
     With `wait`, an InvalidRequest is raised, else it is among the answers.
     """
@@ -159,11 +160,21 @@ async def _ask(cluster: Cluster, topic: str, method: str, request: Any, *, wait:
 
         try:
             homes = cluster.routes.by_home(route.every)
-            return await asyncio.gather(*map(ask, homes))
+            replies = await asyncio.gather(*map(ask, homes))
+            if not left or any(_says_something(reply) for reply in replies):
+                return replies
+            # A queue may have moved from a group that was asked later to one that was asked before.
+            now = await cluster.topic(topic, refresh=True)
+            if cluster.routes.by_home(now.every) == homes:
+                return replies
         except (QueueMoved, UnknownQueue):
             if not left:
                 raise
     raise AssertionError("the last round returns or raises")
+
+
+def _says_something(reply: Any) -> bool:
+    return isinstance(reply, InvalidRequest) or reply.fate != broker_pb2.MESSAGE_FATE_UNKNOWN
 
 
 def _best(replies: Any) -> Any | None:

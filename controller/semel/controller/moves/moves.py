@@ -427,6 +427,7 @@ class MoveService:
             # The limits rise, because producers may write faster than the queue is copied.
             patience = 1 + rounds // 16
             copied = found.copied_offset >= found.log_end_offset or left <= SEAL_BYTES * patience
+            copied = copied and found.delayed_left <= SEAL_BYTES * patience
             if copied and found.ids_left <= SEAL_IDS * patience:
                 await unbroken(self._set(known, MOVE_STAGE_SEALING))
                 return

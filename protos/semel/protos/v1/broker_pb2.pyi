@@ -1036,6 +1036,28 @@ class CopyQueueReply(_message.Message):
     feature_level: int
     def __init__(self, batches: _Optional[_Iterable[_Union[CopiedBatch, _Mapping]]] = ..., log_start_offset: _Optional[int] = ..., log_end_offset: _Optional[int] = ..., bytes: _Optional[int] = ..., feature_level: _Optional[int] = ...) -> None: ...
 
+class CopyDelayedRequest(_message.Message):
+    __slots__ = ("queue", "ordinal", "max_bytes")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    ORDINAL_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    queue: _common_pb2.QueueRef
+    ordinal: int
+    max_bytes: int
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., ordinal: _Optional[int] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+
+class CopyDelayedReply(_message.Message):
+    __slots__ = ("stored", "ordinal_to", "bytes_left", "feature_level")
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    ORDINAL_TO_FIELD_NUMBER: _ClassVar[int]
+    BYTES_LEFT_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    stored: _containers.RepeatedScalarFieldContainer[bytes]
+    ordinal_to: int
+    bytes_left: int
+    feature_level: int
+    def __init__(self, stored: _Optional[_Iterable[bytes]] = ..., ordinal_to: _Optional[int] = ..., bytes_left: _Optional[int] = ..., feature_level: _Optional[int] = ...) -> None: ...
+
 class ReadSliceRequest(_message.Message):
     __slots__ = ("queue", "job", "offset", "max_bytes")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
@@ -1063,28 +1085,36 @@ class ReadSliceReply(_message.Message):
     def __init__(self, part: _Optional[bytes] = ..., total_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., log_start_offset: _Optional[int] = ..., feature_level: _Optional[int] = ...) -> None: ...
 
 class CopyIdsRequest(_message.Message):
-    __slots__ = ("queue", "arrival")
+    __slots__ = ("queue", "arrival", "horizon_us", "waiting")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     ARRIVAL_FIELD_NUMBER: _ClassVar[int]
+    HORIZON_US_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
     queue: _common_pb2.QueueRef
     arrival: int
-    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., arrival: _Optional[int] = ...) -> None: ...
+    horizon_us: int
+    waiting: bool
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., arrival: _Optional[int] = ..., horizon_us: _Optional[int] = ..., waiting: _Optional[bool] = ...) -> None: ...
 
 class CopyIdsReply(_message.Message):
-    __slots__ = ("compares", "ids_to", "next_arrival", "ids", "seed", "feature_level")
+    __slots__ = ("compares", "ids_to", "next_arrival", "ids", "seed", "feature_level", "horizon_us", "waits_from")
     COMPARES_FIELD_NUMBER: _ClassVar[int]
     IDS_TO_FIELD_NUMBER: _ClassVar[int]
     NEXT_ARRIVAL_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     FEATURE_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    HORIZON_US_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FROM_FIELD_NUMBER: _ClassVar[int]
     compares: bool
     ids_to: int
     next_arrival: int
     ids: bytes
     seed: bytes
     feature_level: int
-    def __init__(self, compares: _Optional[bool] = ..., ids_to: _Optional[int] = ..., next_arrival: _Optional[int] = ..., ids: _Optional[bytes] = ..., seed: _Optional[bytes] = ..., feature_level: _Optional[int] = ...) -> None: ...
+    horizon_us: int
+    waits_from: int
+    def __init__(self, compares: _Optional[bool] = ..., ids_to: _Optional[int] = ..., next_arrival: _Optional[int] = ..., ids: _Optional[bytes] = ..., seed: _Optional[bytes] = ..., feature_level: _Optional[int] = ..., horizon_us: _Optional[int] = ..., waits_from: _Optional[int] = ...) -> None: ...
 
 class PullQueueRequest(_message.Message):
     __slots__ = ("cluster_id", "controller_epoch", "queue", "job", "sources", "max_ms", "finish")
@@ -1105,7 +1135,7 @@ class PullQueueRequest(_message.Message):
     def __init__(self, cluster_id: _Optional[str] = ..., controller_epoch: _Optional[int] = ..., queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., job: _Optional[int] = ..., sources: _Optional[_Iterable[str]] = ..., max_ms: _Optional[int] = ..., finish: _Optional[bool] = ...) -> None: ...
 
 class PullQueueReply(_message.Message):
-    __slots__ = ("log_start_offset", "copied_offset", "log_end_offset", "copied_bytes", "total_bytes", "ready", "ids_left")
+    __slots__ = ("log_start_offset", "copied_offset", "log_end_offset", "copied_bytes", "total_bytes", "ready", "ids_left", "delayed_left")
     LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
     COPIED_OFFSET_FIELD_NUMBER: _ClassVar[int]
     LOG_END_OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -1113,6 +1143,7 @@ class PullQueueReply(_message.Message):
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     IDS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    DELAYED_LEFT_FIELD_NUMBER: _ClassVar[int]
     log_start_offset: int
     copied_offset: int
     log_end_offset: int
@@ -1120,4 +1151,5 @@ class PullQueueReply(_message.Message):
     total_bytes: int
     ready: bool
     ids_left: int
-    def __init__(self, log_start_offset: _Optional[int] = ..., copied_offset: _Optional[int] = ..., log_end_offset: _Optional[int] = ..., copied_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., ready: _Optional[bool] = ..., ids_left: _Optional[int] = ...) -> None: ...
+    delayed_left: int
+    def __init__(self, log_start_offset: _Optional[int] = ..., copied_offset: _Optional[int] = ..., log_end_offset: _Optional[int] = ..., copied_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., ready: _Optional[bool] = ..., ids_left: _Optional[int] = ..., delayed_left: _Optional[int] = ...) -> None: ...

@@ -1415,6 +1415,11 @@ class MovesStub:
                 request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.CopyQueueRequest.SerializeToString,
                 response_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.CopyQueueReply.FromString,
                 _registered_method=True)
+        self.CopyDelayed = channel.unary_unary(
+                '/semel.protos.v1.Moves/CopyDelayed',
+                request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.CopyDelayedRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.CopyDelayedReply.FromString,
+                _registered_method=True)
         self.ReadSlice = channel.unary_unary(
                 '/semel.protos.v1.Moves/ReadSlice',
                 request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.ReadSliceRequest.SerializeToString,
@@ -1438,6 +1443,13 @@ class MovesServicer:
 
     def CopyQueue(self, request, context):
         """Stored batches of a queue, as they lie in the log of the group that has it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CopyDelayed(self, request, context):
+        """Delayed batches of a queue, by their ordinals. From feature level 8 on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -1471,6 +1483,11 @@ def add_MovesServicer_to_server(servicer, server):
                     servicer.CopyQueue,
                     request_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.CopyQueueRequest.FromString,
                     response_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.CopyQueueReply.SerializeToString,
+            ),
+            'CopyDelayed': grpc.unary_unary_rpc_method_handler(
+                    servicer.CopyDelayed,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.CopyDelayedRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.CopyDelayedReply.SerializeToString,
             ),
             'ReadSlice': grpc.unary_unary_rpc_method_handler(
                     servicer.ReadSlice,
@@ -1516,6 +1533,33 @@ class Moves:
             '/semel.protos.v1.Moves/CopyQueue',
             semel_dot_protos_dot_v1_dot_broker__pb2.CopyQueueRequest.SerializeToString,
             semel_dot_protos_dot_v1_dot_broker__pb2.CopyQueueReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CopyDelayed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Moves/CopyDelayed',
+            semel_dot_protos_dot_v1_dot_broker__pb2.CopyDelayedRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_broker__pb2.CopyDelayedReply.FromString,
             options,
             channel_credentials,
             insecure,

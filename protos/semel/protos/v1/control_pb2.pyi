@@ -22,6 +22,7 @@ class MoveStep(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MOVE_STEP_UNSEAL: _ClassVar[MoveStep]
     MOVE_STEP_ABORT: _ClassVar[MoveStep]
     MOVE_STEP_IDS: _ClassVar[MoveStep]
+    MOVE_STEP_SUPERSEDE: _ClassVar[MoveStep]
 MOVE_STEP_UNSPECIFIED: MoveStep
 MOVE_STEP_BEGIN: MoveStep
 MOVE_STEP_FLOOR: MoveStep
@@ -33,6 +34,7 @@ MOVE_STEP_FORWARD: MoveStep
 MOVE_STEP_UNSEAL: MoveStep
 MOVE_STEP_ABORT: MoveStep
 MOVE_STEP_IDS: MoveStep
+MOVE_STEP_SUPERSEDE: MoveStep
 
 class ControlRecord(_message.Message):
     __slots__ = ("create_queue", "delete_queue", "alter_topic", "fence", "trim", "expire_producers", "acquire_lock", "release_lock", "commit_offsets", "reset_offset", "delete_group", "feature_level", "split_queue", "transaction", "move_queue", "release_delayed", "check_ids", "evict_ids", "cancel_delayed")
@@ -235,7 +237,7 @@ class MembershipRecord(_message.Message):
     def __init__(self, voters: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ..., learners: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ...) -> None: ...
 
 class MoveQueue(_message.Message):
-    __slots__ = ("queue", "job", "group_id", "step", "create", "offset", "part", "digest", "ids", "ids_from", "ids_to", "first_arrival", "seed")
+    __slots__ = ("queue", "job", "group_id", "step", "create", "offset", "part", "digest", "ids", "ids_from", "ids_to", "first_arrival", "seed", "arrivals", "last", "horizon_us", "waits_from", "waiting")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
@@ -249,6 +251,11 @@ class MoveQueue(_message.Message):
     IDS_TO_FIELD_NUMBER: _ClassVar[int]
     FIRST_ARRIVAL_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    ARRIVALS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    HORIZON_US_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FROM_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
     queue: _common_pb2.QueueRef
     job: int
     group_id: int
@@ -262,7 +269,12 @@ class MoveQueue(_message.Message):
     ids_to: int
     first_arrival: int
     seed: bytes
-    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., job: _Optional[int] = ..., group_id: _Optional[int] = ..., step: _Optional[_Union[MoveStep, str]] = ..., create: _Optional[_Union[CreateQueue, _Mapping]] = ..., offset: _Optional[int] = ..., part: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., ids: _Optional[bytes] = ..., ids_from: _Optional[int] = ..., ids_to: _Optional[int] = ..., first_arrival: _Optional[int] = ..., seed: _Optional[bytes] = ...) -> None: ...
+    arrivals: bytes
+    last: bool
+    horizon_us: int
+    waits_from: int
+    waiting: bool
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., job: _Optional[int] = ..., group_id: _Optional[int] = ..., step: _Optional[_Union[MoveStep, str]] = ..., create: _Optional[_Union[CreateQueue, _Mapping]] = ..., offset: _Optional[int] = ..., part: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., ids: _Optional[bytes] = ..., ids_from: _Optional[int] = ..., ids_to: _Optional[int] = ..., first_arrival: _Optional[int] = ..., seed: _Optional[bytes] = ..., arrivals: _Optional[bytes] = ..., last: _Optional[bool] = ..., horizon_us: _Optional[int] = ..., waits_from: _Optional[int] = ..., waiting: _Optional[bool] = ...) -> None: ...
 
 class ReleaseDelayed(_message.Message):
     __slots__ = ("queue", "until_us", "batches", "base_offset", "messages", "below_ordinal")
@@ -329,15 +341,21 @@ class CancelDelayed(_message.Message):
     def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., due_us: _Optional[int] = ..., ordinal: _Optional[int] = ..., row: _Optional[int] = ..., arrival: _Optional[int] = ..., entry: _Optional[int] = ...) -> None: ...
 
 class QueueSlice(_message.Message):
-    __slots__ = ("version", "queue", "rows", "groups", "extents")
+    __slots__ = ("version", "queue", "rows", "groups", "extents", "delayed", "delayed_batches", "origins")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    DELAYED_FIELD_NUMBER: _ClassVar[int]
+    DELAYED_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    ORIGINS_FIELD_NUMBER: _ClassVar[int]
     version: int
     queue: bytes
     rows: bytes
     groups: bytes
     extents: int
-    def __init__(self, version: _Optional[int] = ..., queue: _Optional[bytes] = ..., rows: _Optional[bytes] = ..., groups: _Optional[bytes] = ..., extents: _Optional[int] = ...) -> None: ...
+    delayed: bytes
+    delayed_batches: int
+    origins: bytes
+    def __init__(self, version: _Optional[int] = ..., queue: _Optional[bytes] = ..., rows: _Optional[bytes] = ..., groups: _Optional[bytes] = ..., extents: _Optional[int] = ..., delayed: _Optional[bytes] = ..., delayed_batches: _Optional[int] = ..., origins: _Optional[bytes] = ...) -> None: ...

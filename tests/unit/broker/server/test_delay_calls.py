@@ -115,10 +115,8 @@ async def test_a_page_is_bounded_in_bytes(group: Group, monkeypatch: pytest.Monk
         ({"messages_max": -1}, "1 to 10000 messages, not -1"),
         ({"messages_max": 10_001}, "not 10001"),
         ({"before_us": -1}, "-1 is no time"),
-        ({"after": broker_pb2.DelayedPlace(due_us=1, ordinal=6)}, "as number 6 until 1"),
-        ({"after": broker_pb2.DelayedPlace(due_us=1, ordinal=(1 << 64) - 1)}, "ever delayed"),
         ({"after": broker_pb2.DelayedPlace(due_us=-5, ordinal=1)}, "until -5"),
-        ({"after": broker_pb2.DelayedPlace()}, "as number 0 until 0"),
+        ({"after": broker_pb2.DelayedPlace()}, "delayed until 0"),
     ],
 )
 async def test_a_question_that_makes_no_sense_is_refused(

@@ -184,7 +184,7 @@ def slice_of(key: QueueKey) -> bytes:
     group.produce(header(-1, key=key))
     group.apply(log_control(trim=control_pb2.Trim(queue=ref(key), log_start_offset=1)))
     state = group.state
-    return make_slice(state.queues[key], state.producers, state.groups)
+    return make_slice(state.queues[key], state.producers, state.groups, state.delays)
 
 
 def part(key: QueueKey) -> Request:

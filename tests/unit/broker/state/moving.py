@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 from semel.broker.state import (
     Accepted,
     MoveApplied,
+    NumberedDelays,
     State,
     TableVerifier,
+    header_of_copy,
     make_slice,
 )
+from semel.protos.batch import BROKER_HEADER_BYTES, decode_broker_header
 from semel.protos.errors import SemelError
 from semel.protos.frames import RecordKind, iter_records
-from semel.protos.ids import QueueKey
+from semel.protos.ids import Offset, QueueKey
 from semel.protos.levels import MOVE_LEVEL
 from semel.protos.v1 import control_pb2
 from tests.kit.state_log import KEY, Group, control, ref
@@ -25,13 +29,20 @@ NAMES = {1: "left", 2: "right"}
 class Home(Group):
     """A broker group with a number; `tables` follows its log as `semel verify` does."""
 
-    def __init__(self, number: int, *, queues: tuple[Any, ...] = (), key: QueueKey = KEY) -> None:
+    def __init__(
+        self,
+        number: int,
+        *,
+        queues: tuple[Any, ...] = (),
+        key: QueueKey = KEY,
+        at_level: int = MOVE_LEVEL,
+    ) -> None:
         self.number = number
         self.key = key
         """The queue that moves."""
         self.tables = TableVerifier()
         super().__init__(queues=queues)
-        level = control_pb2.FeatureLevel(level=MOVE_LEVEL)
+        level = control_pb2.FeatureLevel(level=at_level)
         assert isinstance(self.admission.admit_feature_level(level), Accepted)
         self.entry.append(control(feature_level=level))
         self.commit()
@@ -73,7 +84,11 @@ class Home(Group):
         for position, _, payload in iter_records(self.frames[extent.index - 1]):
             if position == extent.position:
                 assert len(payload) == extent.length
-                return bytes(payload)
+                head = decode_broker_header(payload)
+                head = replace(head, base_offset=Offset(extent.base_offset))
+                if head.append_time_us < extent.append_time_us:
+                    head = replace(head, append_time_us=extent.append_time_us)
+                return head.encode() + bytes(payload[BROKER_HEADER_BYTES:])
         raise AssertionError(extent)
 
 
@@ -103,12 +118,27 @@ def copy_some(source: Home, target: Home, batches: int) -> None:
         target.commit()
 
 
+def copy_delayed(source: Home, target: Home, bytes_max: int = 1 << 20) -> None:
+    """Copies a page of delayed batches."""
+    delayed = source.state.delays.queues.get(source.key)
+    copies = target.state.moves.incoming[source.key].delayed
+    table = None if delayed is None else delayed.table()
+    listed = NumberedDelays.of(source.key, table)
+    for extent in listed.page(delayed, copies.below_ordinal, bytes_max).extents:
+        stored = source.payload(extent.entry, extent.position)
+        head = header_of_copy(decode_broker_header(stored), extent.ordinal)
+        target.commit()
+        target.entry.append((RecordKind.COPY, [head.encode(), stored[BROKER_HEADER_BYTES:]]))
+    target.commit()
+
+
 def bring_slice(source: Home, target: Home, job: int, data: bytes | None = None) -> Any:
     """All that is left of a frozen queue; what INGEST said."""
     copy_some(source, target, 1 << 20)
+    copy_delayed(source, target)
     if data is None:
         state = source.state
-        data = make_slice(state.queues[source.key], state.producers, state.groups)
+        data = make_slice(state.queues[source.key], state.producers, state.groups, state.delays)
     for at in range(0, len(data), 100):
         error = target.step("PART", job, source.number, offset=at, part=data[at : at + 100])
         if error is not None:

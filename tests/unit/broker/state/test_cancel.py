@@ -401,7 +401,9 @@ def test_a_queue_with_cancelled_messages_is_copied_without_them(group: CancelGro
     assert ids == group.delivered() == [b"x", b"b", b"c", b"e"]
     report = verifier.finish()
     assert (report.problems, report.ok) == ((), True)
-    slice_ = read_slice(make_slice(queue, group.state.producers, group.state.groups))
+    slice_ = read_slice(
+        make_slice(queue, group.state.producers, group.state.groups, group.state.delays)
+    )
     assert slice_.misfit(copied, parts=True) is None
     assert "bytes" in str(slice_.misfit(copied, parts=False))
     copied.append(1, 1, 0, 1, copied.last_append_us)

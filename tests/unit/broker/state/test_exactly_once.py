@@ -335,8 +335,8 @@ def released_early(patch: pytest.MonkeyPatch) -> None:
 def delays_forgotten_by_snapshots(patch: pytest.MonkeyPatch) -> None:
     read = Delays.read_parts.__func__  # type: ignore[attr-defined]
 
-    def forgetful(cls: type[Delays], reader: Any, *, cancelled: bool) -> Delays:
-        read(cls, reader, cancelled=cancelled)
+    def forgetful(cls: type[Delays], reader: Any, /, **known: bool) -> Delays:
+        read(cls, reader, **known)
         return cls()
 
     patch.setattr(Delays, "read_parts", classmethod(forgetful))

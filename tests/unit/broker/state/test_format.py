@@ -9,6 +9,7 @@ import pytest
 from semel.broker.state.apply import (
     cancelled_rows,
     coordination,
+    delayed_copies,
     delays,
     dropped_batches,
     expired,
@@ -46,14 +47,17 @@ DOCUMENT = "state.md"
         ("Transaction", 0, coordination.HEAD),
         ("Transaction", 1, coordination.ROW),
         ("Move", 0, moves._PLACE),
+        ("Move", 1, delayed_copies.COPIES),
         ("Delayed", 0, delays.HEAD),
         ("Delayed", 1, delays.DELAYED_QUEUE),
         ("Delayed", 2, delays.DELAYED_EXTENT),
         ("Delayed", 3, cancelled_rows._BATCH),
+        ("Delayed", 4, struct.Struct("<Iq")),  # of `moved_origins.ORIGIN`
         ("Window of ids", 0, id_windows.WINDOW),
         ("Window of ids", 1, id_windows.MARK),
         ("Window of ids", 2, dropped_batches.BATCH),
         ("Window of ids", 3, dropped_batches.STRETCH),
+        ("Window of ids", 4, id_windows._WAITING),
         ("Releases", 0, release_history.ROW),
     ],
 )

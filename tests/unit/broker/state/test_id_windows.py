@@ -184,12 +184,12 @@ def test_bytes_come_back(topics: dict[int, list[tuple[int, int, int, bool]]], ke
                 evicted(window, now_us)
         if keep == 7:
             windows.configure(topic_id, None)
-    data = b"".join(windows.parts())
+    data = b"".join(windows.parts(superseded=False))
     reader = Reader(data)
-    again = IdWindows.read_parts(reader)
+    again = IdWindows.read_parts(reader, superseded=False)
     assert again.ended == windows.ended
     reader.finish()
-    assert b"".join(again.parts()) == data
+    assert b"".join(again.parts(superseded=False)) == data
     assert sorted([*again.topics, *again.ended]) == sorted(topics)
 
 
@@ -203,12 +203,12 @@ def test_bytes_that_contradict_each_other_are_refused(
     window = window_of(5)
     window.first_arrival, window.next_arrival = first, following
     window.marks = [Mark(*mark) for mark in marks]
-    data = (1).to_bytes(4, "little") + b"".join(window.parts(1)) + bytes(4)
+    data = (1).to_bytes(4, "little") + b"".join(window.parts(1, superseded=False)) + bytes(4)
     with pytest.raises(CorruptSegment, match="window of ids of topic 1"):
-        IdWindows.read_parts(Reader(data))
+        IdWindows.read_parts(Reader(data), superseded=False)
 
 
 def test_cut_bytes_are_refused() -> None:
-    data = b"".join(IdWindows().parts()) + bytes(WINDOW.size)
+    data = b"".join(IdWindows().parts(superseded=False)) + bytes(WINDOW.size)
     with pytest.raises(CorruptSegment):
-        IdWindows.read_parts(Reader((1).to_bytes(4, "little") + data[4:-1]))
+        IdWindows.read_parts(Reader((1).to_bytes(4, "little") + data[4:-1]), superseded=False)

@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from semel.broker.state import Accepted, MoveApplied, Refused, State, StateDiverged, TableVerifier
+from semel.broker.state import (
+    Accepted,
+    CopiedIds,
+    MoveApplied,
+    Refused,
+    State,
+    StateDiverged,
+    TableVerifier,
+)
 from semel.broker.state.apply.id_windows import MOVED_ID_BYTES
 from semel.protos.errors import InvalidRequest, SemelError, Throttled
 from semel.protos.ids import QueueId, QueueKey, TopicId
@@ -84,7 +92,7 @@ def test_moved_ids_arrive_between_those_of_batches(group: IdGroup) -> None:
     assert isinstance(result, MoveApplied)
     assert (result.error, result.first_arrival, result.ids) == (None, first + 3, 2)
     assert group.window.next_arrival == first + 5
-    assert group.state.id_windows.copied == {COMING: 20}
+    assert group.state.id_windows.copied == {COMING: CopiedIds(20)}
     for frame in group.frames[at:]:
         tables.feed(frame)
     assert not tables.problems
@@ -139,7 +147,7 @@ def test_a_window_comes_and_goes_with_the_queues_of_its_topic() -> None:
     assert propose(group, ids_step(2, key=ALONE)) is None
     group.commit()
     state = State.from_bytes(b"".join(group.state.to_parts()))
-    assert state.id_windows.copied == {ALONE: 10}
+    assert state.id_windows.copied == {ALONE: CopiedIds(10)}
     assert take(group, "ABORT", ALONE) is None
     assert ALONE.topic_id not in windows.topics
     assert windows.copied == {}

@@ -206,7 +206,9 @@ def test_metadata_of_consumer_groups_goes_along(
     )
     commits = control_pb2.CommitOffsets(group="g", commits=[one])
     source.apply(control(commit_offsets=commits))
-    data = make_slice(source.state.queues[KEY], source.state.producers, source.state.groups)
+    data = make_slice(
+        source.state.queues[KEY], source.state.producers, source.state.groups, source.state.delays
+    )
     assert control_pb2.QueueSlice.FromString(data).version == (6 if metadata else 4)
     found = read_slice(data).groups.lookup("g", KEY)
     assert found is not None
@@ -238,7 +240,9 @@ def test_nothing_final_is_said_while_the_seal_may_be_lost(source: Home) -> None:
 def test_a_sealed_queue_answers_retries_and_takes_nothing_new(source: Home, target: Home) -> None:
     begin(source, target, 1)
     assert source.step("SEAL", 1, 2) is None
-    before = make_slice(source.state.queues[KEY], source.state.producers, source.state.groups)
+    before = make_slice(
+        source.state.queues[KEY], source.state.producers, source.state.groups, source.state.delays
+    )
     assert source.produce(header(-1, last=9, crc=1)) == Duplicate(0)  # type: ignore[arg-type]
     for refused in (
         source.produce(header(19, last=29, crc=3)),
@@ -255,7 +259,7 @@ def test_a_sealed_queue_answers_retries_and_takes_nothing_new(source: Home, targ
     assert isinstance(result.error, errors.Throttled)
     source.restart()
     state = source.state
-    assert make_slice(state.queues[KEY], state.producers, state.groups) == before
+    assert make_slice(state.queues[KEY], state.producers, state.groups, state.delays) == before
     assert isinstance(error_of(source.produce(header(19, last=29, crc=3))), errors.Throttled)
 
 
@@ -461,7 +465,12 @@ def test_a_copy_that_is_not_whole_is_never_ingested(source: Home, target: Home, 
     begin(source, target, 1)
     if harm == "short":
         copy_some(source, target, 1)
-        data = make_slice(source.state.queues[KEY], source.state.producers, source.state.groups)
+        data = make_slice(
+            source.state.queues[KEY],
+            source.state.producers,
+            source.state.groups,
+            source.state.delays,
+        )
         hidden = source.state.queues.pop(KEY)  # nothing more can be copied
         error = bring_slice(source, target, 1, data)
         source.state.queues[KEY] = hidden
@@ -469,7 +478,7 @@ def test_a_copy_that_is_not_whole_is_never_ingested(source: Home, target: Home, 
         copy_some(source, target, 9)
         other = Home(3, queues=(KEY,))
         queue = (other if harm == "long" else source).state.queues[KEY]
-        data = make_slice(queue, source.state.producers, source.state.groups)
+        data = make_slice(queue, source.state.producers, source.state.groups, source.state.delays)
         if harm == "other":
             message = control_pb2.QueueSlice.FromString(data)
             message.extents += 1
@@ -507,7 +516,9 @@ def test_a_slice_is_ingested_only_if_it_is_the_one_that_was_sent(
     begin(source, target, 1)
     copy_some(source, target, 9)
     source.step("SEAL", 1, 2)
-    data = make_slice(source.state.queues[KEY], source.state.producers, source.state.groups)
+    data = make_slice(
+        source.state.queues[KEY], source.state.producers, source.state.groups, source.state.delays
+    )
     assert target.step("PART", 1, 1, offset=0, part=data) is None
     digest = hashlib.sha256(data).digest()
     length = len(data)
@@ -522,7 +533,9 @@ def test_a_slice_is_ingested_only_if_it_is_the_one_that_was_sent(
 def test_a_slice_is_read_as_it_was_written(source: Home) -> None:
     acquire(source)
     source.state.queues[KEY].frozen = True
-    data = make_slice(source.state.queues[KEY], source.state.producers, source.state.groups)
+    data = make_slice(
+        source.state.queues[KEY], source.state.producers, source.state.groups, source.state.delays
+    )
     found = read_slice(data)
     assert found.extents == 2
     assert found.producers.lookup(KEY, ONE) == source.state.producers.lookup(KEY, ONE)

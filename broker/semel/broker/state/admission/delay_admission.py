@@ -69,7 +69,8 @@ def propose_release(
 
 
 def held_by_delays(delays: Delays, queue: PendingQueue) -> Refused | None:
-    """Refuses a split or seal of a queue with delayed messages; None if it has none."""
+    """Refuses a split of a queue, and below level 8 its move, if it has delayed
+    messages; None if it has none."""
     held = delays.held(queue.key)
     if held is None and queue.delaying:
         held = f"messages of queue {queue.key.queue_id} are being delayed"

@@ -49,8 +49,8 @@ from semel.protos.batch import BatchHeader
 from semel.protos.delays import due_of
 from semel.protos.errors import InvalidRequest
 from semel.protos.id_dedup import SEED_BYTES, WINDOW_BYTES_MAX, WINDOW_BYTES_MIN
-from semel.protos.levels import ID_LEVEL, lacking
-from semel.protos.queue_refs import queue_ref
+from semel.protos.levels import DELAYED_MOVE_LEVEL, ID_LEVEL, lacking
+from semel.protos.queue_refs import queue_key_of, queue_ref
 from semel.protos.v1 import common_pb2, control_pb2
 
 
@@ -151,7 +151,7 @@ class IdAdmission:
             due_us=due_of(header),
             entry=entry,
             keep_first=window.settings.keep_first,
-            cancelled=(window.cancelled, sorted(pending.cancelled)),
+            cancelled=(*window.gone, sorted(pending.cancelled)),
             admit=admit,
         )
         if found is None:
@@ -177,7 +177,7 @@ class IdAdmission:
         window = self.window(topic_id)
         assert window is not None, "the topic compares ids"
         pending = self._pending(topic_id, window)
-        cancelled = window.cancelled, sorted(pending.cancelled)
+        cancelled = *window.gone, sorted(pending.cancelled)
         return KnownIds(pending.first_arrival, cancelled, window.settings.keep_first)
 
     def next_arrival(self, topic_id: int) -> int:
@@ -238,8 +238,16 @@ class IdAdmission:
 
     def admit_moved(self, record: control_pb2.MoveQueue) -> Refused | None:
         """Has the ids of a queue that is on its way here arrive: append the record. Refused if they
-        belong to another window."""
+        belong to another window, and from level 8 on to a move that is over."""
         topic_id = record.queue.topic_id
+        key = queue_key_of(record.queue)
+        place = self._state.moves.places.get(key)
+        if self._state.feature_level >= DELAYED_MOVE_LEVEL and (
+            place is None or place.job != record.job or key not in self._state.moves.incoming
+        ):
+            return Refused(
+                InvalidRequest(f"queue {key.queue_id} does not come here by move {record.job}")
+            )
         if (refused := self.unsettled(topic_id)) is not None:
             return refused
         window = self.window(topic_id)
@@ -269,6 +277,7 @@ class IdAdmission:
             pending.first_arrival <= arrival < window.next_arrival
             and arrival not in pending.cancelled
             and not window.is_cancelled(arrival)
+            and not window.is_superseded(arrival)
         )
 
     def use_cancel(self, topic_id: int, arrival: int) -> None:

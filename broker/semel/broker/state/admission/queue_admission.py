@@ -24,7 +24,13 @@ from semel.broker.state.apply.splits import children_of, invalid_split_reason, s
 from semel.broker.state.apply.state_machine import State
 from semel.protos.errors import InvalidRequest, OffsetOutOfRange
 from semel.protos.ids import QueueId, QueueKey
-from semel.protos.levels import DELAY_LIMIT_LEVEL, MOVE_LEVEL, SPLIT_LEVEL, lacking
+from semel.protos.levels import (
+    DELAY_LIMIT_LEVEL,
+    DELAYED_MOVE_LEVEL,
+    MOVE_LEVEL,
+    SPLIT_LEVEL,
+    lacking,
+)
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import common_pb2, control_pb2
 
@@ -117,8 +123,10 @@ class QueueAdmission:
             return retry_later("the queue is being split")
         if applied is None:
             return retry_later("the queue is being created")
-        if not applied.sealed and (bound := self._bound(queue)) is not None:
-            return bound
+        if not applied.sealed:
+            bound = self._pinned(queue) or held_by_delays(self._state.delays, queue)
+            if bound is not None:
+                return bound
         if applied.sealed:
             if applied.children != children:
                 return Refused(sealed_error(applied))
@@ -151,7 +159,10 @@ class QueueAdmission:
                 return retry_later("the queue is being split")
             if queue.sealing:
                 return retry_later("the queue is being sealed already")
-            if (bound := self._bound(queue)) is not None:
+            bound = self._pinned(queue)
+            if bound is None and self._state.feature_level < DELAYED_MOVE_LEVEL:
+                bound = held_by_delays(self._state.delays, queue)
+            if bound is not None:
                 return bound
             if (error := self._state.moves.seal_refusal(record, key, self._state)) is not None:
                 return Refused(error)
@@ -236,8 +247,8 @@ class QueueAdmission:
             return retry_later(f"queue {key.queue_id} is being made or deleted")
         return None
 
-    def _bound(self, queue: PendingQueue) -> Refused | None:
-        """Refuses a split or SEAL that would strand messages without offsets; None if fine."""
+    def _pinned(self, queue: PendingQueue) -> Refused | None:
+        """Refuses a split or SEAL while a transaction is being committed to the queue."""
         if self._pending.may_pin or self._state.transactions.staging.is_pinned(queue.key):
             return retry_later("a transaction is being committed to the queue")
-        return held_by_delays(self._state.delays, queue)
+        return None

@@ -17,7 +17,7 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -77,6 +77,16 @@ class CancelledRows:
                 found.append((begin, row - begin))
             begin = row + 1
         return found
+
+    def counted(self, messages: Mapping[int, int]) -> int:
+        """How many rows are cancelled in all; `messages` says by ordinal how many those batches
+        have. Raises CorruptSegment if one of them is not delayed, or would have none left."""
+        if len(messages) != len(self.batches):
+            raise CorruptSegment("state holds cancelled rows of batches that are not delayed")
+        for ordinal, rows in self.batches.items():
+            if rows[-1] >= messages[ordinal] or len(rows) >= messages[ordinal]:
+                raise CorruptSegment(f"state holds too many cancelled rows of batch {ordinal}")
+        return sum(map(len, self.batches.values()))
 
     def parts(self) -> list[bytes]:
         """Canonical bytes: by rising ordinal."""

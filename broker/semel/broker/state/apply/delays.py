@@ -3,21 +3,23 @@
 How it works. When a delayed batch is applied, or a staged one is published, it becomes a *delayed
 extent* of its queue. A RELEASE record takes the first extents and appends them to the queue by
 reference: their offsets begin where the queue ends. Every node takes the same ones, because they
-are ordered by due time, then by *ordinal*, a number that the broker group gives each extent when it
-is added. The master names how many to take, and below which ordinal. So extents that are added
-between its decision and the apply do not change what is released. A CANCEL record takes one message
-out of a batch that is not due yet: its row is noted, and the release leaves it out.
+are ordered by due time, then by *ordinal*, a rising number that the broker group gives each extent
+when it is added. The master names how many to take, and below which ordinal. So extents that are
+added between its decision and the apply do not change what is released. A CANCEL record takes one
+message out of a batch that is not due yet: its row is noted, and the release leaves it out.
 
 The extents of one queue are packed in blocks, in their order: a million of them take 36 MB, and a
 checkpoint takes them as they are. Queues are in a heap by their first due time, so that a search
 for due batches costs nothing for queues that have none.
 
 Invariants
-1. The extents of a queue rise strictly by (due_us, ordinal); an ordinal is used only once.
+1. The extents of a queue rise strictly by (due_us, ordinal); in one queue an ordinal is used only
+   once. A queue that moves keeps its ordinals, and the other group goes on above them.
 2. `bytes`, `messages` and `batches` are the sums over all extents; cancelled messages do not count.
    Each extent is live for cleaning, kept files and snapshots.
 3. A queue has an entry here if and only if it has delayed batches.
-4. A queue with delayed batches is neither split nor moved (checked at admission and at apply).
+4. A queue with delayed batches is not split, and below level 8 not moved (checked at admission and
+   at apply). Nothing of a queue that a move has sealed is released or cancelled.
 5. Blocks and heap follow from the extents; where blocks are cut never shows in the bytes.
 6. `seconds` is changed with every batch and message that comes or goes, see `due_seconds.py`.
 7. Nothing is cancelled that is due at the time of the entry, and nothing is released before. So a
@@ -41,11 +43,13 @@ from itertools import groupby, islice
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from semel.broker.state.apply.cancelled_rows import CancelledRows
 from semel.broker.state.apply.codec import Reader
 from semel.broker.state.apply.due_seconds import DueSeconds, Numbers, second_of
 from semel.broker.state.apply.extents import I64, add_lengths
+from semel.broker.state.apply.moved_origins import Origins, OriginTable
 from semel.broker.state.apply.queues import QueueState
 from semel.broker.state.apply.results import DelayedCancelled, DelayedReleased, StateDiverged
 from semel.protos.batch import BatchFlags
@@ -89,7 +93,7 @@ class DelayedExtent(NamedTuple):
 
     due_us: int
     ordinal: int
-    """Its number among all batches that were ever delayed in this broker group."""
+    """Its number. The batches of a queue have rising ones, as they were delayed."""
     entry: int
     """Index of the entry that holds it."""
     position: int
@@ -218,7 +222,7 @@ class DelayedQueue:
 
     def columns(self) -> tuple[Numbers, Numbers, Numbers]:
         """Due time, messages that are not cancelled and length of each extent, in order."""
-        extents = np.frombuffer(b"".join(self._blocks), EXTENT)
+        extents = self.table()
         messages = extents["messages"].astype(np.int64)
         if self.cancelled.batches:
             concerned = np.isin(extents["ordinal"], self.cancelled.ordinals())
@@ -266,16 +270,12 @@ class DelayedQueue:
                     kept += DELAYED_EXTENT.pack(*extent)
             kept += block[end:]
             if gone and kept:  # a newer extent than the master knew precedes the rest
-                self._merge(kept)
+                del self._blocks[0]
+                self._blocks[0][:0] = kept
             elif kept:
                 self._blocks[0] = kept
             else:
                 del self._blocks[0]
-
-    def _merge(self, kept: bytearray) -> None:
-        """Replaces the first block: its rest goes to the front of the second one."""
-        del self._blocks[0]
-        self._blocks[0][:0] = kept
 
     def add_live_bytes(self, bounds: I64, sums: I64) -> None:
         """Adds to `sums[k]` the lengths of records in entries `[bounds[k], bounds[k + 1])`."""
@@ -292,6 +292,10 @@ class DelayedQueue:
         for block in self._blocks:
             yield from map(DelayedExtent._make, DELAYED_EXTENT.iter_unpack(block))
 
+    def table(self) -> npt.NDArray[np.void]:
+        """All extents in their order, as an array of EXTENT that does not change with the queue."""
+        return np.frombuffer(b"".join(self._blocks), EXTENT)
+
     def parts(self, *, cancelled: bool) -> list[bytes]:
         """Canonical bytes; `cancelled` adds the cancelled rows."""
         rows = self.cancelled.parts() if cancelled else []
@@ -300,36 +304,50 @@ class DelayedQueue:
     @classmethod
     def read_parts(cls, reader: Reader, batches: int, *, cancelled: bool) -> DelayedQueue:
         """The inverse of `parts`. Raises CorruptSegment."""
-        queue = cls()
         data = bytes(reader.take(batches * DELAYED_EXTENT.size))
-        if cancelled:
-            queue.cancelled = CancelledRows.read_parts(reader)
+        return cls.of(data, CancelledRows.read_parts(reader) if cancelled else CancelledRows())
+
+    @classmethod
+    def of(cls, packed: bytes, cancelled: CancelledRows) -> DelayedQueue:
+        """The queue with these packed extents and cancelled rows, which it takes over. A million
+        extents take some ten milliseconds. Raises CorruptSegment."""
+        queue = cls()
+        queue.cancelled = cancelled
         queue._blocks = [
-            bytearray(data[at : at + _BLOCK_BYTES]) for at in range(0, len(data), _BLOCK_BYTES)
+            bytearray(packed[at : at + _BLOCK_BYTES]) for at in range(0, len(packed), _BLOCK_BYTES)
         ]
-        before = (-1, -1)
-        concerned = 0
-        for extent in queue:
-            if extent[:2] <= before:
-                raise CorruptSegment(f"state holds delayed batch {extent} after {before}")
-            before = extent[:2]
-            queue._count(extent, 1)
-            if rows := queue.cancelled.rows(extent.ordinal):
-                concerned += 1
-                if rows[-1] >= extent.messages or queue.left(extent) <= 0:
-                    raise CorruptSegment(f"state holds too many cancelled rows of {extent}")
-        if concerned != len(queue.cancelled.batches):
-            raise CorruptSegment("state holds cancelled rows of batches that are not delayed")
+        extents = np.frombuffer(packed, EXTENT)
+        dues, ordinals = extents["due_us"], extents["ordinal"]
+        rise = (dues[1:] > dues[:-1]) | ((dues[1:] == dues[:-1]) & (ordinals[1:] > ordinals[:-1]))
+        if not rise.all() or (len(dues) and dues[0] < 0):
+            raise CorruptSegment("state holds delayed batches in another order")
+        chosen = np.isin(ordinals, cancelled.ordinals())
+        sizes = zip(ordinals[chosen].tolist(), extents["messages"][chosen].tolist(), strict=True)
+        queue.batches = len(extents)
+        queue.messages = int(extents["messages"].sum(dtype=np.int64))
+        queue.messages -= cancelled.counted(dict(sizes))
+        queue.bytes = int(extents["length"].sum(dtype=np.int64))
         return queue
 
 
 class Delays:
     """All delayed batches of one broker group."""
 
-    __slots__ = ("_heap", "batches", "bytes", "messages", "next_ordinal", "queues", "seconds")
+    __slots__ = (
+        "_heap",
+        "batches",
+        "bytes",
+        "messages",
+        "next_ordinal",
+        "origins",
+        "queues",
+        "seconds",
+    )
 
     def __init__(self) -> None:
         self.queues: dict[QueueKey, DelayedQueue] = {}
+        self.origins = OriginTable()
+        """The origins of queues that came here with delayed batches."""
         self.next_ordinal = 0
         self.batches = 0
         self.messages = 0
@@ -463,9 +481,22 @@ class Delays:
             del self.queues[key]
         self._prune()
 
+    def adopt(
+        self, key: QueueKey, queue: DelayedQueue, origins: Origins, below_ordinal: int
+    ) -> None:
+        """Takes over what is delayed, if anything, of a queue that has moved here. `below_ordinal`
+        is above all ordinals."""
+        self.next_ordinal = max(self.next_ordinal, below_ordinal)
+        if queue.batches:
+            self.queues[key], self.origins.queues[key] = queue, origins
+            self._sum(queue.batches, queue.messages, queue.bytes)
+            self.seconds.change_many(key.topic_id, *queue.columns(), 1)
+            self._push(key, queue)
+
     def remove_queue(self, key: QueueKey) -> None:
-        """Removes a deleted queue with its delayed batches."""
+        """Removes a deleted queue, or one that has moved away, with its delayed batches."""
         queue = self.queues.pop(key, None)
+        self.origins.queues.pop(key, None)
         if queue is not None:
             self._sum(-queue.batches, -queue.messages, -queue.bytes)
             self.seconds.change_many(key.topic_id, *queue.columns(), -1)
@@ -506,7 +537,7 @@ class Delays:
         return list(found)
 
     def held(self, key: QueueKey) -> str | None:
-        """A text that says what prevents a split or move of the queue; None if nothing does."""
+        """A text that says what of the queue is delayed; None if nothing is."""
         queue = self.queues.get(key)
         if queue is None:
             return None
@@ -530,18 +561,18 @@ class Delays:
 
     # --- canonical bytes --------------------------------------------------------------------
 
-    def parts(self, *, cancelled: bool) -> list[bytes]:
+    def parts(self, *, cancelled: bool, origins: bool) -> list[bytes]:
         """Canonical bytes: queues by rising number, each with its extents in order; `cancelled`
-        adds the rows that are cancelled."""
+        adds the rows that are cancelled, and `origins` those of queues that have moved."""
         parts = [HEAD.pack(self.next_ordinal, len(self.queues))]
         for key in sorted(self.queues):
             queue = self.queues[key]
             parts.append(DELAYED_QUEUE.pack(*key, queue.batches))
             parts += queue.parts(cancelled=cancelled)
-        return parts
+        return parts + (self.origins.parts() if origins else [])
 
     @classmethod
-    def read_parts(cls, reader: Reader, *, cancelled: bool) -> Delays:
+    def read_parts(cls, reader: Reader, *, cancelled: bool, origins: bool) -> Delays:
         """The inverse of `parts`. Raises CorruptSegment."""
         delays = cls()
         delays.next_ordinal, count = reader.unpack(HEAD)
@@ -555,6 +586,8 @@ class Delays:
             delays.seconds.change_many(topic_id, *queue.columns(), 1)
         delays._heap = [(queue.first_due_us, key) for key, queue in delays.queues.items()]
         heapify(delays._heap)
+        if origins:
+            delays.origins = OriginTable.read_parts(reader)
         return delays
 
 

@@ -7,7 +7,9 @@ agree about what the window holds without comparing a single id; the ids themsel
 of each node (`semel.broker.dedup`), which follows the log.
 
 A message that is cancelled before it is due takes its id with it. The index only grows, so the
-window holds the arrivals of *cancelled* ids, and look-ups leave them out.
+window holds the arrivals of *cancelled* ids, and look-ups leave them out. So they do with ids that
+are *superseded*: a queue that had left with delayed messages came back, and brings the ids of those
+that were not cancelled elsewhere.
 
 A window ends with the last queue of its topic that lives here. If one comes back, another window
 begins, with the same seed: its arrivals are above all earlier ones, so that an index of the old
@@ -20,7 +22,7 @@ Invariants
 1. `first_arrival <= next_arrival`, and neither falls.
 2. Marks rise by arrival and by time. A window has a mark if and only if it has an id; the first one
    is not above its beginning, and says how old the oldest id may be. The second one is above it.
-3. Cancelled arrivals are in the window, and rise.
+3. Cancelled arrivals are in the window, and rise; so are superseded ones.
 
 Not here: which messages of a batch are duplicates (`state/admission/id_admission.py`), the ids.
 """
@@ -34,6 +36,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, NamedTuple
+
+import numpy as np
 
 from semel.broker.state.apply.codec import Reader
 from semel.broker.state.apply.dropped_batches import BatchName, DroppedBatches
@@ -60,6 +64,7 @@ _EVICTIONS_PER_WINDOW: Final = 1_024
 _COUNT: Final = struct.Struct("<I")
 _TOPIC: Final = struct.Struct("<Q")
 _COPIED: Final = struct.Struct("<QIQ")
+_WAITING: Final = struct.Struct("<QqI")
 WINDOW: Final = struct.Struct("<QqqI16sQQQQII")
 MARK: Final = struct.Struct("<Qq")
 _ENTRY_ARRIVALS: Final = 1 << 24
@@ -115,6 +120,7 @@ class IdWindow:
         "marks",
         "next_arrival",
         "settings",
+        "superseded",
     )
 
     def __init__(self, settings: IdSettings, first_arrival: int = 0) -> None:
@@ -128,6 +134,8 @@ class IdWindow:
         """For the answers to retries."""
         self.cancelled = array("Q")
         """Arrivals whose messages are cancelled, rising: their ids are not known any more."""
+        self.superseded = array("Q")
+        """Arrivals of delayed messages of a queue that came back, rising: not known either."""
 
     @property
     def ids(self) -> int:
@@ -183,6 +191,28 @@ class IdWindow:
         at = bisect_left(self.cancelled, arrival)
         return at < len(self.cancelled) and self.cancelled[at] == arrival
 
+    def is_superseded(self, arrival: int) -> bool:
+        """Whether the id that arrived so is superseded."""
+        at = bisect_left(self.superseded, arrival)
+        return at < len(self.superseded) and self.superseded[at] == arrival
+
+    @property
+    def gone(self) -> tuple[array[int], array[int]]:
+        """Arrivals that do not count; each sequence rises."""
+        return self.cancelled, self.superseded
+
+    def supersede(self, arrivals: bytes) -> None:
+        """Forgets ids, of which some may have been left behind or superseded before.
+
+        Raises StateDiverged.
+        """
+        found = np.frombuffer(arrivals, "<u8")
+        if len(found) and int(found.max()) >= self.next_arrival:
+            raise StateDiverged(f"ids up to {found.max()} are superseded, not all have arrived")
+        found = found[found >= np.uint64(self.first_arrival)]
+        merged = np.union1d(np.frombuffer(self.superseded, np.uint64), found)
+        self.superseded = array("Q", merged.astype(np.uint64).tobytes())
+
     def cancel(self, arrival: int) -> None:
         """Forgets the id of a message that is cancelled. Raises StateDiverged."""
         if not self.first_arrival <= arrival < self.next_arrival or self.is_cancelled(arrival):
@@ -203,7 +233,8 @@ class IdWindow:
             )
         evicted = max(0, first_arrival - self.first_arrival)
         self.first_arrival += evicted
-        del self.cancelled[: bisect_left(self.cancelled, self.first_arrival)]
+        for arrivals in self.gone:
+            del arrivals[: bisect_left(arrivals, self.first_arrival)]
         if not self.ids:
             self.marks.clear()
         else:
@@ -237,8 +268,8 @@ class IdWindow:
         spread_us = self.settings.keep_ms * 1_000 // MARKS_PER_WINDOW
         return self.marks[-1].time_us + spread_us <= end_us
 
-    def parts(self, topic_id: int) -> list[bytes]:
-        """Canonical bytes."""
+    def parts(self, topic_id: int, *, superseded: bool) -> list[bytes]:
+        """Canonical bytes; `superseded` adds the superseded ids."""
         settings = self.settings
         head = WINDOW.pack(
             topic_id,
@@ -254,7 +285,37 @@ class IdWindow:
             len(self.cancelled),
         )
         marks = [MARK.pack(*mark) for mark in self.marks]
-        return [head, *marks, self.cancelled.tobytes(), *self.dropped.parts()]
+        gone = [_COUNT.pack(len(self.superseded)), self.superseded.tobytes()] if superseded else []
+        return [head, *marks, self.cancelled.tobytes(), *self.dropped.parts(), *gone]
+
+
+class CopiedIds(NamedTuple):
+    """How far the ids of a queue on its way here are copied, in arrivals of the source."""
+
+    arrival: int = 0
+    """Ids below it are here, but for those of messages that wait."""
+    waiting: int = 0
+    """Below it, those as well."""
+    horizon_us: int = 0
+    """The time after which what is due waits; 0 before the first ids have come, and below level 8.
+    """
+    open: bool = False
+    """Those of the queue's delayed messages that this group knows from earlier do not count."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether ids may come. Some have, if the log has risen to level 8 meanwhile."""
+        return self.open or self.arrival > 0
+
+    def take(self, record: control_pb2.MoveQueue) -> CopiedIds:
+        """As it is with the ids of an IDS step."""
+        if record.waiting:
+            return self._replace(waiting=max(self.waiting, record.ids_to))
+        waiting = self.waiting
+        if waiting >= record.ids_from:  # nothing was left out below
+            waiting = max(waiting, record.waits_from)
+        arrival = max(self.arrival, record.ids_to)
+        return self._replace(arrival=arrival, waiting=waiting, horizon_us=record.horizon_us)
 
 
 def arrivals_from(entry: int) -> int:
@@ -269,8 +330,8 @@ class IdWindows:
 
     def __init__(self) -> None:
         self.topics: dict[int, IdWindow] = {}
-        self.copied: dict[QueueKey, int] = {}
-        """Queues on their way here: the ids of the source that arrived below this are here."""
+        self.copied: dict[QueueKey, CopiedIds] = {}
+        """Queues on their way here."""
         self.ended: set[int] = set()
         """Topics that compared ids before and do not now: whole batches of theirs may have been
         dropped, so their producers' sequences have gaps."""
@@ -385,6 +446,12 @@ class IdWindows:
         window.take(record.first_arrival, count, 0, 0, now_us)
         return count
 
+    def supersede(self, record: control_pb2.MoveQueue) -> None:
+        """Forgets ids of a queue that comes back. Raises StateDiverged."""
+        window = self.topics.get(record.queue.topic_id)
+        if window is not None:
+            window.supersede(record.arrivals)
+
     def cancel(self, topic_id: int, arrival: int) -> None:
         """Forgets the id of a message that is cancelled. Raises StateDiverged."""
         window = self.topics.get(topic_id)
@@ -401,20 +468,23 @@ class IdWindows:
             window.evict(record.first_arrival)
         return IdsEvicted(record.topic_id, record.first_arrival)
 
-    def parts(self) -> list[bytes]:
+    def parts(self, *, superseded: bool) -> list[bytes]:
         """Canonical bytes: windows by rising topic, then the topics whose windows have ended, then
-        how far the ids of incoming queues are copied."""
+        how far the ids of incoming queues are copied. `superseded` adds what level 8 knows."""
         parts = [_COUNT.pack(len(self.topics))]
         for topic_id in sorted(self.topics):
-            parts += self.topics[topic_id].parts(topic_id)
+            parts += self.topics[topic_id].parts(topic_id, superseded=superseded)
         parts.append(_COUNT.pack(len(self.ended)))
         parts += [_TOPIC.pack(topic_id) for topic_id in sorted(self.ended)]
         parts.append(_COUNT.pack(len(self.copied)))
-        parts += [_COPIED.pack(*key, self.copied[key]) for key in sorted(self.copied)]
+        for key in sorted(self.copied):
+            copied = self.copied[key]
+            parts.append(_COPIED.pack(*key, copied.arrival))
+            parts += [_WAITING.pack(*copied[1:])] if superseded else []
         return parts
 
     @classmethod
-    def read_parts(cls, reader: Reader) -> IdWindows:
+    def read_parts(cls, reader: Reader, *, superseded: bool) -> IdWindows:
         """The inverse of `parts`. Raises CorruptSegment."""
         windows = cls()
         for _ in range(reader.unpack(_COUNT)[0]):
@@ -428,12 +498,19 @@ class IdWindows:
             window.marks = [Mark(*reader.unpack(MARK)) for _ in range(marks)]
             window.cancelled.frombytes(bytes(reader.take(cancelled * ARRIVAL_BYTES)))
             window.dropped = DroppedBatches.read(reader)
+            if superseded:
+                gone = bytes(reader.take(reader.unpack(_COUNT)[0] * ARRIVAL_BYTES))
+                window.superseded.frombytes(gone)
             _check(topic_id, window)
         for _ in range(reader.unpack(_COUNT)[0]):
             windows.ended.add(reader.unpack(_TOPIC)[0])
         for _ in range(reader.unpack(_COUNT)[0]):
             topic_id, queue_id, arrival = reader.unpack(_COPIED)
-            windows.copied[QueueKey(TopicId(topic_id), QueueId(queue_id))] = arrival
+            copied = CopiedIds(arrival)
+            if superseded:
+                waiting, horizon_us, is_open = reader.unpack(_WAITING)
+                copied = CopiedIds(arrival, waiting, horizon_us, bool(is_open))
+            windows.copied[QueueKey(TopicId(topic_id), QueueId(queue_id))] = copied
         return windows
 
 
@@ -468,12 +545,14 @@ def _does_not_follow(
 
 
 def _check(topic_id: int, window: IdWindow) -> None:
-    first, following, cancelled = window.first_arrival, window.next_arrival, window.cancelled
-    bounds = (first - 1, *cancelled, following)
+    first, following = window.first_arrival, window.next_arrival
     if (
         not 0 <= first <= following
         or _falls(window.marks)
-        or (cancelled and any(low >= high for low, high in pairwise(bounds)))
+        or any(
+            gone and any(low >= high for low, high in pairwise((first - 1, *gone, following)))
+            for gone in window.gone
+        )
     ):
         raise CorruptSegment(f"state holds a malformed window of ids of topic {topic_id}")
 

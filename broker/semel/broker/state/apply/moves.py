@@ -38,10 +38,13 @@ from enum import IntEnum
 from typing import Final, NamedTuple, Protocol
 
 from semel.broker.state.apply.codec import Reader
-from semel.broker.state.apply.delays import Delays
+from semel.broker.state.apply.delayed_copies import DelayedCopies, ordinal_of_copy
+from semel.broker.state.apply.delays import DelayedExtent, Delays
 from semel.broker.state.apply.extents import Extents
 from semel.broker.state.apply.id_windows import IdSettings, IdWindows, arrivals_from
 from semel.broker.state.apply.locks import ConsumerGroups, unknown_queue
+from semel.broker.state.apply.move_ids import begin_ids, ids_misfit, supersede_ids, take_ids
+from semel.broker.state.apply.moved_origins import origins_after
 from semel.broker.state.apply.producers import SequenceTable
 from semel.broker.state.apply.queues import SLOTS, QueueSettings, QueueState
 from semel.broker.state.apply.results import MoveApplied
@@ -49,6 +52,7 @@ from semel.broker.state.apply.slices import read_slice
 from semel.broker.state.apply.splits import ancestors
 from semel.broker.state.apply.transactions import Transactions
 from semel.protos.batch import BROKER_HEADER_BYTES, decode_broker_header, decode_header
+from semel.protos.delays import is_delayed
 from semel.protos.errors import (
     CorruptSegment,
     InvalidRequest,
@@ -57,7 +61,7 @@ from semel.protos.errors import (
     Throttled,
 )
 from semel.protos.ids import Index, QueueId, QueueKey, TopicId
-from semel.protos.levels import ID_LEVEL
+from semel.protos.levels import DELAYED_MOVE_LEVEL, ID_LEVEL
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import control_pb2
 
@@ -94,11 +98,12 @@ class Place(NamedTuple):
 class Incoming:
     """A queue on its way here."""
 
-    __slots__ = ("queue", "slice")
+    __slots__ = ("delayed", "queue", "slice")
 
     def __init__(self, queue: QueueState) -> None:
         self.queue = queue
         """Holds the extents of the copies."""
+        self.delayed = DelayedCopies()
         self.slice = b""
         """The part of the serialized slice that has arrived."""
 
@@ -239,7 +244,7 @@ class Moves:
         if queue is None:
             return self.absent(key)
         error = self._over(record, key) or self.frozen(key) or move_refusal(home.queues, queue)
-        if error is None and (held := home.delays.held(key)) is not None:
+        if error is None and (held := held_here(home, key)) is not None:
             error = Throttled(f"not sealed: {held}; ask again", retry_after_ms=SEALED_RETRY_MS)
         if error is None and home.transactions.staging.is_pinned(key):
             error = Throttled(
@@ -274,6 +279,7 @@ class Moves:
         home.producers.remove_queue(key)
         home.groups.remove_queue(key)
         home.transactions.staging.remove_queue(key)  # nothing is pinned; stagers begin again
+        home.delays.remove_queue(key)
         self._set(record, key, MoveState.AWAY)
         return None
 
@@ -300,6 +306,7 @@ class Moves:
                 # Queues of the topic may have lived here before, under the same seed.
                 first_arrival = arrivals_from(home.applied_index + 1)
                 home.id_windows.configure(key.topic_id, ids, first_arrival)
+            begin_ids(home.id_windows, key, home.feature_level, known=key in self.places)
             self._set(record, key, MoveState.INCOMING)
         return error
 
@@ -315,10 +322,11 @@ class Moves:
             queue.trim(record.offset)
         return None
 
-    def copy(self, index: int, position: int, payload: memoryview) -> MoveApplied:
-        """Applies a COPY record: the next batch of an incoming queue. Any other changes nothing.
+    def copy(self, index: int, position: int, payload: memoryview, level: int) -> MoveApplied:
+        """Applies a COPY record: the next batch of an incoming queue, or the next delayed one. Any
+        other changes nothing.
 
-        Raises CorruptBatch.
+        `level` is the feature level of the log. Raises CorruptBatch.
         """
         head = decode_broker_header(payload)
         batch = decode_header(payload, BROKER_HEADER_BYTES)
@@ -327,6 +335,17 @@ class Moves:
         error: SemelError | None = None
         if place is None or incoming is None or place.state is not MoveState.INCOMING:
             error = InvalidRequest(f"queue {key.queue_id} takes no copies here")
+        elif (
+            level >= DELAYED_MOVE_LEVEL
+            and (ordinal := ordinal_of_copy(head)) is not None
+            and is_delayed(batch)
+            and batch.count
+            and len(payload) == BROKER_HEADER_BYTES + batch.batch_length
+        ):
+            extent = DelayedExtent(
+                batch.deliver_at_us, ordinal, index, position, len(payload), batch.count
+            )
+            error = incoming.delayed.add(extent)
         elif (
             head.base_offset != incoming.queue.log_end_offset
             or head.append_time_us < incoming.queue.last_append_us
@@ -366,13 +385,15 @@ class Moves:
         """Notes how far the ids are copied; the window has taken them in either way."""
         if not self._is(record, key, MoveState.INCOMING):
             return self._wrong(record, key)
-        copied = home.id_windows.copied.get(key, 0)
-        if record.ids_from > copied:
-            return InvalidRequest(
-                f"message ids of queue {key.queue_id} from {record.ids_from} on do not follow those"
-                f" below {copied}"
-            )
-        home.id_windows.copied[key] = max(copied, record.ids_to)
+        return take_ids(home.id_windows, key, record, home.feature_level)
+
+    def _supersede(
+        self, record: control_pb2.MoveQueue, key: QueueKey, home: Home
+    ) -> SemelError | None:
+        if not self._is(record, key, MoveState.INCOMING):
+            return self._wrong(record, key)
+        if home.feature_level >= DELAYED_MOVE_LEVEL:
+            supersede_ids(home.id_windows, key, record)
         return None
 
     def _ingest(
@@ -382,10 +403,9 @@ class Moves:
             return None
         if not self._is(record, key, MoveState.INCOMING):
             return self._wrong(record, key)
-        if (copied := home.id_windows.copied.get(key, 0)) < record.ids_to:
-            return InvalidRequest(
-                f"message ids of queue {key.queue_id} have come up to {copied}, not {record.ids_to}"
-            )
+        lacking = ids_misfit(home.id_windows, key, record.ids_to, home.feature_level)
+        if lacking is not None:
+            return lacking
         incoming = self.incoming[key]
         digest = hashlib.sha256(incoming.slice).digest()
         if (len(incoming.slice), digest) != (record.offset, record.digest):
@@ -395,6 +415,8 @@ class Moves:
         except CorruptSegment as error:
             return InvalidRequest(f"the slice of queue {key.queue_id} cannot be read: {error}")
         reason = found.misfit(incoming.queue, parts=home.feature_level >= ID_LEVEL)
+        if reason is None and incoming.delayed.left(found.delayed) is None:
+            reason = f"not all of its {found.delayed.batches} delayed batches are here"
         if reason is not None:
             return InvalidRequest(f"the copy of queue {key.queue_id} is incomplete: {reason}")
         self._set(record, key, MoveState.READY)
@@ -420,6 +442,12 @@ class Moves:
         home.queues[key] = queue
         home.producers.adopt(key, found.producers)
         home.groups.adopt(key, found.groups)
+        arrived = incoming.delayed.left(found.delayed)
+        assert arrived is not None, "it was complete when it became ready"
+        origins = origins_after(
+            found.origins, found.delayed.table()["entry"], arrived.table()["entry"]
+        )
+        home.delays.adopt(key, arrived, origins, incoming.delayed.below_ordinal)
         home.id_windows.copied.pop(key, None)
         self._set(record, key, MoveState.HERE)
         return None
@@ -456,8 +484,9 @@ class Moves:
 
     # --- canonical bytes --------------------------------------------------------------------
 
-    def parts(self) -> list[bytes]:
-        """Canonical bytes: places by queue, each followed by its incoming queue if it has one."""
+    def parts(self, *, delayed: bool) -> list[bytes]:
+        """Canonical bytes: places by queue, each followed by its incoming queue if it has one;
+        `delayed` adds copies of delayed batches."""
         parts = [_COUNT.pack(len(self.places))]
         for key in sorted(self.places):
             parts.append(self._pack(key))
@@ -465,10 +494,13 @@ class Moves:
             if incoming is not None:
                 parts += incoming.queue.parts(lineage=True)
                 parts += [_COUNT.pack(len(incoming.slice)), incoming.slice]
+                parts += incoming.delayed.parts() if delayed else []
         return parts
 
     @classmethod
-    def read_parts(cls, reader: Reader, queues: dict[QueueKey, QueueState]) -> Moves:
+    def read_parts(
+        cls, reader: Reader, queues: dict[QueueKey, QueueState], *, delayed: bool
+    ) -> Moves:
         """The inverse of `parts`; also marks the frozen ones of `queues`. Raises CorruptSegment."""
         moves = cls()
         for _ in range(reader.unpack(_COUNT)[0]):
@@ -487,11 +519,26 @@ class Moves:
                     QueueState.read_parts(reader, lineage=True)
                 )
                 incoming.slice = bytes(reader.take(reader.unpack(_COUNT)[0]))
+                if delayed:
+                    incoming.delayed = DelayedCopies.read_parts(reader)
         return moves
 
     def stored(self) -> Iterator[QueueState]:
         """The incoming queues by number; their copies are live records."""
         return (self.incoming[key].queue for key in sorted(self.incoming))
+
+    def delayed_records(self, lo_index: int, hi_index: int) -> Iterator[tuple[int, int, int]]:
+        """(index, position, length) of copies of delayed batches in entries `[lo_index, hi_index)`,
+        which are live, too."""
+        for key in sorted(self.incoming):
+            for extent in self.incoming[key].delayed.queue:
+                if lo_index <= extent.entry < hi_index:
+                    yield extent.entry, extent.position, extent.length
+
+    @property
+    def delayed_bytes(self) -> int:
+        """Total length of the copies of delayed batches."""
+        return sum(incoming.delayed.queue.bytes for incoming in self.incoming.values())
 
 
 _LEAVING: Final = (control_pb2.MOVE_STEP_FORWARD, control_pb2.MOVE_STEP_ABORT)
@@ -507,7 +554,15 @@ _STEPS: Final[dict[int, _Step]] = {
     control_pb2.MOVE_STEP_UNSEAL: Moves._unseal,
     control_pb2.MOVE_STEP_ABORT: Moves._abort,
     control_pb2.MOVE_STEP_IDS: Moves._ids,
+    control_pb2.MOVE_STEP_SUPERSEDE: Moves._supersede,
 }
+
+
+def held_here(home: Home, key: QueueKey) -> str | None:
+    """A text that says which delayed messages keep a queue from moving; None if none do."""
+    if home.feature_level >= DELAYED_MOVE_LEVEL:
+        return None
+    return home.delays.held(key)
 
 
 def move_refusal(queues: dict[QueueKey, QueueState], queue: QueueState) -> SemelError | None:

@@ -1,9 +1,10 @@
 """The slice of a queue: everything but its messages, as it is sent when the queue moves.
 
 How it works. A slice holds the queue without its extents, its rows with their windows, the names of
-their producers and its consumer groups, each in the canonical bytes of the state. The messages are
-copied before, batch by batch. The slice says how many extents there are, how many bytes they have
-and where they begin and end, so that an incomplete copy is noticed before it takes effect.
+their producers, its consumer groups and its delayed batches with their cancelled rows, each in the
+canonical bytes of the state. The messages are copied before, batch by batch. The slice says how
+many extents there are, how many bytes they have and where they begin and end, and it names each
+delayed batch, so that an incomplete copy is noticed before it takes effect.
 
 Invariants
 1. A frozen queue gives the same slice on every node of its group.
@@ -20,8 +21,10 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from semel.broker.state.apply.codec import Reader
+from semel.broker.state.apply.delays import DelayedQueue, Delays
 from semel.broker.state.apply.extents import Extents
 from semel.broker.state.apply.locks import ConsumerGroups
+from semel.broker.state.apply.moved_origins import Origins, read_origins
 from semel.broker.state.apply.producers import SequenceTable
 from semel.broker.state.apply.queues import QueueState
 from semel.protos.errors import CorruptSegment
@@ -31,6 +34,9 @@ SLICE_VERSION: Final = 4
 """Version of the state whose bytes it contains."""
 SLICE_WITH_METADATA: Final = 6
 """The version if a consumer group has metadata; broker groups below level 6 cannot read it."""
+SLICE_WITH_DELAYED: Final = 8
+"""The version if batches are delayed; broker groups below level 8 cannot read it."""
+_WITH_METADATA: Final = (SLICE_WITH_METADATA, SLICE_WITH_DELAYED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +49,10 @@ class Slice:
     groups: ConsumerGroups
     extents: int
     """How many extents the queue has."""
+    delayed: DelayedQueue
+    """Its delayed batches, where they are at the source; may be empty."""
+    origins: Origins
+    """Origins of those that came to the source with an earlier move."""
 
     def misfit(self, copied: QueueState, *, parts: bool) -> str | None:
         """The first fault of a copy after a trim to the queue's start; None if it is whole.
@@ -66,17 +76,29 @@ class Slice:
         return None
 
 
-def make_slice(queue: QueueState, producers: SequenceTable, groups: ConsumerGroups) -> bytes:
+def make_slice(
+    queue: QueueState,
+    producers: SequenceTable,
+    groups: ConsumerGroups,
+    delays: Delays,
+) -> bytes:
     """The slice of a frozen queue."""
+    delayed = delays.queues.get(queue.key)
     bare = queue.bare()
     own_groups = groups.only(queue.key)
-    metadata = own_groups.has_metadata
+    version = SLICE_WITH_METADATA if own_groups.has_metadata else SLICE_VERSION
+    if delayed is not None:
+        version = SLICE_WITH_DELAYED
+    metadata = version in _WITH_METADATA
     return control_pb2.QueueSlice(
-        version=SLICE_WITH_METADATA if metadata else SLICE_VERSION,
+        version=version,
         queue=b"".join(bare.parts(lineage=True)),
         rows=b"".join(producers.only(queue.key).parts()),
         groups=b"".join(own_groups.parts(metadata=metadata)),
         extents=len(queue.extents),
+        delayed=b"" if delayed is None else b"".join(delayed.parts(cancelled=True)),
+        delayed_batches=0 if delayed is None else delayed.batches,
+        origins=delays.origins.of(queue.key).tobytes() if delayed is not None else b"",
     ).SerializeToString(deterministic=True)
 
 
@@ -86,21 +108,27 @@ def read_slice(data: bytes) -> Slice:
         message = control_pb2.QueueSlice.FromString(data)
     except DecodeError as error:
         raise CorruptSegment(f"not a slice of a queue: {error}") from error
-    if message.version not in (SLICE_VERSION, SLICE_WITH_METADATA):
+    if message.version not in (SLICE_VERSION, *_WITH_METADATA):
         raise CorruptSegment(
-            f"a slice of version {message.version}, known are {SLICE_VERSION} and"
-            f" {SLICE_WITH_METADATA}: upgrade this group"
+            f"a slice of version {message.version}, known are {SLICE_VERSION},"
+            f" {SLICE_WITH_METADATA} and {SLICE_WITH_DELAYED}: upgrade this group"
         )
-    queue_reader, rows, groups = (
-        Reader(part) for part in (message.queue, message.rows, message.groups)
+    queue_reader, rows, groups, delayed = (
+        Reader(part) for part in (message.queue, message.rows, message.groups, message.delayed)
     )
     found = Slice(
         queue=QueueState.read_parts(queue_reader, lineage=True),
         producers=SequenceTable.read_parts(rows),
-        groups=ConsumerGroups.read_parts(groups, metadata=message.version == SLICE_WITH_METADATA),
+        groups=ConsumerGroups.read_parts(groups, metadata=message.version in _WITH_METADATA),
         extents=message.extents,
+        delayed=(
+            DelayedQueue.read_parts(delayed, message.delayed_batches, cancelled=True)
+            if message.delayed_batches
+            else DelayedQueue()
+        ),
+        origins=read_origins(message.origins),
     )
-    for reader in (queue_reader, rows, groups):
+    for reader in (queue_reader, rows, groups, delayed):
         reader.finish()
     found.queue.extents = Extents()
     return found

@@ -82,6 +82,7 @@ from semel.protos.ids import (
 from semel.protos.levels import (
     DELAY_LEVEL,
     DELAY_LIMIT_LEVEL,
+    DELAYED_MOVE_LEVEL,
     HISTORY_LEVEL,
     ID_LEVEL,
     LEVEL_MAX,
@@ -189,7 +190,8 @@ class State:
                         results.append(self._apply_membership(header.index, payload))
                     case RecordKind.COPY:
                         self._check_level(MOVE_LEVEL)
-                        results.append(self.moves.copy(header.index, position, payload))
+                        level = self.feature_level
+                        results.append(self.moves.copy(header.index, position, payload, level))
                     case RecordKind.NOOP:
                         results.append(Done(what="noop"))
                     case RecordKind.STAGED:
@@ -566,12 +568,13 @@ class State:
         """(index, position, length) of every live record in entries `[lo_index, hi_index)`.
 
         First come the records of queues, by queue, then offset; then staged ones, then delayed
-        ones. `length` is that of the payload.
+        ones, those of queues on their way here last. `length` is that of the payload.
         """
         for queue in self.stored_queues():
             yield from queue.live_records(lo_index, hi_index)
         yield from self.transactions.staging.live_records(lo_index, hi_index)
         yield from self.delays.live_records(lo_index, hi_index)
+        yield from self.moves.delayed_records(lo_index, hi_index)
 
     def live_bytes_between(self, bounds: Sequence[int]) -> list[int]:
         """For each k the sum of the lengths of the live records in entries `[bounds[k],
@@ -587,7 +590,7 @@ class State:
     @property
     def live_bytes(self) -> int:
         """Total length of the batches of queues, and of staged and delayed batches."""
-        on_hold = self.transactions.staging.bytes + self.delays.bytes
+        on_hold = self.transactions.staging.bytes + self.delays.bytes + self.moves.delayed_bytes
         return sum(queue.bytes for queue in self.stored_queues()) + on_hold
 
     def stored_queues(self) -> Iterator[QueueState]:
@@ -635,11 +638,13 @@ class State:
         if version >= 3:
             parts += self.transactions.parts(version)
         if version >= MOVE_LEVEL:
-            parts += self.moves.parts()
+            parts += self.moves.parts(delayed=version >= DELAYED_MOVE_LEVEL)
         if version >= DELAY_LEVEL:
-            parts += self.delays.parts(cancelled=version >= ID_LEVEL)
+            parts += self.delays.parts(
+                cancelled=version >= ID_LEVEL, origins=version >= DELAYED_MOVE_LEVEL
+            )
         if version >= ID_LEVEL:
-            parts += self.id_windows.parts()
+            parts += self.id_windows.parts(superseded=version >= DELAYED_MOVE_LEVEL)
         if version >= HISTORY_LEVEL:
             parts += self.releases.parts()
         crc = 0
@@ -683,11 +688,17 @@ class State:
         if version >= 3:
             state.transactions = Transactions.read_parts(reader, version)
         if version >= MOVE_LEVEL:
-            state.moves = Moves.read_parts(reader, state.queues)
+            state.moves = Moves.read_parts(
+                reader, state.queues, delayed=version >= DELAYED_MOVE_LEVEL
+            )
         if version >= DELAY_LEVEL:
-            state.delays = Delays.read_parts(reader, cancelled=version >= ID_LEVEL)
+            state.delays = Delays.read_parts(
+                reader, cancelled=version >= ID_LEVEL, origins=version >= DELAYED_MOVE_LEVEL
+            )
         if version >= ID_LEVEL:
-            state.id_windows = IdWindows.read_parts(reader)
+            state.id_windows = IdWindows.read_parts(
+                reader, superseded=version >= DELAYED_MOVE_LEVEL
+            )
         if version >= HISTORY_LEVEL:
             state.releases = ReleaseHistory.read_parts(reader)
         reader.finish()

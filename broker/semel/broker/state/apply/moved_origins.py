@@ -1,0 +1,114 @@
+"""In which entries of this log delayed batches are that came with a move, by where they were first.
+
+How it works. The index of message ids knows a delayed message by its due time and the entry that
+holds it. A copy is in an entry of another log, while its ids are known by the same numbers as ever:
+the *origin*, which is the lower bits of the number of the first entry. So for each origin the
+entries here are noted, of all batches that were delayed when the queue came. They stay when the
+batches are released, and end when the queue leaves.
+
+Several batches of one origin may be in several entries, and the other way round. A look-up reads
+all batches that it finds so, and compares the ids themselves.
+
+Format. docs/formats/state.md, "Delayed".
+
+Not here: look-ups (`semel.broker.server.stored_rows`).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from semel.broker.state.apply.codec import Reader
+from semel.protos.errors import CorruptSegment
+from semel.protos.ids import QueueId, QueueKey, TopicId
+
+ORIGIN: Final = np.dtype([("origin", "<u4"), ("entry", "<i8")])
+_COUNT: Final = struct.Struct("<I")
+_QUEUE: Final = struct.Struct("<QII")
+ORIGIN_MASK: Final = (1 << 31) - 1
+
+Origins = npt.NDArray[np.void]
+"""Rows of ORIGIN, rising."""
+
+
+def no_origins() -> Origins:
+    """No row."""
+    return np.zeros(0, ORIGIN)
+
+
+def read_origins(data: bytes) -> Origins:
+    """Packed rows. Raises CorruptSegment."""
+    if len(data) % ORIGIN.itemsize:
+        raise CorruptSegment(f"origins of delayed batches have {len(data)} bytes")
+    found = np.frombuffer(data, ORIGIN)
+    if not np.array_equal(found, np.unique(found)):
+        raise CorruptSegment("origins of delayed batches are in another order")
+    return found
+
+
+def entries_of(origins: Origins, origin: int) -> list[int]:
+    """The entries that hold batches of an origin."""
+    lo, hi = np.searchsorted(origins["origin"], [origin, origin + 1])
+    found: list[int] = origins["entry"][lo:hi].tolist()
+    return found
+
+
+def origins_after(
+    before: Origins, there: npt.NDArray[np.int64], here: npt.NDArray[np.int64]
+) -> Origins:
+    """The origins of batches that come from the entries `there` of another log to the entries
+    `here`, one number for each batch; `before` are the origins that the other log knew."""
+    pairs = np.unique(np.stack([there, here], axis=1), axis=0)
+    known = np.isin(pairs[:, 0], before["entry"])
+    first = pairs[~known]
+    parts = [_pack(first[:, 0] & ORIGIN_MASK, first[:, 1])]
+    if known.any():
+        by_entry = before[np.argsort(before["entry"], kind="stable")]
+        moved = pairs[known]
+        lo = np.searchsorted(by_entry["entry"], moved[:, 0], "left")
+        counts = np.searchsorted(by_entry["entry"], moved[:, 0], "right") - lo
+        at = np.repeat(lo - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        parts.append(_pack(by_entry["origin"][at], np.repeat(moved[:, 1], counts)))
+    return np.unique(np.concatenate(parts))
+
+
+def _pack(origins: npt.NDArray[np.int64], entries: npt.NDArray[np.int64]) -> Origins:
+    found = np.empty(len(origins), ORIGIN)
+    found["origin"], found["entry"] = origins, entries
+    return found
+
+
+class OriginTable:
+    """The origins of all queues that came here with delayed batches."""
+
+    __slots__ = ("queues",)
+
+    def __init__(self) -> None:
+        self.queues: dict[QueueKey, Origins] = {}
+        """The origins by queue; none of them is empty."""
+
+    def of(self, key: QueueKey) -> Origins:
+        """Those of a queue, which may never have moved."""
+        return self.queues.get(key, no_origins())
+
+    def parts(self) -> list[bytes]:
+        """Canonical bytes: by rising queue."""
+        parts = [_COUNT.pack(len(self.queues))]
+        for key in sorted(self.queues):
+            found = self.queues[key]
+            parts += [_QUEUE.pack(*key, len(found)), found.tobytes()]
+        return parts
+
+    @classmethod
+    def read_parts(cls, reader: Reader) -> OriginTable:
+        """The inverse of `parts`. Raises CorruptSegment."""
+        table = cls()
+        for _ in range(reader.unpack(_COUNT)[0]):
+            topic_id, queue_id, count = reader.unpack(_QUEUE)
+            key = QueueKey(TopicId(topic_id), QueueId(queue_id))
+            table.queues[key] = read_origins(bytes(reader.take(count * ORIGIN.itemsize)))
+        return table
