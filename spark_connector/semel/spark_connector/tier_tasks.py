@@ -74,20 +74,20 @@ class TierReader(DataSourceReader):
             return
         projection = Projection(self._schema)
         for each in partition.ranges:
-            if projection.needs_no_bodies:
+            reader = _reader(tier_store(self._options), partition.pointers[_key(each)])
+            if projection.needs_no_bodies and reader.manifest.dense:
                 batches = numbered(each)
             else:
-                pointer = partition.pointers[_key(each)]
-                batches = _stored(tier_store(self._options), pointer, each, self._names())
+                batches = _stored(reader, each, self._names(), self._filter)
             for batch in batches:
                 kept = self._filter.rows(batch)
                 if kept.num_rows:
                     yield projection.apply(kept)
 
-    def _names(self) -> tuple[list[str], RowFilter]:
+    def _names(self) -> list[str]:
         """The columns to fetch: those of the schema, and those that the filter looks at."""
         wanted = {*self._schema.names, *self._filter.row_columns}
-        return [name for name in SCHEMA.names if name in wanted], self._filter
+        return [name for name in SCHEMA.names if name in wanted]
 
 
 class FilteringTierReader(TierReader):
@@ -104,13 +104,12 @@ def _key(each: QueueRange) -> QueueKey:
 
 
 def _stored(
-    store: Store, pointer: Pointer, each: QueueRange, asked: tuple[list[str], RowFilter]
+    reader: QueueReader, each: QueueRange, names: list[str], rows: RowFilter
 ) -> Iterator[pa.RecordBatch]:
     """Rows of a range, with the columns topic and queue before those of the files."""
-    names, rows = asked
     least, most = rows.timestamp.span
     wanted = Wanted(start=each.start, end=each.end, min_timestamp_us=least, max_timestamp_us=most)
-    for table in _reader(store, pointer).rows(wanted, names):
+    for table in reader.rows(wanted, names):
         for batch in table.combine_chunks().to_batches():
             count = batch.num_rows
             yield pa.RecordBatch.from_arrays(

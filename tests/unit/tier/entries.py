@@ -11,6 +11,7 @@ def entry(start: int, end: int, *, length: int = 1_000) -> FileEntry:
     return FileEntry(
         start=start,
         end=end,
+        rows=end - start,
         length=length,
         sha256=f"{start:064x}",
         rows_sha256=f"{end:064x}",

@@ -170,6 +170,6 @@ def test_a_file_with_right_bytes_and_other_rows_than_its_entry_says_is_refused()
     lying = dataclasses.replace(entry, rows_sha256=other.entry.rows_sha256)
     with pytest.raises(CorruptTier, match="has other rows"):
         decode_whole("file", lying, data.to_pybytes())
-    shifted = dataclasses.replace(entry, end=entry.end + 1)
-    with pytest.raises(CorruptTier, match="has other rows"):
-        footer_of(shifted, data.to_pybytes())
+    for wrong in ({"end": entry.end + 1}, {"rows": entry.rows - 1}, {"chunk_crcs": "00000000"}):
+        with pytest.raises(CorruptTier, match="has other rows"):
+            footer_of(dataclasses.replace(entry, **wrong), data.to_pybytes())

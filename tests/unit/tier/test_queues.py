@@ -443,3 +443,43 @@ def test_a_topics_object_that_tells_of_another_is_refused(store: Store) -> None:
     store.put(layout.topic_name("c", 8), store.read(layout.topic_name("c", 7)))
     with pytest.raises(CorruptTier, match="tells of another topic"):
         topics_of(store, "c")
+
+
+# --- gaps, where messages were compacted away, and null values ----------------------------------
+
+
+def test_rows_with_gaps_and_null_values_are_read_and_merged(store: Store) -> None:
+    """A model: a dict of what is left."""
+    rng = random.Random(8)
+    rows = rows_of([plain_rows(300)]).combine_chunks()
+    kept = sorted(rng.sample(range(5, 290), 120))
+    left = rows.take(kept)
+    values = [
+        None if at % 3 == 0 else value for at, value in zip(kept, left[1].to_pylist(), strict=True)
+    ]
+    left = left.set_column(1, left.schema.field("value"), pa.array(values, pa.binary()))
+    manifest = no_manifest("c", "orders", QUEUE, 0)
+    for start, end in ((0, 100), (100, 210), (210, 300)):
+        part = left.filter(pa.array([start <= at < end for at in kept]))
+        entry = put_rows(store, "c", QUEUE, part, OffsetRange(start, end))
+        change = add_files(manifest, [entry])
+        manifest = change.manifest
+    assert not manifest.dense
+    merged = merge(QueueReader(store, manifest), store, OffsetRange(100, 300)).manifest
+    for each in (manifest, merged):
+        reader = QueueReader(store, each)
+        for _ in range(30):
+            start = rng.randrange(300)
+            end = rng.randrange(start, 301)
+            found = [
+                row
+                for part in reader.rows(Wanted(start=start, end=end), ["value"])
+                for row in part.to_pylist()
+            ]
+            assert found == [
+                {"value": value}
+                for at, value in zip(kept, values, strict=True)
+                if start <= at < end
+            ]
+        last = left["append_time"].cast(pa.int64())[-1].as_py()
+        assert reader.offset_at(last) == kept[0]  # all of one batch, so of one time

@@ -10,7 +10,7 @@ readers: a broker never stores or replicates it, and never compares it with a re
 
 Invariants
 1. `rows_of` of the batches returns the rows that they were made of, but for `append_time`, which
-   the extent says.
+   the extent says. No batch spans a gap in offsets.
 2. Every batch passes `check_batch` and `decode_columns`.
 
 Not here: the fetch that takes them.
@@ -68,6 +68,7 @@ def cold_batches(
         )
     }
     breaks = numbers["sequence"][1:] <= numbers["sequence"][:-1]
+    breaks |= np.diff(numbers["offset"]) != 1
     for name in ("producer", "producer_epoch", "producer_session", "arrival_time"):
         breaks |= numbers[name][1:] != numbers[name][:-1]
     sizes = row_bytes(rows)

@@ -90,14 +90,21 @@ class Wanted:
 
 
 def encode(
-    queue: QueueKey, rows: pa.Table, *, row_group_bytes: int = ROW_GROUP_BYTES
+    queue: QueueKey,
+    rows: pa.Table,
+    covers: tuple[int, int] | None = None,
+    *,
+    row_group_bytes: int = ROW_GROUP_BYTES,
 ) -> EncodedFile:
-    """Returns the file that has `rows`, which are one or more, with SCHEMA."""
+    """Returns the file that has `rows`, which are one or more, with SCHEMA: all that the queue has
+    of the offsets from `covers[0]` to before `covers[1]`; None is from the first to the last."""
     rows = rows.combine_chunks()
     assert rows.num_rows and rows.schema.equals(SCHEMA), "rows of the tier's columns, at least one"
     offsets = _numbers(rows, "offset")
-    start, end = int(offsets[0]), int(offsets[-1]) + 1
-    assert end - start == rows.num_rows, f"{rows.num_rows} rows with offsets {start} to {end}"
+    start, end = covers or (int(offsets[0]), int(offsets[-1]) + 1)
+    assert start <= offsets[0] and offsets[-1] < end and (np.diff(offsets) > 0).all(), (
+        f"rows rise within offsets {start} to {end}"
+    )
     sizes = row_bytes(rows)
     data = _parquet(queue, rows, cuts(sizes, row_group_bytes), start, end)
     metadata = pq.read_metadata(pa.BufferReader(data))
@@ -112,6 +119,7 @@ def encode(
     entry = FileEntry(
         start=start,
         end=end,
+        rows=rows.num_rows,
         length=data.size,
         sha256=sha256_of(view),
         rows_sha256=digest_of(rows),
@@ -194,12 +202,37 @@ class FileFooter:
             raise CorruptTier(f"{name}: its metadata cannot be read: {error}") from error
         metadata = self._metadata
         counts = [metadata.row_group(at).num_rows for at in range(metadata.num_row_groups)]
-        self.starts: list[int] = [entry.start, *(entry.start + np.cumsum(counts)).tolist()]
+        self._paths = [metadata.schema.column(at).path for at in range(metadata.num_columns)]
+        self._counts: list[int] = counts
+        self.starts: list[int] = [entry.start, *self._firsts()[1:], entry.end]
         """Start of each row group, in offsets, and the end of the last."""
         chunks = sum(metadata.row_group(at).num_columns for at in range(metadata.num_row_groups))
-        if self.starts[-1] != entry.end or len(entry.chunk_crcs) != 8 * chunks:
+        facts = metadata.metadata or {}
+        covers = facts.get(b"semel.start"), facts.get(b"semel.end")
+        if (
+            sum(counts) != entry.rows
+            or len(entry.chunk_crcs) != 8 * chunks
+            or covers != (b"%d" % entry.start, b"%d" % entry.end)
+        ):
             raise CorruptTier(f"{name} has other rows than the manifest says")
-        self._paths = [metadata.schema.column(at).path for at in range(metadata.num_columns)]
+
+    def _firsts(self) -> list[int]:
+        """First offset of each row group. Raises CorruptTier unless they rise in the range."""
+        at = self._paths.index("offset")
+        groups = range(self._metadata.num_row_groups)
+        found = [self._metadata.row_group(group).column(at).statistics.min for group in groups]
+        if sorted({self.entry.start - 1, *found, self.entry.end}) != [
+            self.entry.start - 1,
+            *found,
+            self.entry.end,
+        ]:
+            raise CorruptTier(f"{self._name} has other offsets than the manifest says")
+        return found
+
+    @property
+    def dense(self) -> bool:
+        """Every offset has a row."""
+        return self.entry.rows == self.entry.end - self.entry.start
 
     def groups(self, wanted: Wanted) -> list[int]:
         """Row groups that may have wanted rows, in order."""
@@ -240,7 +273,8 @@ class FileFooter:
     ) -> pa.Table:
         """Returns the columns of a row group, in the order of `columns`, for the wanted offsets.
 
-        `pieces` has the bytes of each of `places` by its start. Raises CorruptTier.
+        `pieces` has the bytes of each of `places` by its start; where the file is not dense, column
+        `offset` must be one of `columns`. Raises CorruptTier.
         """
         for place in self.places(group, columns):
             piece = pieces[place.start]
@@ -254,9 +288,13 @@ class FileFooter:
             rows = file.read_row_group(group, columns=list(columns), use_threads=False)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise CorruptTier(f"{self._name} cannot be decoded: {error}") from error
-        start, end = self.starts[group], self.starts[group + 1]
-        first, last = max(start, wanted.start), min(end, wanted.end)
-        rows = rows.select(list(columns)).slice(first - start, last - first)
+        start = self.starts[group]
+        first, last = wanted.start - start, wanted.end - start
+        if not self.dense:
+            offsets = _numbers(rows, "offset")
+            first, last = np.searchsorted(offsets, (wanted.start, wanted.end)).tolist()
+        first, last = max(first, 0), min(last, self._counts[group])
+        rows = rows.select(list(columns)).slice(first, max(last - first, 0))
         return rows.cast(pa.schema([SCHEMA.field(name) for name in columns]))
 
     def _file(self, pieces: Mapping[int, bytes]) -> pa.Buffer:

@@ -46,7 +46,9 @@ class FileEntry:
 
     start: int
     end: int
-    """Offsets `[start, end)` are its rows."""
+    """Its rows are all that the queue has of offsets `[start, end)`."""
+    rows: int
+    """Fewer than `end - start` if there are gaps."""
     length: int
     """Bytes of the object."""
     sha256: str
@@ -78,6 +80,7 @@ class PageEntry:
     start: int
     end: int
     files: int
+    rows: int
     length: int
     """Bytes of the page."""
     sha256: str
@@ -115,6 +118,12 @@ class Manifest:
     @property
     def queue(self) -> QueueKey:
         return QueueKey(self.topic_id, self.queue_id)
+
+    @property
+    def dense(self) -> bool:
+        """Every offset has a row."""
+        parts: list[PageEntry | FileEntry] = [*self.pages, *self.files]
+        return all(part.rows == part.end - part.start for part in parts)
 
     def encode(self) -> bytes:
         """The bytes of the object."""
@@ -213,6 +222,8 @@ def check_row(name: str, parts: Sequence[PageEntry | FileEntry]) -> None:
     for part in parts:
         if not 0 <= part.start < part.end or not _SHA256.fullmatch(part.sha256):
             raise CorruptTier(f"{name} has an entry of offsets {part.start} to {part.end}")
+        if not 0 < part.rows <= part.end - part.start:
+            raise CorruptTier(f"{name} has {part.rows} rows of {part.start} to {part.end}")
         if part.first_append_us > part.last_append_us:
             raise CorruptTier(f"{name}: append times fall within offsets from {part.start}")
     for left, right in itertools.pairwise(parts):
@@ -277,6 +288,7 @@ def encode_page(files: Sequence[FileEntry]) -> tuple[PageEntry, bytes]:
         start=files[0].start,
         end=files[-1].end,
         files=len(files),
+        rows=sum(file.rows for file in files),
         length=len(data),
         sha256=documents.sha256_of(data),
         file_bytes=sum(file.length for file in files),

@@ -128,9 +128,13 @@ class QueueReader:
                 log_end_offset=end,
             )
         timed = wanted.min_timestamp_us is not None or wanted.max_timestamp_us is not None
-        needed = [*columns, *(["timestamp"] if timed and "timestamp" not in columns else [])]
         for file in self.files(wanted):
             footer = self._footer(file)
+            needed = list(
+                dict.fromkeys(
+                    (*columns, *(["timestamp"] * timed), *(["offset"] * (not footer.dense)))
+                )
+            )
             for group in footer.groups(wanted):
                 found = self._group(footer, group, needed, wanted)
                 found = filter_times(found, wanted.min_timestamp_us, wanted.max_timestamp_us)
@@ -158,10 +162,11 @@ class QueueReader:
         footer = self._footer(part)
         wanted = Wanted(start=part.start, end=part.end)
         for group in footer.groups(wanted):
-            times = self._group(footer, group, ["append_time"], wanted).column(0).cast(pa.int64())
-            found = int(times.combine_chunks().to_numpy().searchsorted(time_us))
+            rows = self._group(footer, group, ["append_time", "offset"], wanted)
+            times = rows.column("append_time").cast(pa.int64()).to_numpy()
+            found = int(times.searchsorted(time_us))
             if found < len(times):
-                return max(manifest.start, footer.starts[group] + found)
+                return max(manifest.start, int(rows.column("offset")[found].as_py()))
         raise CorruptTier(f"append times of offsets from {part.start} are not those of their file")
 
     def _footer(self, file: FileEntry) -> FileFooter:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from semel.protos.ids import QueueKey
 from semel.tier.changes import Change, add_files, merge_files
 from semel.tier.errors import CorruptTier
-from semel.tier.files import ROW_GROUP_BYTES, encode
+from semel.tier.files import encode
 from semel.tier.manifest import FileEntry, Manifest, Pointer, pointer_to
 from semel.tier.planning import OffsetRange
 from semel.tier.queue_reader import QueueReader
@@ -28,11 +28,11 @@ def put_rows(
     cluster_id: str,
     queue: QueueKey,
     rows: pa.Table,
-    *,
-    row_group_bytes: int = ROW_GROUP_BYTES,
+    covers: OffsetRange | None = None,
 ) -> FileEntry:
-    """Stores rows as one file, and returns its entry. Raises what `Store.put` raises."""
-    entry, data = encode(queue, rows, row_group_bytes=row_group_bytes)
+    """Stores rows as one file, and returns its entry. `covers` is the range of offsets of which
+    they are all; None is from the first to the last. Raises what `Store.put` raises."""
+    entry, data = encode(queue, rows, covers)
     store.put(entry.name(cluster_id, queue), data)
     return entry
 
@@ -71,5 +71,5 @@ def merge(reader: QueueReader, store: Store, wanted: OffsetRange) -> Change:
     if not old or (old[0].start, old[-1].end) != wanted:
         raise CorruptTier(f"offsets {wanted.start} to {wanted.end} are no whole files of one page")
     rows = pa.concat_tables([reader.whole_file(file) for file in old])
-    merged = put_rows(store, manifest.cluster_id, manifest.queue, rows)
+    merged = put_rows(store, manifest.cluster_id, manifest.queue, rows, wanted)
     return merge_files(manifest, page, files, merged)

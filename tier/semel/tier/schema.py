@@ -1,14 +1,15 @@
 """The columns of a file of the tier.
 
-A row is a message. Rows of one file are a whole range of offsets of one queue, in offset order and
-without a gap. The columns are those that readers of the cluster get, and those from which a stored
-batch can be made again (`cold_batches.py`).
+A row is a message. Rows of one file are all that a queue has of a whole range of offsets, in offset
+order; a range has gaps only where messages were compacted away. The columns are those that readers
+of the cluster get, and those from which a stored batch can be made again (`cold_batches.py`).
 
 Format. `docs/formats/tier.md`, "Columns"; a test compares that table with `SCHEMA`.
 
 Invariants
-1. `offset` rises by one; `append_time` never falls.
+1. `offset` rises; `append_time` never falls.
 2. A message without headers has an empty list, never a null.
+3. A null value says that its key has no value any more.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ TIMESTAMP: Final = pa.timestamp("us", "UTC")
 SCHEMA: Final = pa.schema(
     [
         pa.field("key", pa.binary()),
-        pa.field("value", pa.binary(), nullable=False),
+        pa.field("value", pa.binary()),
         pa.field("headers", HEADERS_TYPE, nullable=False),
         pa.field("offset", pa.int64(), nullable=False),
         pa.field("timestamp", TIMESTAMP, nullable=False),
