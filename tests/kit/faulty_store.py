@@ -1,7 +1,8 @@
 """A file system of Arrow's that fails as object stores do, for tests of the tier.
 
-How it works. It stands in front of a folder, and looks to the store like S3: no renames, objects
-appear whole. A *fault* is planted for the next calls of one operation. Lists may lag.
+How it works. It stands in front of a folder, and looks to the store like S3 (no renames, objects
+appear whole) or like HDFS (no renames over a file). A *fault* is planted for the next calls of one
+operation. Lists may lag.
 
 Not here: a real S3 server (`s3_server.py`).
 """
@@ -86,7 +87,12 @@ class FaultySystem:
         self._inner.create_dir(path, recursive=recursive)
 
     def move(self, source: str, destination: str) -> None:
-        self._run("move", destination, lambda: self._inner.move(source, destination))
+        def work() -> None:
+            if self._inner.get_file_info(destination).type is not pafs.FileType.NotFound:
+                raise OSError(f"HDFS renames nothing over a file: {destination}")
+            self._inner.move(source, destination)
+
+        self._run("move", destination, work)
 
 
 class _Writing:

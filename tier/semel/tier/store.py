@@ -117,8 +117,13 @@ class Store:
             Path(temporary).replace(path)
             _sync_folders(Path(path).parent, Path(self._root))
             return
+        # HDFS renames nothing over a file. An object that is right already stays, so that nobody
+        # who reads it finds it missing; what a crash left is deleted first.
         (old,) = self._info([path])
-        if old.type is not pafs.FileType.NotFound:  # HDFS renames nothing over a file
+        if old.type is not pafs.FileType.NotFound:
+            if self._read(path) == pa.py_buffer(data).to_pybytes():
+                self._filesystem.delete_file(temporary)
+                return
             self._filesystem.delete_file(path)
         self._filesystem.move(temporary, path)
 
@@ -147,11 +152,11 @@ class Store:
     def read(self, name: str) -> bytes:
         """Returns a whole object. Raises ObjectMissing, TierUnavailable, TierDenied."""
 
-        def work() -> bytes:
-            with self._filesystem.open_input_file(self._path(name)) as file:
-                return bytes(file.read())
+        return self._call(f"reading {self._shown(name)}", lambda: self._read(self._path(name)))
 
-        return self._call(f"reading {self._shown(name)}", work)
+    def _read(self, path: str) -> bytes:
+        with self._filesystem.open_input_file(path) as file:
+            return bytes(file.read())
 
     def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Returns the bytes of each (start, length), in few requests. What lies beyond the end of
