@@ -75,7 +75,8 @@ def check_content(batch: bytes | bytearray | memoryview) -> BatchHeader:
 
 def _content(reader: BodyReader) -> list[pa.Buffer]:
     """The buffers that `content_crc` covers."""
-    key_and_headers = 2 + 3 * bool(reader.flags & BatchFlags.KEY)
+    key_and_headers = 2 + bool(reader.flags & BatchFlags.NULL_VALUES)
+    key_and_headers += 3 * bool(reader.flags & BatchFlags.KEY)
     key_and_headers += 5 * bool(reader.flags & BatchFlags.HEADERS)
     found = reader.buffers[:key_and_headers]
     if reader.flags & BatchFlags.MESSAGE_ID:

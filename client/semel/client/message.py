@@ -11,7 +11,7 @@ Not here: bytes and their checks (`semel.protos.columns`).
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -47,6 +47,8 @@ ARROW_SCHEMA: Final = pa.schema(
 )
 """Columns of `poll_arrow`."""
 _NO_IDS: Final = Repeater(pa.binary())
+Value: TypeAlias = bytes | Any
+"""bytes, or None. Most programs never send None, so type checkers do not ask for a case for it."""
 
 
 class RecordMetadata(NamedTuple):
@@ -120,7 +122,7 @@ class Rows:
         self.count = row_end - row_start
         self._stored = stored
         self._columns: Columns | None = None
-        self._values: list[bytes] | None = None
+        self._values: list[bytes | None] | None = None
         self._keys: list[bytes | None] | None = None
         self._headers: list[list[tuple[str, bytes]]] | None = None
         self._ids: list[bytes | None] | None = None
@@ -147,7 +149,7 @@ class Rows:
         return columns
 
     @property
-    def values(self) -> list[bytes]:
+    def values(self) -> list[bytes | None]:
         if self._values is None:
             few = self._cut()
             self._values = _pieces(self.columns.values) if few is None else few[0]
@@ -160,22 +162,22 @@ class Rows:
                 self._keys = few[1]
             elif (keys := self.columns.keys) is None:
                 self._keys = [None] * self.count
-            elif keys.null_count:
-                self._keys = keys.to_pylist()
             else:
-                self._keys = [*_pieces(keys)]
+                self._keys = _pieces(keys)
         return self._keys
 
-    def _cut(self) -> tuple[list[bytes], list[bytes | None]] | None:
+    def _cut(self) -> tuple[list[bytes | None], list[bytes | None]] | None:
         """Decodes values and keys, and keeps them, without Arrow. Returns None unless the messages
         are few and have no other fields."""
         if self._columns is not None:
             return None
         few = cut_few(self._stored[BROKER_HEADER_BYTES:], self.header)
-        if few is not None:
-            rows = slice(self.row_start, self.row_start + self.count)
-            few = self._values, self._keys = few[0][rows], few[1][rows]
-        return few
+        if few is None:
+            return None
+        rows = slice(self.row_start, self.row_start + self.count)
+        values: list[bytes | None] = [*few[0][rows]]
+        self._values, self._keys = values, few[1][rows]
+        return values, self._keys
 
     def _has(self, flag: BatchFlags) -> bool:
         """The batch has this column."""
@@ -249,9 +251,12 @@ class Rows:
         )
 
 
-def _pieces(column: pa.Array) -> list[bytes]:
-    """Returns the values of a binary column without nulls, several times faster than
+def _pieces(column: pa.Array) -> list[bytes | None]:
+    """Returns the values of a binary column, without nulls several times faster than
     `to_pylist`."""
+    if column.null_count:
+        found: list[bytes | None] = column.to_pylist()
+        return found
     data = column.buffers()[2]
     if data is None:
         return [b""] * len(column)
@@ -299,7 +304,8 @@ class Message:
         return self._rows.keys[self._row]
 
     @property
-    def value(self) -> bytes:
+    def value(self) -> Value:
+        """None says that the key has no value any more."""
         return self._rows.values[self._row]
 
     @property

@@ -72,7 +72,8 @@ GROUP_CHECK_S: Final = 0.5
     "--format",
     "kind",
     type=click.Choice(["value", "json"]),
-    help="value: the bytes and a newline; json: an object a line. [default: value]",
+    help="value: the bytes and a newline, which is all for a null; json: an object a line."
+    " [default: value]",
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @bootstrap_option
@@ -100,7 +101,7 @@ def consume(
             name_of = _names(client)
             out = _Output(lambda message: _json_line(message, name_of))
         else:
-            out = _Output(lambda message: b"%b\n" % message.value)
+            out = _Output(lambda message: b"%b\n" % (message.value or b""))
         place = "earliest" if start is None else start
         if group is None and limit is None and kind != "json" and not as_json:
             _copy(client, topic, place, until_end)
@@ -155,7 +156,7 @@ def _copy(client: Client, topic: str, start: str | int | datetime, until_end: bo
         while not reader.finished:
             batch = reader.poll_arrow(1.0)
             if batch is not None:
-                values = batch.column("value").to_pylist()
+                values = batch.column("value").fill_null(b"").to_pylist()
                 values.append(b"")
                 out.write(b"\n".join(values))
                 out.flush()

@@ -285,7 +285,7 @@ def _as_dict(letter: DeadLetter) -> dict[str, Any]:
     value["failed"] = render.iso(value.pop("failed_us"))
     value["headers"] = [[name, _text(data)] for name, data in letter.headers]
     value["key"] = None if letter.key is None else _text(letter.key)
-    value["value"] = _text(letter.value)
+    value["value"] = None if letter.value is None else _text(letter.value)
     if letter.message_id is None:
         del value["message_id"]
     else:

@@ -32,6 +32,7 @@ import pyarrow.compute as pc
 
 from semel.client.core.dues import due_at
 from semel.client.core.message_ids import id_bytes
+from semel.protos.columns import NO_VALUE_NO_KEY
 from semel.protos.errors import InvalidRequest, MessageTooLarge
 
 BLOCK_BYTES: Final = 4 * 1024 * 1024
@@ -55,7 +56,7 @@ class Block:
     first: int
     """Number of the first message, counted from 0."""
     values: pa.Array
-    """Type binary, without nulls."""
+    """Type binary; a null says that the message's key has no value any more."""
     keys: pa.Array | None
     """Type binary, null for a message without a key; None when no message has a key."""
     headers: list[dict[str, bytes]] | None
@@ -177,7 +178,8 @@ def _too_long(line: int, limit: int) -> MessageTooLarge:
 def read_json(file: BinaryIO, *, limit: int, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
     """Messages from JSON objects, one per line.
 
-    Fields: `value`, `key`, `message_id` (or `…_base64`), `headers` and `deliver_at`.
+    Fields: `value`, `key`, `message_id` (or `…_base64`), `headers` and `deliver_at`. A `value` that
+    is null says that the key has no value any more.
 
     Raises InvalidRequest for a line that is no such object, and MessageTooLarge for a message over
     the limit.
@@ -185,7 +187,7 @@ def read_json(file: BinaryIO, *, limit: int, block_bytes: int = BLOCK_BYTES) -> 
     line_limit = 6 * limit + 65_536  # an escaped byte takes up to six
     first = 0
     for text in _whole_lines(file, limit=line_limit, block_bytes=block_bytes):
-        values: list[bytes] = []
+        values: list[bytes | None] = []
         keys: list[bytes | None] = []
         headers: list[dict[str, bytes]] = []
         dues: list[int | None] = []
@@ -204,7 +206,7 @@ def read_json(file: BinaryIO, *, limit: int, block_bytes: int = BLOCK_BYTES) -> 
                 failure = error
                 break
             own_bytes = sum(len(name.encode()) + len(data) for name, data in own.items())
-            if len(value) + len(key or b"") + own_bytes > limit:
+            if len(value or b"") + len(key or b"") + own_bytes > limit:
                 failure = _too_long(number, limit)
                 break
             values.append(value)
@@ -243,12 +245,16 @@ def _table(line: bytes, number: int) -> dict[str, Any]:
     return table
 
 
-def _message(table: dict[str, Any], number: int) -> tuple[bytes, bytes | None, dict[str, bytes]]:
-    """Value, key and headers of one JSON object."""
-    value = _bytes(table, "value", number)
-    if value is None:
+def _message(
+    table: dict[str, Any], number: int
+) -> tuple[bytes | None, bytes | None, dict[str, bytes]]:
+    """Value, key and headers of one JSON object; the value may be null if there is a key."""
+    value, key = _bytes(table, "value", number), _bytes(table, "key", number)
+    if value is None and "value" not in table:
         raise _bad(number, 'has neither "value" nor "value_base64"')
-    return value, _bytes(table, "key", number), _headers(table, number)
+    if value is None and key is None:
+        raise _bad(number, f"has neither value nor key ({NO_VALUE_NO_KEY})")
+    return value, key, _headers(table, number)
 
 
 def _headers(table: dict[str, Any], number: int) -> dict[str, bytes]:

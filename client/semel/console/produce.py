@@ -40,6 +40,7 @@ _SLICES_A_SECOND: Final = 100
         "semel produce orders orders.txt --producer loader-1",
         "tail -f app.log | semel produce logs",
         "semel produce orders orders.jsonl --format jsonl --compression zstd",
+        'echo \'{"key": "anna", "value": null}\' | semel produce users --format jsonl',
         "echo tea | semel produce reminders --deliver-after 5m --message-id tea-1",
     )
 )
@@ -60,7 +61,8 @@ _SLICES_A_SECOND: Final = 100
     type=click.Choice(["lines", "jsonl"]),
     default="lines",
     show_default=True,
-    help="jsonl: objects with value, key, message_id (or …_base64), headers, deliver_at.",
+    help="jsonl: objects with value, key, message_id (or …_base64), headers, deliver_at. A null"
+    " value says that the key has none any more.",
 )
 @click.option(
     "--compression",

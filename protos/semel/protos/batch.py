@@ -66,8 +66,8 @@ class Codec(IntEnum):
 
 
 class BatchFlags(IntEnum):
-    """Bits for the columns that are present beside the value (low byte), and for properties of the
-    batch. It is no IntFlag because IntFlag's "and" costs ten times an integer's."""
+    """Bits for what the columns are (low byte), and for properties of the batch. It is no IntFlag
+    because IntFlag's "and" costs ten times an integer's."""
 
     KEY = 1
     HEADERS = 2
@@ -76,12 +76,15 @@ class BatchFlags(IntEnum):
     SLOT = 16
     SEQUENCE = 32
     DELIVER_AT = 64
+    NULL_VALUES = 128
     SOURCE_POSITIONS = 256
     POSITION_MARK = 512
 
 
 ALL_FLAGS: Final = sum(BatchFlags)
-COLUMN_FLAGS: Final = 0x7F
+COLUMN_FLAGS: Final = 0xFF
+NEWER_FLAGS: Final = int(BatchFlags.NULL_VALUES)
+"""The flags that a program below NULL_LEVEL does not know."""
 _CODECS: Final = tuple(Codec)
 """The codecs by number. `Codec(number)` costs ten times as much."""
 

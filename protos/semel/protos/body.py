@@ -129,6 +129,7 @@ def unpack_body(batch: bytes | bytearray | memoryview, header: BatchHeader) -> p
 
 
 BUFFER_COUNTS: Final = (
+    (BatchFlags.NULL_VALUES, 1),
     (BatchFlags.KEY, 3),
     (BatchFlags.HEADERS, 5),
     (BatchFlags.TIMESTAMP, 1),

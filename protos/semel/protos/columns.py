@@ -11,7 +11,8 @@ Invariants
    inside its data, or raises CorruptBatch. It raises nothing else and never reads out of bounds.
 2. Offsets start at 0 and bitmaps end in zero bits, so equal messages have an equal `content_crc`,
    no matter how their arrays were sliced or chunked.
-3. Keys and message ids may be null; values, header names and header values may not.
+3. Keys and message ids may be null; header names and header values may not. A value may be null if
+   its message has a key.
 
 Not here: the headers (`batch.py`), a few messages without Arrow (`few_rows.py`), record batches for
 readers (`arrow_records.py`). The buffers are little-endian as on disk, so this module refuses to
@@ -28,6 +29,7 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from semel.protos.batch import (
     BATCH_BYTES_MAX,
@@ -61,6 +63,8 @@ from semel.protos.ids import ProducerId, QueueId, Sequence, TopicId
 if sys.byteorder != "little":
     raise ImportError("semel stores little-endian columns and needs a little-endian machine")
 
+NO_VALUE_NO_KEY: Final = "a null value says that its key has no value any more, so it needs a key"
+"""Why a message with neither value nor key is refused."""
 _HEADERS_MAP: Final = pa.map_(pa.string(), pa.binary())
 
 
@@ -72,7 +76,7 @@ class Columns:
     """
 
     values: pa.Array
-    """binary"""
+    """binary; a null says that its key has no value any more, and needs a key"""
     keys: pa.Array | None = None
     """binary; a null is a message without a key"""
     headers: pa.Array | None = None
@@ -136,8 +140,10 @@ class Columns:
         for name, column in self._present():
             if len(column) != count:
                 raise InvalidRequest(f"{len(column)} {name} for {count} values")
-            if name not in ("keys", "headers", "message_ids") and column.null_count:
+            if name not in _NULLABLE and column.null_count:
                 raise InvalidRequest(f"{column.null_count} of the {name} are null")
+        if self.values.null_count:
+            _check_null_values(self.values, self.keys)
 
     def slice(self, row_start: int, row_end: int) -> Columns:
         """Returns rows `[row_start, row_end)`, without a copy."""
@@ -154,6 +160,16 @@ class Columns:
 
 
 _COLUMN_NAMES: Final = tuple(field.name for field in fields(Columns))
+_NULLABLE: Final = frozenset({"values", "keys", "headers", "message_ids"})
+
+
+def _check_null_values(values: pa.Array, keys: pa.Array | None) -> None:
+    """Raises InvalidRequest for a message with neither value nor key."""
+    empty = values.is_null()
+    if keys is not None:
+        empty = pc.and_(empty, keys.is_null())
+    if (row := empty.index(True).as_py()) >= 0:
+        raise InvalidRequest(f"message {row}: {NO_VALUE_NO_KEY}")
 
 
 def _header_pairs(headers: Mapping[str, bytes] | Iterable[tuple[str, bytes]] | None) -> Any:
@@ -307,7 +323,11 @@ def _buffers(columns: Columns | FewRows) -> tuple[int, list[Buffer], list[Buffer
         return flags, buffers, buffers
     columns.check()
     flags = 0
-    buffers = binary_buffers(columns.values)
+    if columns.values.null_count:
+        flags |= BatchFlags.NULL_VALUES
+        buffers = nullable_buffers(columns.values)
+    else:
+        buffers = binary_buffers(columns.values)
     if columns.keys is not None:
         flags |= BatchFlags.KEY
         buffers += nullable_buffers(columns.keys)
@@ -367,7 +387,8 @@ def decode_columns(batch: bytes | bytearray | memoryview, header: BatchHeader) -
     reader = BodyReader(unpack_body(batch, header), header)
     flags = header.flags
     count = header.count
-    values = reader.binary(count)
+    has_nulls = flags & BatchFlags.NULL_VALUES
+    values = reader.nullable(count) if has_nulls else reader.binary(count)
     keys = reader.nullable(count) if flags & BatchFlags.KEY else None
     headers = reader.headers(count) if flags & BatchFlags.HEADERS else None
     timestamps = reader.numbers(count, pa.int64()) if flags & BatchFlags.TIMESTAMP else None

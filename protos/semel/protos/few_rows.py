@@ -71,7 +71,7 @@ def cut_few(
     one is None.
 
     `header` must be the result of `check_batch`. Returns None for a batch of many messages, with a
-    codec or with other columns, and if its lengths or offsets contradict each other.
+    codec, null values or other columns, and if its lengths or offsets contradict each other.
     """
     if header.flags & ~BatchFlags.KEY:
         return None

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from semel.protos.errors import InvalidRequest
@@ -44,6 +45,7 @@ class Lot(NamedTuple):
     queue: int | None
     """None: the SDK chooses by key, or in turn."""
     values: pa.Array
+    """A null says that its key has no value any more."""
     keys: pa.Array | None
     headers: pa.Array | None
     deliver_at: pa.Array | None
@@ -85,7 +87,7 @@ def lots(batch: pa.RecordBatch, topic: str) -> Iterator[Lot]:
     if not batch.num_rows:
         return
     columns = {name.lower(): batch.column(at) for at, name in enumerate(batch.schema.names)}
-    _require(columns["value"], "value")
+    _check_values(columns["value"], columns.get("key"))
     if "headers" in columns:
         _check_headers(columns["headers"])
     body = {name: columns.get(name) for name in _BODY}
@@ -142,6 +144,17 @@ def _require(column: pa.Array, name: str) -> None:
         raise InvalidRequest(
             f"column {name!r} is null in {column.null_count:,} of {len(column):,} rows of a batch;"
             " nothing is written"
+        )
+
+
+def _check_values(values: pa.Array, keys: pa.Array | None) -> None:
+    if not values.null_count:
+        return
+    empty = values.is_null() if keys is None else pc.and_(values.is_null(), keys.is_null())
+    if count := empty.true_count:
+        raise InvalidRequest(
+            f"column 'value' is null in {count:,} of {len(values):,} rows of a batch that have no"
+            " key: a null value says that its key has no value any more; nothing is written"
         )
 
 

@@ -50,8 +50,10 @@ def test_messages_are_what_was_sent_whichever_way_they_are_decoded(data: st.Data
         drawn: list[Any] | None = data.draw(st.one_of(st.none(), whole))
         return drawn
 
-    values = data.draw(st.lists(short, min_size=count, max_size=count))
+    values: list[bytes | None] = data.draw(st.lists(short, min_size=count, max_size=count))
     keys = column(st.one_of(st.none(), short))
+    if keys is not None and data.draw(st.booleans()):
+        values = [value if key is None else None for value, key in zip(values, keys, strict=True)]
     headers = column(st.lists(st.tuples(st.text(max_size=3), short), max_size=2))
     stamps = column(st.integers(0, 2**40))
     ids = column(st.one_of(st.none(), short))

@@ -25,9 +25,9 @@ def model(text: bytes) -> list[bytes]:
     return lines[:-1] if lines[-1] == b"" else lines
 
 
-def collect(blocks: Iterator[Block]) -> list[tuple[int, bytes | None, bytes]]:
+def collect(blocks: Iterator[Block]) -> list[tuple[int, bytes | None, bytes | None]]:
     """(number, key, value) of every message."""
-    found: list[tuple[int, bytes | None, bytes]] = []
+    found: list[tuple[int, bytes | None, bytes | None]] = []
     for block in blocks:
         values = block.values.to_pylist()
         block.values.validate(full=True)
@@ -48,7 +48,7 @@ def test_lines_pass_unchanged(text: bytes, block_bytes: int) -> None:
 @given(TEXTS, st.integers(1, 9), st.sampled_from([b":", b"==", b"\xff"]))
 def test_keys_are_cut_at_the_first_separator(text: bytes, block_bytes: int, sep: bytes) -> None:
     blocks = read_lines(io.BytesIO(text), limit=LIMIT, separator=sep, block_bytes=block_bytes)
-    expected: list[tuple[int, bytes | None, bytes]] = []
+    expected: list[tuple[int, bytes | None, bytes | None]] = []
     for number, line in enumerate(model(text)):
         key, found, value = line.partition(sep)
         expected.append((number, key, value) if found else (number, None, line))
@@ -119,6 +119,19 @@ def test_json_text_and_headers() -> None:
     [block] = read_json(io.BytesIO(line), limit=LIMIT)
     assert block.values.to_pylist() == ["größe".encode()]
     assert block.headers == [{"trace": "ä".encode()}]
+
+
+def test_json_null_values_need_a_key() -> None:
+    text = b'{"key": "anna", "value": null}\n{"value": "x"}\n{"key": "b", "value_base64": "eQ=="}'
+    assert collect(read_json(io.BytesIO(text), limit=LIMIT)) == [
+        (0, b"anna", None),
+        (1, None, b"x"),
+        (2, b"b", b"y"),
+    ]
+    with pytest.raises(InvalidRequest, match="line 1 has neither value nor key"):
+        list(read_json(io.BytesIO(b'{"value": null}'), limit=LIMIT))
+    with pytest.raises(InvalidRequest, match='line 1 has neither "value" nor'):
+        list(read_json(io.BytesIO(b'{"key": "anna"}'), limit=LIMIT))
 
 
 def test_json_times_and_ids() -> None:

@@ -80,7 +80,7 @@ def headers(draw: st.DrawFn) -> BatchHeader:
     previous = draw(st.integers(-1, 2**62))
     gap = draw(st.integers(0, 1000)) if jumps else 0
     spread = draw(st.integers(0, 1000)) if jumps else 0
-    flags = draw(st.integers(0, 0x7F))
+    flags = draw(st.integers(0, 0xFF))
     if jumps:
         flags |= BatchFlags.SOURCE_POSITIONS | BatchFlags.SEQUENCE
     codec = draw(st.sampled_from(Codec))
@@ -207,7 +207,7 @@ def _sealed(data: bytearray, crc_at: int) -> bytes:
         (0, b"SMB2", "not a record batch"),
         (4, b"\x02", "version 2"),
         (5, b"\x03", "codec"),
-        (6, b"\x80\x00", "flags"),
+        (6, b"\x00\x80", "flags"),
         (6, b"\x00\x04", "flags"),
         (104, b"\x01", "field"),
         (123, b"\x01", "field"),

@@ -79,9 +79,15 @@ def messages(draw: st.DrawFn) -> dict[str, Any]:
 
     stamps = st.integers(-(2**62), 2**62)
     sequences = column(st.integers(1, 1000))
+    keys = column(optional)
+    values: list[bytes | None] = draw(st.lists(short, min_size=count, max_size=count))
+    if keys is not None:
+        dropped = draw(st.lists(st.booleans(), min_size=count, max_size=count))
+        rows = zip(values, keys, dropped, strict=True)
+        values = [None if drop and key is not None else each for each, key, drop in rows]
     return {
-        "values": draw(st.lists(short, min_size=count, max_size=count)),
-        "keys": column(optional),
+        "values": values,
+        "keys": keys,
         "headers": column(pairs),
         "timestamps": column(stamps),
         "message_ids": column(optional),
@@ -237,6 +243,41 @@ def test_dictionary_and_fixed_size_arrays_are_taken() -> None:
 def test_headers_in_any_form(headers: Any) -> None:
     columns = Columns.from_arrow(VALUES, keys=KEYS, headers=headers, message_ids=KEYS)
     assert encode(columns) == PLAIN
+
+
+def test_a_batch_without_null_values_has_no_bitmap_for_them() -> None:
+    keys = [b"k", b"l"]
+    whole = encode(Columns.from_arrow([b"a", b"b"], keys=keys))
+    part = encode(
+        Columns.from_arrow([b"a", None, b"b"], keys=[b"k", b"l", b"l"]).filter(
+            pa.array([True, False, True])
+        )
+    )
+    assert whole == part
+    assert not check_batch(whole).flags & BatchFlags.NULL_VALUES
+    empty = encode(Columns.from_arrow([b"a", b""], keys=keys))
+    null = encode(Columns.from_arrow([b"a", None], keys=keys))
+    assert check_batch(null).flags & BatchFlags.NULL_VALUES
+    assert decode(null).values.to_pylist() == [b"a", None]
+    assert check_batch(null).content_crc != check_batch(empty).content_crc
+
+
+def test_bytes_behind_a_null_value_do_not_show() -> None:
+    offsets, data = np.array([0, 2, 4], np.int32), b"aabb"
+    buffers = [pa.py_buffer(b"\1"), pa.py_buffer(offsets), pa.py_buffer(data)]
+    dirty = pa.Array.from_buffers(pa.binary(), 2, buffers)
+    keys = pa.array([b"k", b"l"])
+    clean = Columns(values=pa.array([b"aa", None], pa.binary()), keys=keys)
+    assert encode(Columns(values=dirty, keys=keys)) == encode(clean)
+
+
+@pytest.mark.parametrize("keys", [None, [b"k", None], [None, None]])
+def test_a_message_needs_a_value_or_a_key(keys: list[bytes | None] | None) -> None:
+    with pytest.raises(InvalidRequest, match="message 1: a null value"):
+        Columns.from_arrow([b"a", None], keys=keys)
+    given = None if keys is None else pa.array(keys, pa.binary())
+    with pytest.raises(InvalidRequest, match="message 1: a null value"):
+        encode(Columns(values=pa.array([b"a", None], pa.binary()), keys=given))
 
 
 def test_null_headers_are_no_headers() -> None:

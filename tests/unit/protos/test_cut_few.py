@@ -144,6 +144,13 @@ def test_whatever_lengths_and_offsets_claim(data: st.DataObject) -> None:
     assert accepted_wrongly(header.encode() + other[HEADER_BYTES:]) == ""
 
 
+def test_null_values_are_left_to_arrow() -> None:
+    nulls = encoded(Columns.from_arrow([b"one", None], keys=[b"k", b"l"]))
+    with_ids = encoded(Columns.from_arrow([None], keys=[b"k"], message_ids=[b"id"]))
+    for batch in (nulls, with_ids):
+        assert cut(batch, check_batch(batch)) is None
+
+
 def test_a_batch_that_is_not_the_headers_is_left() -> None:
     header = check_batch(PLAIN)
     assert cut_few(PLAIN, header) is not None

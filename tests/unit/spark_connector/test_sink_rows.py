@@ -138,6 +138,10 @@ NULL_PAIRS: list[list[Any]] = [
     [
         ({"value": pa.array([b"a", None, None])}, "column 'value' is null in 2 of 3 rows"),
         (
+            {"value": pa.array([None, None], pa.binary()), "key": pa.array([b"k", None])},
+            "column 'value' is null in 1 of 2 rows",
+        ),
+        (
             {"value": pa.array([b"a"]), "topic": pa.array([None], pa.string())},
             "column 'topic' is null in 1 of 1 rows",
         ),
@@ -163,6 +167,12 @@ def test_rows_that_cannot_be_stored(columns: dict[str, pa.Array], message: str) 
     with pytest.raises(InvalidRequest) as caught:
         list(lots(batch(**columns), ""))
     assert message in str(caught.value)
+
+
+def test_a_null_value_with_a_key_is_a_message() -> None:
+    columns = {"value": pa.array([b"a", None]), "key": pa.array([None, b"k"])}
+    (lot,) = lots(batch(**columns), "orders")
+    assert lot.values.to_pylist() == [b"a", None]
 
 
 def test_null_keys_and_null_headers_are_messages_without() -> None:

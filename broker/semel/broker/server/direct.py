@@ -23,7 +23,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 from semel.broker.replica.fetch_waiters import finish
 from semel.broker.replication.framed_port import FramedStream, TicketPort
@@ -61,7 +61,7 @@ class DirectStreams:
         self.serve = self._port.serve
 
     async def open(
-        self, request: broker_pb2.OpenDirectRequest, context: object
+        self, request: broker_pb2.OpenDirectRequest, context: Any
     ) -> broker_pb2.OpenDirectReply:
         """BrokerStream.OpenDirect. Raises InvalidRequest."""
         handler = self._handlers.get(request.stream)
@@ -69,15 +69,16 @@ class DirectStreams:
             raise InvalidRequest(f"stream {request.stream} is not known here")
 
         told = self._levels()
+        metadata = context.invocation_metadata()
 
         def taker(stream: FramedStream) -> _Context:
             if told.active and self._levels().active != told.active:
                 raise InvalidRequest("the group's feature level rose since the ticket was given")
-            context = _Context(stream)
-            context.task = task = asyncio.get_running_loop().create_task(_run(handler, context))
+            taken = _Context(stream, metadata)
+            taken.task = task = asyncio.get_running_loop().create_task(_run(handler, taken))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-            return context
+            return taken
 
         return broker_pb2.OpenDirectReply(
             port=self._port.port, ticket=self._port.give_ticket(taker), levels=told
@@ -108,8 +109,9 @@ async def _run(handler: Handler, context: _Context) -> None:
 class _Context:
     """One client's stream: what its handler reads and writes (`framed_port.Taker`)."""
 
-    def __init__(self, stream: FramedStream) -> None:
+    def __init__(self, stream: FramedStream, metadata: Any) -> None:
         self.whose = "a client"
+        self._metadata = metadata
         self.task: asyncio.Task[None] | None = None
         self._stream = stream
         self._messages: deque[bytes | memoryview] = deque()
@@ -152,6 +154,10 @@ class _Context:
 
     async def send_initial_metadata(self, metadata: tuple[tuple[str, bytes], ...]) -> None:
         """A no-op: the client got the levels with its ticket, and knows that it was let in."""
+
+    def invocation_metadata(self) -> Any:
+        """The metadata with which the client asked for its ticket."""
+        return self._metadata
 
     # ------------------------------------------------------------------ for the connection
 

@@ -49,7 +49,7 @@ from semel.broker.server.stream import PromptContext, StreamContext
 from semel.protos import compat
 from semel.protos.errors import InvalidRequest, SemelError, to_detail
 from semel.protos.ids import QueueKey
-from semel.protos.levels import levels_metadata
+from semel.protos.levels import LEVEL_MAX, levels_metadata, told_levels, untold_levels
 from semel.protos.metrics import Histogram
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.streams import encode_fetch_reply
@@ -107,6 +107,8 @@ class _Poll:
     """Loop time at which the wait for new batches ends."""
     standing: int
     """Bytes that may still be sent; the request is answered again until they are used up."""
+    level_max: int
+    """The highest feature level that the client knows."""
     ended: bool = False
     """The last answer was written while its task waited."""
 
@@ -150,9 +152,11 @@ class FetchHandler:
         out = _Outlet(context)
         await context.send_initial_metadata(levels_metadata(self._node.levels()))
 
+        told = told_levels(context.invocation_metadata()) or untold_levels()
+
         async def answer(request: broker_pb2.FetchRequest, memory: ClientMemory | None) -> None:
             try:
-                await self._serve(request, out, memory)
+                await self._serve(request, out, memory, told.max)
             finally:
                 limit.release()
 
@@ -177,10 +181,14 @@ class FetchHandler:
             self.counters.streams -= 1
 
     async def _serve(
-        self, request: broker_pb2.FetchRequest, out: _Outlet, memory: ClientMemory | None
+        self,
+        request: broker_pb2.FetchRequest,
+        out: _Outlet,
+        memory: ClientMemory | None,
+        level_max: int,
     ) -> None:
         try:
-            poll = self._poll(request, memory)
+            poll = self._poll(request, memory, level_max)
             while True:
                 if not request.any_replica:
                     self._node.check_master()
@@ -195,7 +203,9 @@ class FetchHandler:
             header.error.CopyFrom(to_detail(error))
             await out.write(encode_fetch_reply(header, []))
 
-    def _poll(self, request: broker_pb2.FetchRequest, memory: ClientMemory | None) -> _Poll:
+    def _poll(
+        self, request: broker_pb2.FetchRequest, memory: ClientMemory | None, level_max: int
+    ) -> _Poll:
         """Raises InvalidRequest."""
         config = self._node.config
         if len(request.queues) > _QUEUES_MAX:
@@ -211,6 +221,7 @@ class FetchHandler:
             place=memory.place(request) if memory is not None else None,
             deadline=asyncio.get_running_loop().time() + wait_ms / 1000,
             standing=request.standing_bytes,
+            level_max=level_max,
         )
 
     def _nothing_for(self, poll: _Poll) -> bool:
@@ -237,6 +248,7 @@ class FetchHandler:
         if (
             poll.standing > 0
             and out.prompt is not None
+            and poll.level_max >= LEVEL_MAX  # all of a crowd can read the same bytes
             and len(poll.keys) == len(set(poll.keys))
             and not any(wanted.group for wanted in poll.request.queues)
         ):
@@ -303,7 +315,9 @@ class FetchHandler:
         for wanted, key in zip(poll.request.queues, poll.keys, strict=True):
             if room <= 0:
                 break
-            found = await self._reader.read(wanted, key, room, alone=not parts)
+            found = await self._reader.read(
+                wanted, key, room, alone=not parts, level_max=poll.level_max
+            )
             if found is None:
                 continue
             header.results.append(found.result)

@@ -21,15 +21,18 @@ from typing import NamedTuple, Protocol
 
 from semel.broker.log import IndexUnavailable, Log
 from semel.broker.state import Extent, QueueState, State
+from semel.protos.batch import BROKER_HEADER_BYTES, NEWER_FLAGS, decode_header
 from semel.protos.errors import (
     CorruptBatch,
     LockLost,
     OffsetOutOfRange,
     SemelError,
     StorageError,
+    UnsupportedVersion,
     to_detail,
 )
 from semel.protos.ids import QueueKey
+from semel.protos.levels import NULL_LEVEL
 from semel.protos.v1 import broker_pb2
 
 logger = logging.getLogger(__name__)
@@ -80,9 +83,16 @@ class QueueReader:
         )
 
     async def read(
-        self, wanted: broker_pb2.FetchQueue, key: QueueKey, room: int, *, alone: bool
+        self,
+        wanted: broker_pb2.FetchQueue,
+        key: QueueKey,
+        room: int,
+        *,
+        alone: bool,
+        level_max: int,
     ) -> Found | None:
         """At most `room` bytes, but at least one batch if the reply holds nothing else (`alone`).
+        `level_max` is the highest feature level that the client knows.
 
         An error of the queue is part of the result. None if nothing is new, or nothing fits.
         """
@@ -90,7 +100,10 @@ class QueueReader:
         try:
             if queue is None:
                 raise self._node.state.absent(key)
-            return await self._read(wanted, key, queue, room, alone=alone)
+            found = await self._read(wanted, key, queue, room, alone=alone)
+            if found is not None and level_max < NULL_LEVEL <= self._node.state.feature_level:
+                return _known_part(found, key)
+            return found
         except SemelError as error:
             return Found(_failed(wanted, queue, error), [], wanted.offset)
 
@@ -213,6 +226,27 @@ def _read_records(log: Log, extents: Sequence[Extent]) -> list[Part]:
             ) from None
         batches.append(batch)
     return batches
+
+
+def _known_part(found: Found, key: QueueKey) -> Found:
+    """The batches in front of the first one that a client below NULL_LEVEL cannot read.
+
+    Raises UnsupportedVersion if that is the very first.
+    """
+    result = found.result
+    for number, stored in enumerate(found.batches):
+        if not decode_header(stored, BROKER_HEADER_BYTES).flags & NEWER_FLAGS:
+            continue
+        offset = result.batches[number].base_offset
+        if not number:
+            raise UnsupportedVersion(
+                f"the batch from offset {offset} of queue {key.queue_id} has null values, which"
+                " this client does not know: upgrade it",
+                level=NULL_LEVEL,
+            )
+        del result.batches[number:]
+        return Found(result, found.batches[:number], offset)
+    return found
 
 
 def _failed(

@@ -16,6 +16,10 @@ class StreamContext(Protocol):
 
     async def send_initial_metadata(self, metadata: tuple[tuple[str, bytes], ...]) -> None: ...
 
+    def invocation_metadata(self) -> Any:
+        """The metadata of the call that opened the stream, as pairs; None for none."""
+        ...
+
 
 @runtime_checkable
 class PromptContext(Protocol):

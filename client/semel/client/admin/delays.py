@@ -182,7 +182,7 @@ class _DelayedQueue:
             due_us=due_us,
             message_id=message.message_id,
             key=message.key,
-            size=len(message.key or b"") + len(message.value) + headers,
+            size=len(message.key or b"") + len(message.value or b"") + headers,
             producer_id=message.producer_id,
             sequence=message.sequence,
         )

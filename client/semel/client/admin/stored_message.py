@@ -49,7 +49,8 @@ class StoredMessage(Described):
     queue: int
     offset: int
     key: bytes | None
-    value: bytes
+    value: bytes | None
+    """None if the key has no value any more."""
     headers: tuple[tuple[str, bytes], ...]
     message_id: bytes | None
     """The message id that the sender chose, or None."""

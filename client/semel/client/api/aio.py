@@ -149,7 +149,7 @@ class AsyncProducer:
     def send(
         self,
         topic: str,
-        value: bytes | str,
+        value: bytes | str | None,
         *,
         key: bytes | str | None = None,
         headers: Headers | None = None,
@@ -164,8 +164,9 @@ class AsyncProducer:
 
         Messages of one key go to one queue. Without a key they go, a batch at a time, wherever
         there is room; `queue` names one. `position` is the caller's own rising number
-        (`source_positions=True`). Raises UnknownTopic (with the future), MessageTooLarge,
-        InvalidRequest, BufferFull, ProducerFenced, Closed.
+        (`source_positions=True`). A `value` of None needs a key and says that the key has no value
+        any more. Raises UnknownTopic (with the future), MessageTooLarge, InvalidRequest,
+        BufferFull, ProducerFenced, Closed.
 
         Never blocks and takes the message even when the buffer is full: `await drain()` now and
         then to be slowed down to the cluster's pace (with `buffer_full="raise"` it raises

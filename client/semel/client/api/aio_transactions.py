@@ -47,7 +47,7 @@ class AsyncProducerTransaction(TransactionProperties):
     async def send(
         self,
         topic: str,
-        value: bytes | str,
+        value: bytes | str | None,
         *,
         key: bytes | str | None = None,
         headers: Headers | None = None,
@@ -134,7 +134,7 @@ class AsyncStage:
     async def send(
         self,
         topic: str,
-        value: bytes | str,
+        value: bytes | str | None,
         *,
         key: bytes | str | None = None,
         headers: Headers | None = None,

@@ -145,7 +145,7 @@ class Producer:
     def send(
         self,
         topic: str,
-        value: bytes | str,
+        value: bytes | str | None,
         *,
         key: bytes | str | None = None,
         headers: Headers | None = None,
@@ -160,8 +160,9 @@ class Producer:
 
         Messages of one key go to one queue. Without a key they go, a batch at a time, wherever
         there is room; `queue` names one. `position` is the caller's own rising number
-        (`source_positions=True`). Raises UnknownTopic, MessageTooLarge, InvalidRequest, BufferFull,
-        ProducerFenced, Closed.
+        (`source_positions=True`). A `value` of None needs a key and says that the key has no value
+        any more. Raises UnknownTopic, MessageTooLarge, InvalidRequest, BufferFull, ProducerFenced,
+        Closed.
 
         Blocks while the buffer is full, and for the topic's route before its first message.
 

@@ -45,7 +45,7 @@ class ProducerTransaction(TransactionProperties):
     def send(
         self,
         topic: str,
-        value: bytes | str,
+        value: bytes | str | None,
         *,
         key: bytes | str | None = None,
         headers: Headers | None = None,
@@ -131,7 +131,7 @@ class Stage:
     def send(
         self,
         topic: str,
-        value: bytes | str,
+        value: bytes | str | None,
         *,
         key: bytes | str | None = None,
         headers: Headers | None = None,

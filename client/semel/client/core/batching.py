@@ -338,6 +338,7 @@ def _few_rows(chunk: Chunk) -> FewRows | None:
         or chunk.headers is not None
         or chunk.timestamps is not None
         or chunk.positions is not None
+        or None in chunk.values
         or (chunk.keys is not None and None in chunk.keys)
         or (chunk.message_ids is not None and None in chunk.message_ids)
     ):

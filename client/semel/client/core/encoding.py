@@ -23,9 +23,17 @@ from semel.protos.batch import (
     Codec,
     decode_header,
 )
-from semel.protos.columns import decode_columns, encode_batch
+from semel.protos.columns import Columns, decode_columns, encode_batch
 from semel.protos.few_rows import FewRows
 from semel.protos.ids import ProducerId, QueueKey, Sequence
+from semel.protos.levels import DELAY_LEVEL, LEVEL_MIN, NULL_LEVEL
+
+
+def level_of(part: Part) -> int:
+    """Returns the feature level that a broker group needs to store the part."""
+    if isinstance(part.columns, Columns) and part.columns.values.null_count:
+        return NULL_LEVEL
+    return DELAY_LEVEL if part.chunk.due_us else LEVEL_MIN
 
 
 def encode_part(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
+from semel.protos.columns import NO_VALUE_NO_KEY
 from semel.protos.errors import InvalidRequest
 
 Headers: TypeAlias = Mapping[str, bytes] | Iterable[tuple[str, bytes]]
@@ -43,6 +44,12 @@ def as_pairs(headers: Headers) -> tuple[list[tuple[str, bytes]], int]:
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"headers must be (str, bytes) pairs or a mapping: {error}") from None
     return found, size
+
+
+def check_null_value(key: Any) -> None:
+    """Checks that a message without a value has a key. Raises InvalidRequest."""
+    if key is None:
+        raise InvalidRequest(f"the message has neither value nor key: {NO_VALUE_NO_KEY}")
 
 
 def check_time(value: Any) -> None:

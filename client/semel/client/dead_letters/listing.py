@@ -20,7 +20,7 @@ from semel.client.config import ReaderConfig
 from semel.client.core import letters
 from semel.client.core.letters import Origin
 from semel.client.core.routing import TopicRoute
-from semel.client.message import Message
+from semel.client.message import Message, Value
 from semel.client.reading.offsets import list_offsets
 from semel.client.reading.pulling import await_ready
 from semel.client.reading.reader import ReaderCore
@@ -88,7 +88,7 @@ class DeadLetter(Described):
     failed_us: int
     redriven: bool
     key: bytes | None
-    value: bytes
+    value: Value
     headers: tuple[tuple[str, bytes], ...]
     """The user's own headers."""
     message_id: bytes | None
@@ -159,7 +159,7 @@ class DeadLetters:
         return {
             (entry["queue"], offset)
             async for message in self._read(name)
-            for entry in json.loads(message.value)
+            for entry in json.loads(message.value or b"[]")
             if entry.get("topic_id", topic_id) == topic_id
             for offset in entry["offsets"]
         }

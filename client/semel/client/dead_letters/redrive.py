@@ -293,7 +293,7 @@ class _Run:
                 target = await self._target_of(message, done)
                 if target:
                     round_.append((message, target))
-                    size += len(message.value)
+                    size += len(message.value or b"")
                 if len(round_) >= ROUND_LETTERS or size >= ROUND_BYTES:
                     await self._bring_back(relay, lock, round_)
                     round_, size = [], 0

@@ -45,7 +45,7 @@ from semel.client.config import ProducerConfig, ReaderConfig
 from semel.client.core.batching import Chunk, Rows, row_sizes
 from semel.client.core.letters import Headers
 from semel.client.core.routing import QueueRoute, TopicRoute
-from semel.client.message import Message
+from semel.client.message import Message, Value
 from semel.client.producer.futures import await_settled
 from semel.client.producer.identity import Identity
 from semel.client.producer.intake import Intake
@@ -84,7 +84,7 @@ class Copy(NamedTuple):
 
     topic: str
     key: bytes | None
-    value: bytes
+    value: Value
     headers: Headers
     timestamp_us: int
     message_id: bytes | None = None

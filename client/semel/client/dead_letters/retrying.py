@@ -240,7 +240,7 @@ class Retrying:
         earlier = found.notes.get(message.offset)
         if earlier is not None and earlier.sending is not None:
             return
-        size = len(message.value)
+        size = len(message.value or b"")
         full = len(found.notes) >= NOTES_MAX or found.bytes + size > NOTES_BYTES_MAX
         if earlier is None and full and found.notes:
             raise InvalidRequest(
@@ -344,7 +344,7 @@ class Retrying:
         if found is None:
             return
         for at in [at for at in list(found.notes) if at < offset]:
-            found.bytes -= len(found.notes.pop(at).message.value)
+            found.bytes -= len(found.notes.pop(at).message.value or b"")
 
     def on_committed(self, queue: FeedQueue, offset: int) -> None:
         """Progress up to `offset` is durable at the brokers."""
@@ -367,7 +367,7 @@ class Retrying:
             if found.notes[at].sending is not None:
                 queue.skip.add(at)
             else:
-                found.bytes -= len(found.notes.pop(at).message.value)
+                found.bytes -= len(found.notes.pop(at).message.value or b"")
 
     def _copy(self, note: _Note) -> Copy:
         message = note.message

@@ -51,6 +51,7 @@ from semel.client.core.fields import (
     Headers,
     as_bytes,
     as_pairs,
+    check_null_value,
     check_queue,
     check_time,
 )
@@ -169,9 +170,13 @@ class Intake:
         intake = self._opened.get(topic)
         if intake is None:
             intake = self._begin_topic(topic)
-        if type(value) is not bytes:
-            value = as_bytes("value", value)
-        size = len(value)
+        if value is None:
+            check_null_value(key)
+            size = 0
+        else:
+            if type(value) is not bytes:
+                value = as_bytes("value", value)
+            size = len(value)
         if key is not None:
             if type(key) is not bytes:
                 key = as_bytes("key", key)

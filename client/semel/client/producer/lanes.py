@@ -21,14 +21,14 @@ from typing import Final, Protocol
 
 from semel.client.config import ProducerConfig
 from semel.client.core.batching import Outcome, Part
-from semel.client.core.encoding import encode_mark, encode_part
+from semel.client.core.encoding import encode_mark, encode_part, level_of
 from semel.client.core.retry import Backoff, BackoffPolicy
 from semel.client.core.routing import QueueRoute
 from semel.client.core.sequences import Decision, InFlight, SendWindow
 from semel.client.transport.produce_stream import SentAs, Wire
 from semel.protos.errors import SemelError
 from semel.protos.ids import GroupId, QueueKey, Sequence
-from semel.protos.levels import DELAY_LEVEL, lacking
+from semel.protos.levels import lacking
 
 LANE_POLICY: Final = BackoffPolicy(initial_ms=20, max_ms=500)
 
@@ -142,10 +142,10 @@ class Lane:
             )
             base = last = position
         else:
-            if part.chunk.due_us and self.link.wire.level < DELAY_LEVEL:
-                raise lacking(
-                    DELAY_LEVEL, self.link.wire.level, f"broker group {self.link.group_id}"
-                )
+            needed = level_of(part)
+            if self.link.wire.level < needed:
+                where = f"broker group {self.link.group_id}"
+                raise lacking(needed, self.link.wire.level, where)
             payload, base, last = encode_part(
                 part,
                 producer_id=window.producer_id,

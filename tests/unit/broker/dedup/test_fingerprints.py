@@ -201,6 +201,15 @@ def test_what_differs_has_another_digest() -> None:
     assert len(set(digests.tolist())) == len(rows)
 
 
+def test_a_null_value_is_not_an_empty_one() -> None:
+    for count in (1, 40):
+        keys, ids = [b"k"] * count, [b"i"] * count
+        empty = Columns.from_arrow([b""] * count, keys=keys, message_ids=ids)
+        null = Columns.from_arrow([None] * count, keys=keys, message_ids=ids)
+        digests = [set(Fingerprints(SEED).digests(each).tolist()) for each in (empty, null)]
+        assert len(digests[0] | digests[1]) == 2
+
+
 def test_another_seed_gives_other_keys() -> None:
     ids = pa.array([b"a"], pa.binary())
     assert (Fingerprints(SEED).keys(ids) != Fingerprints(bytes(16)).keys(ids)).all()

@@ -23,6 +23,7 @@ from semel.broker.server.queue_calls import QueueCalls
 from semel.broker.server.transactions_service import TransactionsService
 from semel.broker.state import State
 from semel.protos.errors import NotMaster, Unavailable, to_detail
+from semel.protos.levels import LEVEL_MAX
 from semel.protos.queue_refs import queue_ref
 from semel.protos.staging import STAGER_ID_MIN
 from semel.protos.v1 import (
@@ -168,7 +169,7 @@ async def test_a_node_that_is_not_the_master_is_read_only_if_any_replica_will_do
     handler = FetchHandler(node)
     request = broker_pb2.FetchRequest(any_replica=any_replica)
     request.queues.add(queue=QUEUE)
-    await handler._serve(request, out, None)
+    await handler._serve(request, out, None, LEVEL_MAX)
     refused = to_detail(NotMaster("")).code
     assert (out.errors == [refused]) is not any_replica
     assert len(out.errors) == 1

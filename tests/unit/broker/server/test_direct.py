@@ -21,6 +21,7 @@ from semel.protos.streams import STREAM_MESSAGE_BYTES_MAX
 from semel.protos.v1 import broker_pb2
 
 PRODUCE = broker_pb2.OpenDirectRequest(stream=broker_pb2.DIRECT_STREAM_PRODUCE)
+CALL: Any = SimpleNamespace(invocation_metadata=lambda: ())
 pytestmark = pytest.mark.both_loops
 
 Handler = Callable[[object, StreamContext], Awaitable[None]]
@@ -47,7 +48,7 @@ class Served:
         await self.streams.close()
 
     async def dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reply = await self.streams.open(PRODUCE, None)
+        reply = await self.streams.open(PRODUCE, CALL)
         reader, writer = await asyncio.open_connection("127.0.0.1", reply.port)
         self._writers.append(writer)
         writer.write(encode_hello(reply.ticket))
@@ -84,7 +85,7 @@ async def test_a_stream_that_is_unknown_gets_no_ticket() -> None:
     async with Served(echo) as served:
         with pytest.raises(InvalidRequest, match="stream 2 is not known"):
             await served.streams.open(
-                broker_pb2.OpenDirectRequest(stream=broker_pb2.DIRECT_STREAM_FETCH), None
+                broker_pb2.OpenDirectRequest(stream=broker_pb2.DIRECT_STREAM_FETCH), CALL
             )
 
 

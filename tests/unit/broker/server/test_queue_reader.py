@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from semel.broker.server.queue_reader import QueueReader
-from semel.protos.errors import LockLost, OffsetOutOfRange, from_detail
+from semel.protos.batch import BatchFlags
+from semel.protos.errors import LockLost, OffsetOutOfRange, UnsupportedVersion, from_detail
+from semel.protos.levels import LEVEL_MAX, NULL_LEVEL
 from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2, control_pb2
@@ -16,8 +19,7 @@ from tests.kit.state_log import KEY, Group, control, header
 
 
 class Node:
-    """20 messages in two batches; group g holds the queue under token 1. The bytes of a batch are
-    its place in the log."""
+    """20 messages in two batches; group g holds the queue under token 1."""
 
     def __init__(self) -> None:
         self.group = Group()
@@ -28,7 +30,7 @@ class Node:
         self.state = self.group.state
         self.readers: Any = None
         self.log: Any = SimpleNamespace(
-            cached_record=lambda index, position, length: b"%d/%d" % (index, position)
+            cached_record=lambda index, position, length: self.group.payload(index, position)
         )
         self.delivered: list[tuple[str, int, int]] = []
 
@@ -56,8 +58,8 @@ def wanted(offset: int, *, token: int = 0, group: str = "") -> broker_pb2.FetchQ
     return broker_pb2.FetchQueue(queue=queue_ref(KEY), offset=offset, token=token, group=group)
 
 
-async def read(node: Node, fetch: broker_pb2.FetchQueue, room: int = 1 << 20) -> Any:
-    return await QueueReader(node).read(fetch, KEY, room, alone=True)
+async def read(node: Node, fetch: broker_pb2.FetchQueue, level_max: int = LEVEL_MAX) -> Any:
+    return await QueueReader(node).read(fetch, KEY, 1 << 20, alone=True, level_max=level_max)
 
 
 async def test_the_first_batch_is_given_from_the_row_that_was_asked_for(node: Node) -> None:
@@ -111,6 +113,25 @@ async def test_who_waits_at_the_end_under_a_lost_lock_is_told_at_once(node: Node
     node.acquire()
     assert not reader.nothing_for(wanted(20, token=1, group="g"), KEY)
     assert await read(node, wanted(20)) is None
+
+
+async def test_an_older_client_gets_what_it_can_read_and_then_an_error(node: Node) -> None:
+    node.group.raise_level(NULL_LEVEL)
+    head = header(19, last=21)
+    node.group.produce(replace(head, flags=head.flags | BatchFlags.NULL_VALUES))
+    node.group.produce(header(21, last=22))
+    old = NULL_LEVEL - 1
+    found = await read(node, wanted(3), old)
+    assert [one.base_offset for one in found.result.batches] == [3, 10]
+    assert (len(found.batches), found.next_offset) == (2, 20)
+    found = await read(node, wanted(21), old)
+    error = from_detail(found.result.error)
+    assert isinstance(error, UnsupportedVersion)
+    assert error.level == NULL_LEVEL
+    assert "from offset 21 of queue 0 has null values" in error.message
+    assert (found.batches, found.next_offset) == ([], 21)
+    assert (await read(node, wanted(22), old)).next_offset == 23
+    assert (await read(node, wanted(3))).next_offset == 23
 
 
 @pytest.mark.parametrize("offset", [4, 21])

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from semel.client.config import ProducerConfig, build
-from semel.client.core.batching import Chunk, Outcome, Part
+from semel.client.core.batching import ROW_BYTES, Chunk, Outcome, Part
 from semel.client.producer import producer as producer_module
 from semel.client.producer.intake import Intake
 from semel.client.producer.producer import ProducerCore
-from semel.protos.errors import InternalError, TimedOut, UnknownTopic
+from semel.protos.errors import InternalError, InvalidRequest, TimedOut, UnknownTopic
 from semel.protos.ids import QueueId, QueueKey, TopicId
 
 
@@ -39,6 +39,19 @@ def chunks_of(intake: Intake) -> list[Chunk]:
         while (chunk := intake.take(place, open_too=True)) is not None:
             found.append(chunk)
     return found
+
+
+def test_a_message_without_a_value_needs_a_key() -> None:
+    intake = make_intake()
+    chunk, row = intake.append("t", None, "key", None, None, None, None, True)
+    assert (chunk.values[row], chunk.keys[row], chunk.bytes) == (None, b"key", 3 + ROW_BYTES)
+    with pytest.raises(InvalidRequest, match="the message has neither value nor key"):
+        intake.append("t", None, None, None, None, None, None, True)
+    with pytest.raises(InvalidRequest, match="message 1: a null value"):
+        intake.bulk_pieces("t", [None, None], [b"k", None], None, None, None)
+    _, (piece,) = intake.bulk_pieces("t", [b"x", None], [b"k", b"l"], None, None, None)
+    assert piece.columns.values.to_pylist() == [b"x", None]
+    assert chunk.count == 1
 
 
 @pytest.mark.parametrize("enter", [send, send_many])

@@ -22,7 +22,7 @@ from semel.protos import compat
 from semel.protos.columns import Columns
 from semel.protos.errors import Unavailable, UnsupportedVersion
 from semel.protos.ids import GroupId, ProducerId, QueueId, QueueKey, TopicId
-from semel.protos.levels import DELAY_LEVEL, LEVEL_MAX
+from semel.protos.levels import DELAY_LEVEL, LEVEL_MAX, NULL_LEVEL
 from semel.protos.streams import PRODUCE_METHOD
 from semel.protos.v1 import controller_pb2
 
@@ -65,10 +65,10 @@ def lane_at(level: int) -> tuple[Lane, Owner]:
     return lane, owner
 
 
-def part_of(due_us: int) -> Part:
+def part_of(due_us: int, value: bytes | None = b"x") -> Part:
     chunk = Chunk("orders", 1, 60.0, due_us)
     part = Part(chunk, QueueKey(TopicId(1), QueueId(0)), 0, 1, 1)
-    part.columns = Columns(values=pa.array([b"x"], pa.binary()))
+    part.columns = Columns(values=pa.array([value], pa.binary()), keys=pa.array([b"k"]))
     return part
 
 
@@ -93,6 +93,21 @@ def test_a_delayed_message_is_not_sent_to_a_group_that_would_take_it_for_an_ordi
     assert isinstance(outcome.error, UnsupportedVersion)
     assert outcome.error.level == DELAY_LEVEL
     assert "broker group 3 is at feature level 4" in outcome.error.message
+    assert lane.window is not None
+    assert lane.window.last_assigned == -1, "it has taken no sequence"
+
+
+@pytest.mark.parametrize("level", [NULL_LEVEL - 1, NULL_LEVEL])
+def test_a_null_value_is_not_sent_to_a_group_that_does_not_know_it(level: int) -> None:
+    lane, owner = lane_at(level)
+    lane.put(part_of(0, None))
+    if level == NULL_LEVEL:
+        assert lane.next_batch() is not None
+        return
+    assert lane.next_batch() is None
+    (outcome,) = owner.outcomes
+    assert isinstance(outcome.error, UnsupportedVersion)
+    assert outcome.error.level == NULL_LEVEL
     assert lane.window is not None
     assert lane.window.last_assigned == -1, "it has taken no sequence"
 

@@ -1,4 +1,4 @@
-"""Limits of a batch that is not stored yet: its delivery time and its size.
+"""Limits of a batch that is not stored yet: its columns, its delivery time and its size.
 
 How it works. The admission asks here only about a batch that it would append. A batch that is
 stored is answered with Duplicate whatever these limits say now: they may have changed since.
@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from semel.broker.state.admission.decisions import Refused
 from semel.broker.state.admission.delay_admission import delay_refusal
-from semel.protos.batch import BatchHeader
+from semel.protos.batch import BatchFlags, BatchHeader
 from semel.protos.errors import MessageTooLarge
+from semel.protos.levels import NULL_LEVEL, lacking
 
 
 def batch_refusal(
@@ -22,6 +23,8 @@ def batch_refusal(
 
     `bytes_max` is the queue's limit for a batch, `level` the broker group's feature level.
     """
+    if header.flags & BatchFlags.NULL_VALUES and level < NULL_LEVEL:
+        return Refused(lacking(NULL_LEVEL, level, "the broker group"))
     delayed = delay_refusal(header, level, time_us)
     if delayed is not None or header.batch_length <= bytes_max:
         return delayed
