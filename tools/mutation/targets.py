@@ -99,6 +99,10 @@ TARGETS: Final = {
             "tests/unit/broker/state/test_id_transactions.py",
         ),
     ),
+    "compaction": Target(
+        files=(f"{_BROKER}/compaction", f"{_BROKER}/state/apply/compaction.py"),
+        tests=("tests/unit/broker/compaction", "tools/mutation/few_worlds.py"),
+    ),
     "state": Target(
         files=tuple(
             f"{_BROKER}/state/{name}.py"
@@ -193,6 +197,7 @@ TARGETS: Final = {
                 "background/delayed_release",
                 "background/publication",
                 "background/transaction_work",
+                "background/compaction",
                 "control_plane/group_calls",
                 "replica/confirmed_reads",
                 "replica/log_view",

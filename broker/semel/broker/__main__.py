@@ -170,6 +170,10 @@ def _optional_address(context: click.Context, parameter: click.Parameter, value:
 @node_option("transaction_pin_ms", type=COUNT)
 @node_option("retained_log_bytes", type=COUNT)
 @node_option("checkpoint_records", type=COUNT)
+@node_option("compaction_check_ms", type=click.IntRange(10))
+@node_option("compaction_dirty_percent", type=click.IntRange(1, 100))
+@node_option("compaction_bytes_per_second", type=RATE)
+@node_option("compaction_keys_max", type=COUNT)
 @node_option("scrub_bytes_per_second", type=click.IntRange(0))
 @node_option("scrub_pause_ms", type=COUNT)
 @log_option(

@@ -177,6 +177,21 @@ class BrokerConfig:
     that both groups go on serving. The little that is left when the queue is sealed is copied
     without a limit. Default 64 MiB."""
 
+    compaction_check_ms: int = 5_000
+    """Pause between two looks for queues to compact. Default 5 s."""
+
+    compaction_dirty_percent: int = 50
+    """A queue is compacted when at least this part of its bytes came since the last time, in
+    percent. Default 50: a byte is rewritten once, on average, for each byte that comes. Less keeps
+    fewer old messages and rewrites more often."""
+
+    compaction_bytes_per_second: int = 32 << 20
+    """Highest rate, in bytes a second, at which compaction reads and writes. Default 32 MiB."""
+
+    compaction_keys_max: int = 4_000_000
+    """Keys of which one pass of compaction knows the newest offset; with more, it goes only as far
+    as these reach. Default 4,000,000, which take about 100 MB of memory meanwhile."""
+
     scrub_bytes_per_second: int = 8 << 20
     """Rate, in bytes a second, at which the disk is read in search of damage; 0: never. Default 8
     MiB."""

@@ -29,6 +29,7 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
+from semel.broker.background.compaction import QueueCompaction
 from semel.broker.background.delayed_release import DelayedRelease
 from semel.broker.background.maintenance import maintain
 from semel.broker.background.transaction_work import TransactionWork
@@ -203,6 +204,7 @@ class BrokerNode:
         self.checkpoints = Checkpoints(replica)
         self.scrub = Scrub(replica, self.checkpoints, self.identity.check_disk)
         self.changes = MembershipChanges(config, replica)
+        self.compaction = QueueCompaction(replica)
         await self._serve()
         self._stack.push_async_callback(self._cancel_tasks)
         self._start(status.run())
@@ -222,6 +224,7 @@ class BrokerNode:
         self._start(maintain(self.replica, self.checkpoints, self.changes))
         self._start(self._transactions.run())
         self._start(DelayedRelease(self.replica).run())
+        self._start(self.compaction.run())
         rate = config.catch_up_bytes_per_second
         self._start(IdPull(self.replica, self.identity.caller, bytes_per_second=rate).run())
         self._start(Repair(self.replica, self.catch_up.rebuild, self.identity).run())
@@ -289,7 +292,16 @@ class BrokerNode:
         server = grpc.aio.server(interceptors=[interceptor], options=SERVER_OPTIONS)
         fetch = FetchHandler(replica)
         moves = MovesService(config, replica, self._routes)
-        self._probe = Probe(config, replica, self.checkpoints, self.scrub, produce, fetch, moves)
+        self._probe = Probe(
+            config,
+            replica,
+            self.checkpoints,
+            self.scrub,
+            produce,
+            fetch,
+            moves,
+            self.compaction,
+        )
         direct = DirectStreams(
             {
                 broker_pb2.DIRECT_STREAM_PRODUCE: produce.produce,

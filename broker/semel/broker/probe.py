@@ -15,6 +15,7 @@ from collections import defaultdict
 from importlib.metadata import version
 from typing import Final
 
+from semel.broker.background.compaction import QueueCompaction
 from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.load import Counters
 from semel.broker.repair.scrub import Scrub
@@ -183,6 +184,16 @@ METRICS: Final = (
         "largest_queue_bytes", "bytes", "Bytes of a topic's largest queue. Master only.", "topic"
     ),
     _gauge(
+        "compaction_dirty_ratio",
+        "0 to 1",
+        "Part of a queue's bytes that was not compacted yet, of the topic's dirtiest queue. Master"
+        " only.",
+        "topic",
+    ),
+    _counter("compaction_passes_total", "passes", "Passes of compaction over a queue."),
+    _counter("compaction_read_bytes_total", "bytes", "Bytes of batches that they read."),
+    _counter("compaction_written_bytes_total", "bytes", "Bytes of batches that they wrote."),
+    _gauge(
         "consumer_lag_messages",
         "messages",
         "Messages that a consumer group has not committed, also in queues that it gets after"
@@ -213,7 +224,9 @@ class Probe:
         produce: ProduceHandler,
         fetch: FetchHandler,
         moves: MovesService,
+        compaction: QueueCompaction,
     ) -> None:
+        self._compaction = compaction
         self._config = config
         self._replica = replica
         self._checkpoints = checkpoints
@@ -246,6 +259,7 @@ class Probe:
             page.add("semel_broker_delayed_messages", self._replica.state.delays.messages)
             page.add("semel_broker_delayed_bytes", self._replica.state.delays.bytes)
             await self._add_topics(page)
+            await self._add_compaction(page)
             await self._add_ids(page)
             await self._add_consumers(page)
         return page
@@ -364,6 +378,22 @@ class Probe:
             page.add("semel_broker_largest_queue_bytes", largest[topic], topic=topic)
             if number % _TOPICS == 0:
                 await asyncio.sleep(0)
+
+    async def _add_compaction(self, page: Samples) -> None:
+        """Adds how much waits to be compacted, and what this node has done."""
+        work, now_us = self._compaction, self._replica.log_time_us()
+        page.add("semel_broker_compaction_passes_total", work.passes)
+        page.add("semel_broker_compaction_read_bytes_total", work.read_bytes)
+        page.add("semel_broker_compaction_written_bytes_total", work.written_bytes)
+        dirty: dict[str, float] = {}
+        for number, queue in enumerate(list(self._replica.state.queues.values()), 1):
+            if queue.settings.compaction is not None:
+                share = queue.dirty_share(now_us)
+                dirty[queue.topic] = max(dirty.get(queue.topic, 0.0), share)
+            if number % _ROWS == 0:
+                await asyncio.sleep(0)
+        for topic, share in sorted(dirty.items()):
+            page.add("semel_broker_compaction_dirty_ratio", share, topic=topic)
 
     async def _add_ids(self, page: Samples) -> None:
         """Adds the windows of message ids, as far as queues of their topics are here."""

@@ -12,7 +12,7 @@ from semel.client.admin.nodes import DrainResult, MemberProgress, MembershipResu
 from semel.client.admin.resets import OffsetReset, Shift
 from semel.client.admin.restore import RestorePlan, RestoreResult
 from semel.client.admin.stored_message import StoredMessage
-from semel.client.admin.topic_settings import IdDedup
+from semel.client.admin.topic_settings import Compaction, IdDedup
 from semel.client.admin.verify import VerifyProgress
 from semel.client.api.aio import AsyncClient, AsyncProducer
 from semel.client.api.aio_admin import AsyncAdmin
@@ -64,6 +64,7 @@ __all__ = [
     "Client",
     "ClientConfig",
     "Committed",
+    "Compaction",
     "Consumer",
     "ConsumerConfig",
     "DeadLetter",

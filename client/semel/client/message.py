@@ -5,14 +5,19 @@ only when somebody asks. A `Message` is a row number beside it, so that a loop w
 alone pays for values alone. A batch of a few messages, which a reader that keeps up usually gets,
 is decoded without Arrow unless the caller asks for Arrow.
 
+The offsets of a batch that was compacted have gaps: the batch names them, and some may be left over
+behind its last message. A batch that only stands for a gap has no message.
+
 Not here: bytes and their checks (`semel.protos.columns`).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from semel.client.core import letters
@@ -31,8 +36,9 @@ from semel.protos.batch import (
     BatchHeader,
     check_batch,
     decode_broker_header,
+    decode_header,
 )
-from semel.protos.body import offsets_of
+from semel.protos.body import numbers_of, offsets_of
 from semel.protos.columns import Columns, decode_columns
 from semel.protos.few_rows import cut_few
 from semel.protos.ids import QueueKey
@@ -49,6 +55,8 @@ ARROW_SCHEMA: Final = pa.schema(
 _NO_IDS: Final = Repeater(pa.binary())
 Value: TypeAlias = bytes | Any
 """bytes, or None. Most programs never send None, so type checkers do not ask for a case for it."""
+OFFSET_END: Final = 1 << 62
+"""Above every offset."""
 
 
 class RecordMetadata(NamedTuple):
@@ -82,12 +90,14 @@ class Rows:
         "_headers",
         "_ids",
         "_keys",
+        "_offsets",
         "_sequences",
         "_stamps",
         "_stored",
         "_values",
         "base_offset",
         "count",
+        "end_offset",
         "header",
         "queue",
         "row_start",
@@ -105,23 +115,42 @@ class Rows:
         row_end: int,
         token: int = 0,
     ) -> None:
-        """Checks CRCs and lengths. `base_offset` is the offset of row `row_start`.
+        """Checks CRCs and lengths. `base_offset` is the offset of row `row_start`. Of a compacted
+        batch the messages with offsets from `base_offset` on count, below
+        `base_offset + row_end - row_start`.
 
         Raises CorruptBatch.
         """
         batch = stored[BROKER_HEADER_BYTES:]
         decode_broker_header(stored)
         header = check_batch(batch)
+        end_offset = base_offset + row_end - row_start
+        offsets: list[int] | None = None
+        columns: Columns | None = None
+        if header.flags & BatchFlags.OFFSET:
+            numbers = np.empty(0, np.int64)
+            if header.count:
+                columns = decode_columns(batch, header)
+                assert columns.offsets is not None, "the flag says so"
+                numbers = numbers_of(columns.offsets, np.int64)
+            row_start, row_end = np.searchsorted(numbers, (base_offset, end_offset)).tolist()
+            offsets = numbers[row_start:row_end].tolist()
+            if columns is not None:
+                columns = columns.slice(row_start, row_end)
         self.topic = topic
         self.queue = queue
         self.token = token
         """Fencing token of the lock under which they were fetched; 0 without a group."""
         self.header: BatchHeader = header
         self.base_offset = base_offset
+        self.end_offset = end_offset
+        """Readers go on here once they have all messages."""
         self.row_start = row_start
         self.count = row_end - row_start
+        self._offsets = offsets
+        """The offset of each message; None if they follow one another from `base_offset` on."""
         self._stored = stored
-        self._columns: Columns | None = None
+        self._columns = columns
         self._values: list[bytes | None] | None = None
         self._keys: list[bytes | None] | None = None
         self._headers: list[list[tuple[str, bytes]]] | None = None
@@ -129,14 +158,37 @@ class Rows:
         self._stamps: list[int] | None = None
         self._sequences: list[int] | None = None
 
+    @classmethod
+    def whole(cls, topic: str, queue: QueueKey, stored: memoryview) -> Rows:
+        """Returns all messages of a stored batch, wherever they are in the queue: their offsets
+        mean nothing. Raises CorruptBatch."""
+        header = decode_header(stored, BROKER_HEADER_BYTES)
+        named = bool(header.flags & BatchFlags.OFFSET)
+        return cls(topic, queue, stored, 0, 0, OFFSET_END if named else header.count)
+
     @property
     def size(self) -> int:
         """Bytes of the whole stored batch."""
         return len(self._stored)
 
-    @property
-    def end_offset(self) -> int:
-        return self.base_offset + self.count
+    def offset_of(self, row: int) -> int:
+        """Returns the offset of a message, counted from the first of these rows."""
+        return self.base_offset + row if self._offsets is None else self._offsets[row]
+
+    def position(self, row: int) -> int:
+        """Returns where a reader goes on that has the messages in front of `row`: past the gap
+        behind them if these are all."""
+        if self._offsets is None:
+            return self.base_offset + row
+        if row == self.count:
+            return self.end_offset
+        return self._offsets[row - 1] + 1 if row else self.base_offset
+
+    def rows_below(self, offset: int) -> int:
+        """Returns how many of the messages have an offset below `offset`."""
+        if self._offsets is None:
+            return min(max(0, offset - self.base_offset), self.count)
+        return bisect_left(self._offsets, offset)
 
     @property
     def columns(self) -> Columns:
@@ -297,7 +349,7 @@ class Message:
 
     @property
     def offset(self) -> int:
-        return self._rows.base_offset + self._row
+        return self._rows.offset_of(self._row)
 
     @property
     def key(self) -> bytes | None:

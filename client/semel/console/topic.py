@@ -21,8 +21,11 @@ if TYPE_CHECKING:
         TopicDedup,
         TopicSettings,
     )
-    from semel.client.admin.topic_settings import IdDedup
+    from semel.client.admin.topic_settings import Compaction, IdDedup
 
+DELETE = "delete"
+COMPACT = "compact"
+COMPACT_DELETE = "compact,delete"
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -53,6 +56,84 @@ def _settings_options(function: _Function) -> _Function:
     ):
         function = option(function)
     return function
+
+
+def _compaction_options(function: _Function) -> _Function:
+    for option in reversed(
+        [
+            click.option(
+                "--cleanup",
+                type=click.Choice([DELETE, COMPACT, COMPACT_DELETE]),
+                help="delete: messages go by retention. compact: of each key only the newest stays,"
+                " for ever. compact,delete: both.  [default: delete]",
+            ),
+            click.option(
+                "--tombstones-for",
+                "tombstone_ms",
+                type=Duration(),
+                help="With compaction: how long a message without a value stays after the older"
+                " ones of its key.  [default: 24h]",
+            ),
+            click.option(
+                "--compact-after",
+                "lag_ms",
+                type=Duration(),
+                help="With compaction: younger messages stay.  [default: 0s]",
+            ),
+        ]
+    ):
+        function = option(function)
+    return function
+
+
+def _compaction(
+    present: TopicSettings | None,
+    cleanup: str | None,
+    tombstone_ms: int | None,
+    lag_ms: int | None,
+    settings: dict[str, Any],
+) -> Compaction | Literal["off"] | None:
+    """The compaction that the options make of the present settings; None to leave it as it is.
+
+    `compact` alone sets the retention to unlimited.
+    """
+    from semel.client.admin.topic_settings import Compaction
+
+    times = {"tombstone_ms": tombstone_ms, "lag_ms": lag_ms}
+    given: dict[str, Any] = {name: value for name, value in times.items() if value is not None}
+    before = None if present is None else present.compaction
+    if cleanup == DELETE:
+        if given:
+            raise click.UsageError("--tombstones-for and --compact-after are about compaction")
+        return "off" if before is not None else None
+    if cleanup is None and before is None:
+        if given:
+            raise click.UsageError("--tombstones-for and --compact-after: give --cleanup, too")
+        return None
+    if cleanup == COMPACT:
+        if any(settings[name] not in (None, -1) for name in ("retention_ms", "retention_bytes")):
+            raise click.UsageError(
+                "--cleanup compact keeps the newest messages: for a retention"
+                " say --cleanup compact,delete"
+            )
+        settings["retention_ms"] = settings["retention_bytes"] = -1
+    elif cleanup == COMPACT_DELETE and settings["retention_ms"] is None and before is None:
+        if settings["retention_bytes"] is None and present is None:
+            raise click.UsageError(
+                "--cleanup compact,delete: give --retention, or --retention-bytes, too"
+            )
+    elif cleanup is None and not given:
+        return None
+    return replace(before or Compaction(), **given)
+
+
+def _cleanup(settings: TopicSettings) -> str:
+    """How old messages go, for people; empty if by retention alone."""
+    compaction = settings.compaction
+    if compaction is None:
+        return ""
+    text = f"compacted, tombstones for {duration(compaction.tombstone_ms)}"
+    return text + (f", after {duration(compaction.lag_ms)}" if compaction.lag_ms else "")
 
 
 def _dedup_options(*, ends: bool) -> Callable[[_Function], _Function]:
@@ -135,6 +216,7 @@ def topic() -> None:
         "semel topic create orders --queues 4 --groups 2,3",
         "semel topic create events --queues 8 --dedup-by-id 4GiB --dedup-for 28d",
         "semel topic create reminders --queues 8 --delay-per-second-max 50000",
+        "semel topic create users --cleanup compact --tombstones-for 24h",
     )
 )
 @click.argument("name")
@@ -147,6 +229,7 @@ def topic() -> None:
     help="Broker groups to place it on.  [default: those with the least on them]",
 )
 @_settings_options
+@_compaction_options
 @_dedup_options(ends=False)
 @client_options
 def create(
@@ -154,6 +237,9 @@ def create(
     queues: int,
     if_not_exists: bool,
     groups: list[int] | None,
+    cleanup: str | None,
+    tombstone_ms: int | None,
+    lag_ms: int | None,
     window_bytes: int | None,
     keep_ms: int | None,
     on_conflict: str | None,
@@ -164,6 +250,7 @@ def create(
     """Creates a topic and returns once it can be written."""
     out = render.Output(as_json=as_json)
     dedup: Any = _dedup(None, window_bytes, keep_ms, on_conflict)
+    compaction: Any = _compaction(None, cleanup, tombstone_ms, lag_ms, settings)
     with open_client(bootstrap) as client:
         created = client.admin.create_topic(
             name,
@@ -171,6 +258,7 @@ def create(
             if_not_exists=if_not_exists,
             groups=groups,
             dedup=dedup,
+            compaction=compaction,
             **settings,
         )
     text = f"topic {name} created, {queues} queues" if created else f"topic {name} exists"
@@ -208,6 +296,7 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
         moves,
         title=f"{found.name} · retention {_retention(found.settings)}"
         f" · messages up to {render.size(found.settings.message_bytes_max)}"
+        + (f" · {cleaned}" if (cleaned := _cleanup(found.settings)) else "")
         + (f" · {compared}" if (compared := _compared(found.settings)) else "")
         + (f" · {limited}" if (limited := _limited(found.settings)) else ""),
     )
@@ -225,6 +314,7 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
         "semel topic alter events --dedup-by-id 8GiB --on-conflict keep-first",
         "semel topic alter events --dedup-by-id none",
         "semel topic alter reminders --delay-per-second-max none",
+        "semel topic alter users --cleanup compact --tombstones-for 7d",
     )
 )
 @click.argument("name", shell_complete=completion.topics)
@@ -234,10 +324,14 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
     help="Number of open queues to reach by splitting the widest ones; it never falls.",
 )
 @_settings_options
+@_compaction_options
 @_dedup_options(ends=True)
 @client_options
 def alter(
     name: str,
+    cleanup: str | None,
+    tombstone_ms: int | None,
+    lag_ms: int | None,
     window_bytes: int | None,
     keep_ms: int | None,
     on_conflict: str | None,
@@ -247,17 +341,28 @@ def alter(
 ) -> None:
     """Changes a topic's settings; those that are left out stay."""
     ids = (window_bytes, keep_ms, on_conflict)
-    if all(value is None for value in (*ids, *settings.values())):
+    cleaning = (cleanup, tombstone_ms, lag_ms)
+    if all(value is None for value in (*ids, *cleaning, *settings.values())):
         raise click.UsageError("nothing to alter: name a setting, or --queues")
     dedup: Any = _dedup(None, *ids) if window_bytes == 0 else None
     with open_client(bootstrap) as client:
         if dedup is None and any(each is not None for each in ids):
             dedup = _dedup(client.admin.describe_topic(name).settings.dedup, *ids)
-        client.admin.alter_topic(name, dedup=dedup, **settings)
+        compaction: Any = None
+        if any(each is not None for each in cleaning):
+            present = client.admin.describe_topic(name).settings
+            compaction = _compaction(present, *cleaning, settings)
+        if (
+            compaction is not None
+            or dedup is not None
+            or any(value is not None for value in settings.values())
+        ):
+            client.admin.alter_topic(name, dedup=dedup, compaction=compaction, **settings)
         found = client.admin.describe_topic(name)
     out = render.Output(as_json=as_json)
     opened = sum(not queue.sealed for queue in found.queues)
     text = f"topic {name} altered: {opened} queues, retention {_retention(found.settings)}"
+    text += f", {cleaned}" if (cleaned := _cleanup(found.settings)) else ""
     text += f", {compared}" if (compared := _compared(found.settings)) else ""
     text += f", {limited}" if (limited := _limited(found.settings)) else ""
     out.show(found.as_dict(), text)

@@ -64,7 +64,7 @@ def record_arrays(
     columns: Columns, header: BatchHeader, row_start: int, base_offset: int
 ) -> list[pa.Array]:
     """Returns the arrays of RECORD_SCHEMA for decoded columns. The first of their rows is row
-    `row_start` of the batch and has offset `base_offset`."""
+    `row_start` of the batch and has offset `base_offset`, unless the columns have offsets."""
     count = len(columns)
     keys, stamps, headers, sequences = (
         columns.keys,
@@ -83,7 +83,7 @@ def record_arrays(
     return [
         keys,
         columns.values,
-        _rising(base_offset, count),
+        _rising(base_offset, count) if columns.offsets is None else columns.offsets,
         stamps.view(_TIMESTAMP_TYPE),
         headers,
         REPEATED_INT64(header.producer_id, count),

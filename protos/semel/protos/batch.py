@@ -10,7 +10,8 @@ Invariants (of every BatchHeader that `decode_header` returns)
 1. `previous_sequence < base_sequence <= last_sequence`, and all three are -1 or above.
 2. Contiguous batches: base = previous + 1 and last = base + count - 1. With SOURCE_POSITIONS the
    sequences may jump; if they do, the SEQUENCE column is present.
-3. A POSITION_MARK has count 0 and no body; any other batch has count 1 or more.
+3. A POSITION_MARK has count 0 and no body; any other batch has count 1 or more. Only with OFFSET
+   is it a batch of the queue: all of its messages were removed by compaction.
 4. The stored body is at most `BODY_BYTES_MAX`, uncompressed at most `UNCOMPRESSED_BYTES_MAX`;
    without a codec both lengths are equal.
 
@@ -79,11 +80,13 @@ class BatchFlags(IntEnum):
     NULL_VALUES = 128
     SOURCE_POSITIONS = 256
     POSITION_MARK = 512
+    OFFSET = 1024
+    """Each message has its own offset: the batch was compacted (`compacted_rows.py`)."""
 
 
 ALL_FLAGS: Final = sum(BatchFlags)
 COLUMN_FLAGS: Final = 0xFF
-NEWER_FLAGS: Final = int(BatchFlags.NULL_VALUES)
+NEWER_FLAGS: Final = int(BatchFlags.NULL_VALUES | BatchFlags.OFFSET)
 """The flags that a program below NULL_LEVEL does not know."""
 _CODECS: Final = tuple(Codec)
 """The codecs by number. `Codec(number)` costs ten times as much."""
@@ -163,9 +166,13 @@ class BrokerHeader:
     base_offset: Offset
     append_time_us: int
     term: Term
+    span: int = 0
+    """How many offsets from `base_offset` on a batch with the OFFSET flag stands for, gaps
+    included. 0 for any other batch."""
 
     def encode(self) -> bytes:
-        packed = BROKER_HEADER_STRUCT.pack(self.base_offset, self.append_time_us, self.term, 0, 0)
+        fields = self.base_offset, self.append_time_us, self.term, self.span, 0
+        packed = BROKER_HEADER_STRUCT.pack(*fields)
         packed = packed[:BROKER_HEADER_CRC_AT]
         return packed + _CRC_STRUCT.pack(google_crc32c.value(packed))
 
@@ -291,9 +298,9 @@ def decode_broker_header(data: bytes | bytearray | memoryview, at: int = 0) -> B
     raw = bytes(data[at : at + BROKER_HEADER_BYTES])
     if len(raw) < BROKER_HEADER_BYTES:
         raise CorruptBatch(f"broker header is cut: {len(raw)} of {BROKER_HEADER_BYTES} bytes")
-    base_offset, append_time_us, term, reserved, crc = BROKER_HEADER_STRUCT.unpack(raw)
+    base_offset, append_time_us, term, span, crc = BROKER_HEADER_STRUCT.unpack(raw)
     if crc != google_crc32c.value(raw[:BROKER_HEADER_CRC_AT]):
         raise CorruptBatch("broker header is damaged: its CRC does not match")
-    if reserved or base_offset < -1:
+    if base_offset < -1 or (span and base_offset < 0):
         raise CorruptBatch("broker header has a field that is out of range")
-    return BrokerHeader(base_offset, append_time_us, term)
+    return BrokerHeader(base_offset, append_time_us, term, span)

@@ -137,6 +137,7 @@ BUFFER_COUNTS: Final = (
     (BatchFlags.SLOT, 1),
     (BatchFlags.SEQUENCE, 1),
     (BatchFlags.DELIVER_AT, 1),
+    (BatchFlags.OFFSET, 1),
 )
 
 

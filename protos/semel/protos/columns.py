@@ -91,6 +91,8 @@ class Columns:
     """int64, strictly rising; None: contiguous from the batch's base"""
     deliver_at: pa.Array | None = None
     """int64, microseconds; 0 is at once"""
+    offsets: pa.Array | None = None
+    """int64, strictly rising; only in batches that brokers have compacted"""
 
     def __len__(self) -> int:
         return len(self.values)
@@ -153,6 +155,10 @@ class Columns:
     def filter(self, kept: pa.Array) -> Columns:
         """Returns the rows that `kept`, an array of booleans, marks."""
         return Columns(**{name: each.filter(kept) for name, each in self._present()})
+
+    def take(self, rows: pa.Array) -> Columns:
+        """Returns the rows with these numbers, in their order."""
+        return Columns(**{name: each.take(rows) for name, each in self._present()})
 
     def _present(self) -> list[tuple[str, pa.Array]]:
         found = ((name, getattr(self, name)) for name in _COLUMN_NAMES)
@@ -352,6 +358,9 @@ def _buffers(columns: Columns | FewRows) -> tuple[int, list[Buffer], list[Buffer
     if columns.deliver_at is not None:
         flags |= BatchFlags.DELIVER_AT
         buffers.append(numbers_of(columns.deliver_at, np.int64))
+    if columns.offsets is not None:
+        flags |= BatchFlags.OFFSET
+        buffers.append(numbers_of(columns.offsets, np.int64))
     return flags, buffers, content
 
 
@@ -396,7 +405,12 @@ def decode_columns(batch: bytes | bytearray | memoryview, header: BatchHeader) -
     slots = reader.numbers(count, pa.uint16()) if flags & BatchFlags.SLOT else None
     sequences = reader.numbers(count, pa.int64()) if flags & BatchFlags.SEQUENCE else None
     deliver_at = reader.numbers(count, pa.int64()) if flags & BatchFlags.DELIVER_AT else None
+    offsets = reader.numbers(count, pa.int64()) if flags & BatchFlags.OFFSET else None
     _check_sequences(header, sequences)
+    if offsets is not None:
+        numbers = numbers_of(offsets, np.int64)
+        if numbers[0] < 0 or (numbers[1:] <= numbers[:-1]).any():
+            raise CorruptBatch("batch offsets of compacted messages do not rise")
     return Columns(
         values=values,
         keys=keys,
@@ -406,6 +420,7 @@ def decode_columns(batch: bytes | bytearray | memoryview, header: BatchHeader) -
         slots=slots,
         sequences=sequences,
         deliver_at=deliver_at,
+        offsets=offsets,
     )
 
 

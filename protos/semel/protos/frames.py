@@ -63,6 +63,9 @@ class RecordKind(IntEnum):
     """A stored batch without offsets: part of a transaction. Feature level 3."""
     COPY = 6
     """A stored batch of a queue that is moved here, as it was stored there. Feature level 4."""
+    COMPACTED = 7
+    """A stored batch in the place of one of which compaction has removed messages. Feature level
+    8."""
 
 
 _KINDS: Final = {kind.value: kind for kind in RecordKind}

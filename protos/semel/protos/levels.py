@@ -45,6 +45,8 @@ ID_LEVEL: Final = 7
 """From here on a log may hold windows of message ids."""
 NULL_LEVEL: Final = 8
 """From here on a log may hold null values."""
+COMPACTION_LEVEL: Final = 8
+"""From here on a log may hold compacted batches, and topics may be compacted."""
 DELAYED_MOVE_LEVEL: Final = 8
 """From here on queues with delayed messages may be split and moved."""
 DELAY_LIMIT_LEVEL: Final = 8
@@ -66,8 +68,8 @@ _FEATURES: Final = {
     DELAY_LEVEL: "delayed messages",
     METADATA_LEVEL: "commits with metadata",
     ID_LEVEL: "dedup by message id",
-    NULL_LEVEL: "null values, limits of what is due in a second, the history of releases, and"
-    " splits and moves of queues with delayed messages,",
+    NULL_LEVEL: "null values, compaction, limits of what is due in a second, the history of"
+    " releases, and splits and moves of queues with delayed messages,",
 }
 
 

@@ -71,7 +71,7 @@ class QueueRange:
 
     @property
     def count(self) -> int:
-        """The exact number of messages in the range."""
+        """The number of offsets in the range: that of its messages, unless it was compacted."""
         return self.end - self.start
 
 

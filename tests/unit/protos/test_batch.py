@@ -125,10 +125,14 @@ def test_headers_round_trip_at_any_place(given_header: BatchHeader, at: int) -> 
     st.integers(-1, 2**63 - 1),
     st.integers(-(2**63), 2**63 - 1),
     st.integers(0, 2**64 - 1),
+    st.integers(0, 2**32 - 1),
     st.integers(0, 50),
 )
-def test_broker_headers_round_trip(offset: int, time_us: int, term: int, at: int) -> None:
-    sent = BrokerHeader(base_offset=offset, append_time_us=time_us, term=term)  # type: ignore[arg-type]
+def test_broker_headers_round_trip(
+    offset: int, time_us: int, term: int, span: int, at: int
+) -> None:
+    span = max(0, span) if offset >= 0 else 0
+    sent = BrokerHeader(base_offset=offset, append_time_us=time_us, term=term, span=span)  # type: ignore[arg-type]
     data = bytes(at) + sent.encode() + b"tail"
     assert len(sent.encode()) == BROKER_HEADER_BYTES
     assert decode_broker_header(data, at) == sent
@@ -207,8 +211,8 @@ def _sealed(data: bytearray, crc_at: int) -> bytes:
         (0, b"SMB2", "not a record batch"),
         (4, b"\x02", "version 2"),
         (5, b"\x03", "codec"),
+        (6, b"\x00\x08", "flags"),
         (6, b"\x00\x80", "flags"),
-        (6, b"\x00\x04", "flags"),
         (104, b"\x01", "field"),
         (123, b"\x01", "field"),
     ],
@@ -319,10 +323,10 @@ def test_a_position_mark_moves_only_the_sequence() -> None:
     assert unnoticed(check_batch, CorruptBatch, flips(data)) == []
 
 
-@pytest.mark.parametrize("changes", [{"reserved": 1}, {"base_offset": -2}])
+@pytest.mark.parametrize("changes", [{"span": 1, "base_offset": -1}, {"base_offset": -2}])
 def test_a_broker_header_out_of_range_is_refused(changes: dict[str, int]) -> None:
     packed = module.BROKER_HEADER_STRUCT.pack(
-        changes.get("base_offset", 0), 0, 0, changes.get("reserved", 0), 0
+        changes.get("base_offset", 0), 0, 0, changes.get("span", 0), 0
     )
     with pytest.raises(CorruptBatch):
         decode_broker_header(_sealed(bytearray(packed), 28))

@@ -119,6 +119,10 @@ class Fingerprints:
         _check_ids(ids)
         return _joined(_sums(ids, self._of_keys))
 
+    def any_keys(self, column: pa.Array) -> U64:
+        """The same for keys of any length, which are no message ids."""
+        return _joined(_sums(column, self._of_keys))
+
     def digests(self, columns: Columns) -> U64:
         """The digests of messages."""
         total = self._content_sums(columns)

@@ -27,6 +27,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
+from semel.broker.compaction import CompactedBatch
 from semel.broker.replica.ack_sink import AckSink
 from semel.broker.state import (
     EXPIRED_ROWS_MAX,
@@ -53,10 +54,10 @@ from semel.broker.state import (
     record_refusal,
     retry_later,
 )
-from semel.protos.batch import BatchHeader
+from semel.protos.batch import BatchHeader, BrokerHeader
 from semel.protos.errors import InvalidRequest, SemelError
 from semel.protos.frames import FRAME_RECORDS_MAX, RecordKind
-from semel.protos.ids import ProducerId, QueueKey, Term
+from semel.protos.ids import Offset, ProducerId, QueueKey, Term
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.staging import STAGER_ID_MIN
 from semel.protos.v1.control_pb2 import ControlRecord, MoveQueue
@@ -88,6 +89,8 @@ class _Control:
     future: asyncio.Future[ApplyResult]
     looked_up: TransactionIds | None = None
     """For a publication to topics that compare message ids, and for a rewrite."""
+    compacted: tuple[CompactedBatch, ...] = ()
+    """For a COMPACT record: the batches that take the places of others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,20 +222,25 @@ class Proposer:
         self.pending_bytes += len(data)
 
     def submit_control(
-        self, record: ControlRecord, looked_up: TransactionIds | None = None
+        self,
+        record: ControlRecord,
+        looked_up: TransactionIds | None = None,
+        compacted: tuple[CompactedBatch, ...] = (),
     ) -> asyncio.Future[ApplyResult]:
         """The future gives the record's result, or raises: refused, NotMaster.
 
         `looked_up` is for a publication to topics that compare message ids, and for a rewrite; if
-        the batches must be looked up again, the future raises Throttled. A record beyond the limits
+        the batches must be looked up again, the future raises Throttled. `compacted` is for a
+        COMPACT record: the batches that must stand before it. A record beyond the limits
         (`state/admission/record_limits.py`) is refused at once.
         """
         future: asyncio.Future[ApplyResult] = asyncio.get_running_loop().create_future()
         if (refusal := record_refusal(record)) is not None:
             future.set_exception(refusal)
         else:
-            self._queue.append(_Control(record, future, looked_up))
-            size = record.ByteSize()
+            item = _Control(record, future, looked_up, compacted)
+            self._queue.append(item)
+            size = _size(item)
             self.pending_control_bytes += size
             self.pending_bytes += size
         return future
@@ -295,7 +303,7 @@ class Proposer:
                 break
             if isinstance(item, _Release) and self._released >= RELEASE_BATCHES_MAX:
                 break  # the next entry takes the rest
-            if isinstance(item, _Control) and item.looked_up and records:
+            if isinstance(item, _Control) and (item.looked_up or item.compacted) and records:
                 break  # it may fill an entry alone
             queue.popleft()
             if isinstance(item, _Batch | _Control | _Copy):
@@ -432,6 +440,8 @@ class Proposer:
                 decision = self.admission.queues.admit_trim(record.trim)
             case "fence":
                 decision = self.admission.admit_fence(record.fence)
+            case "compact":
+                decision = self.admission.queues.admit_compact(record.compact)
             case "transaction":
                 decision = self.admission.admit_transaction(
                     record.transaction, item.looked_up, kept, self._index
@@ -445,6 +455,14 @@ class Proposer:
             return None
         if record.move_queue.ids:
             self._add_moved(record.move_queue)
+        for made in item.compacted:
+            header = BrokerHeader(
+                base_offset=Offset(made.base_offset),
+                append_time_us=made.append_time_us,
+                term=Term(term),
+                span=made.span,
+            )
+            self._preceding.append((RecordKind.COMPACTED, (header.encode(), made.batch)))
         for batch in kept:
             self._preceding.append(_control_parts(ControlRecord(check_ids=batch.record)))
             parts = batch_record_parts(
@@ -578,7 +596,7 @@ def _size(item: _Item) -> int:
     if isinstance(item, _Copy):
         return len(item.stored)
     if isinstance(item, _Control):
-        return item.record.ByteSize()
+        return item.record.ByteSize() + sum(len(each.batch) for each in item.compacted)
     if isinstance(item, _Release | _Eviction):
         return _RELEASE_BYTES
     return _EXPIRY_BYTES

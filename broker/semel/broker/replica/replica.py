@@ -21,6 +21,7 @@ from concurrent.futures import Executor
 from random import Random
 from typing import TypeVar
 
+from semel.broker.compaction import CompactedBatch
 from semel.broker.config import BrokerConfig
 from semel.broker.dedup.id_store import IdStore
 from semel.broker.log import HardStateFile, Log
@@ -310,9 +311,13 @@ class Replica:
             self.mastership.proposer.admission.ids.release(topics)
 
     async def submit_control(
-        self, record: ControlRecord, looked_up: TransactionIds | None = None
+        self,
+        record: ControlRecord,
+        looked_up: TransactionIds | None = None,
+        compacted: tuple[CompactedBatch, ...] = (),
     ) -> ApplyResult:
-        """The record's result, once it is applied. `looked_up` is for a publication or a rewrite.
+        """The record's result, once it is applied. `looked_up` is for a publication or a rewrite,
+        `compacted` for a COMPACT record.
 
         Raises NotMaster, Throttled, or the error with which admission refused it.
         """
@@ -334,7 +339,7 @@ class Replica:
                 f" {waiting_bytes:,} bytes of control records; send again",
                 retry_after_ms=_RETRY_AFTER_MS,
             )
-        future = proposer.submit_control(record, looked_up)
+        future = proposer.submit_control(record, looked_up, compacted)
         self.driver.schedule_turn()
         return await future
 

@@ -255,7 +255,7 @@ def _read(log: Log, extents: Sequence[Extent]) -> list[bytes]:
         stored = _record(log, (extent.index, extent.position, extent.length), what)
         head = decode_broker_header(stored)
         batch = decode_header(stored, BROKER_HEADER_BYTES)
-        if extent.count != batch.count:  # other messages of it are cancelled
+        if not head.span and extent.count != batch.count:  # others of it are cancelled
             data = stored[BROKER_HEADER_BYTES:]
             row_end = extent.first_row + extent.count
             part = part_of(batch, decode_columns(data, batch), extent.first_row, row_end)
@@ -265,6 +265,7 @@ def _read(log: Log, extents: Sequence[Extent]) -> list[bytes]:
                 base_offset=Offset(extent.base_offset),
                 append_time_us=extent.append_time_us,
                 term=head.term,
+                span=head.span,
             )
             stored = head.encode() + stored[BROKER_HEADER_BYTES:]
         found.append(stored)

@@ -23,7 +23,7 @@ from semel.broker.server.verification import verify_queues
 from semel.broker.state import MoveApplied, QueueState
 from semel.protos.errors import InvalidRequest, to_detail
 from semel.protos.ids import QueueKey
-from semel.protos.levels import ID_LEVEL, MOVE_LEVEL, SPLIT_LEVEL
+from semel.protos.levels import COMPACTION_LEVEL, ID_LEVEL, MOVE_LEVEL, SPLIT_LEVEL
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import broker_pb2, control_pb2
 
@@ -66,6 +66,7 @@ class QueueCalls:
                 append_time_us=(
                     _append_time_us(queue, request.offset) if request.HasField("offset") else 0
                 ),
+                gaps_to=queue.compaction.gaps_to,
             )
         return reply
 
@@ -88,6 +89,8 @@ class QueueCalls:
             await self._replica.require_level(MOVE_LEVEL)
         if any(map(_compares_ids, request.records)):
             await self._replica.require_level(ID_LEVEL)
+        if any(map(_compacts, request.records)):
+            await self._replica.require_level(COMPACTION_LEVEL)
         for result in await asyncio.gather(*map(self._replica.submit_control, request.records)):
             if isinstance(result, MoveApplied) and result.error is not None:
                 raise result.error
@@ -112,6 +115,13 @@ def _compares_ids(record: control_pb2.ControlRecord) -> bool:
     """Whether the record begins a queue that compares message ids, or makes a topic do so."""
     return record.create_queue.settings.HasField("dedup") or (
         record.alter_topic.settings.HasField("dedup")
+    )
+
+
+def _compacts(record: control_pb2.ControlRecord) -> bool:
+    """Whether the record begins a queue that is compacted, or makes a topic be so."""
+    return record.create_queue.settings.HasField("compaction") or (
+        record.alter_topic.settings.HasField("compaction")
     )
 
 

@@ -240,8 +240,8 @@ def _known_part(found: Found, key: QueueKey) -> Found:
         offset = result.batches[number].base_offset
         if not number:
             raise UnsupportedVersion(
-                f"the batch from offset {offset} of queue {key.queue_id} has null values, which"
-                " this client does not know: upgrade it",
+                f"the batch from offset {offset} of queue {key.queue_id} has null values or was"
+                " compacted, which this client does not know: upgrade it",
                 level=NULL_LEVEL,
             )
         del result.batches[number:]

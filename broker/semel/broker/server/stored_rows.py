@@ -20,8 +20,9 @@ from semel.broker.dedup.id_places import ENTRY_MASK
 from semel.broker.log import IndexUnavailable, Log
 from semel.broker.replica.message_ids import IdPlace
 from semel.broker.state import DelayedExtent, Extent, State, entries_of
-from semel.protos.batch import BROKER_HEADER_BYTES, check_batch
+from semel.protos.batch import BROKER_HEADER_BYTES, BatchFlags, check_batch
 from semel.protos.columns import decode_columns
+from semel.protos.compacted_rows import offsets_of_rows
 from semel.protos.errors import CorruptBatch
 from semel.protos.ids import QueueKey
 
@@ -49,12 +50,8 @@ class FoundRow:
     stored: bytes
     """Broker header and batch."""
     row: int
-
-    @property
-    def offset(self) -> int:
-        """Its offset; -1 if it is delayed."""
-        extent = self.candidate.extent
-        return -1 if extent is None else extent.base_offset + self.row - extent.first_row
+    offset: int
+    """Its offset; -1 if it is delayed."""
 
 
 def candidates(state: State, key: QueueKey, place: IdPlace) -> list[Candidate]:
@@ -86,12 +83,23 @@ def read_row(log: Log, among: Sequence[Candidate], message_id: bytes) -> FoundRo
         except IndexUnavailable as error:
             raise CorruptBatch(f"a batch is not readable on this node: {error}") from None
         data = stored[BROKER_HEADER_BYTES:]
-        ids = decode_columns(data, check_batch(data)).message_ids
-        if ids is None:
+        header = check_batch(data)
+        if header.flags & BatchFlags.POSITION_MARK:
+            continue  # compaction has removed all of its messages
+        columns = decode_columns(data, header)
+        if columns.message_ids is None:
             continue
-        row = pc.index(ids, wanted).as_py()
-        if each.first_row <= row < each.first_row + each.count:
-            return FoundRow(candidate=each, stored=stored, row=row)
+        row = pc.index(columns.message_ids, wanted).as_py()
+        if row < 0:
+            continue
+        if each.extent is None:
+            if each.first_row <= row < each.first_row + each.count:
+                return FoundRow(candidate=each, stored=stored, row=row, offset=-1)
+            continue
+        base_offset = each.extent.base_offset
+        offsets = offsets_of_rows(columns, base_offset, each.first_row, each.count)
+        if offsets[row] >= 0:
+            return FoundRow(candidate=each, stored=stored, row=row, offset=int(offsets[row]))
     return None
 
 

@@ -26,6 +26,7 @@ from functools import partial
 from itertools import groupby
 from typing import Final
 
+from semel.broker.compaction import NewestOffsets
 from semel.broker.log import IndexUnavailable, Log
 from semel.broker.replica.replica import Replica
 from semel.broker.server.stored_ids import StoredIds
@@ -40,7 +41,15 @@ from semel.broker.state import (
 )
 from semel.broker.state.apply.expired import Expired
 from semel.broker.state.verify.moved_tables import Entry
-from semel.protos.batch import BROKER_HEADER_BYTES, BatchHeader, decode_header
+from semel.protos.batch import (
+    BROKER_HEADER_BYTES,
+    BatchFlags,
+    BatchHeader,
+    check_batch,
+    decode_header,
+)
+from semel.protos.columns import decode_columns
+from semel.protos.compacted_rows import offsets_of_rows
 from semel.protos.delays import is_delayed
 from semel.protos.errors import CorruptBatch, CorruptSegment, InvalidRequest, StorageError
 from semel.protos.ids import QueueId, QueueKey
@@ -67,6 +76,12 @@ class _Wanted:
     inherited: dict[int, tuple[int, int]]
     """For a child: epoch and last sequence of each row that its parent ended with."""
     gaps: bool
+    gaps_to: int
+    """Compaction may have removed messages below this offset."""
+    compacted_to: int
+    """Below this offset each key has one message."""
+    compactions: int
+    """How many records have compacted the queue so far."""
     window_begin: int | None
     """Where the topic's window of message ids begins; None if it compares none."""
     live_table_digest: bytes
@@ -132,6 +147,9 @@ def _capture(state: State, key: QueueKey) -> _Wanted:
         },
         inherited=_inherited(state, queue),
         gaps=state.id_windows.may_have_dropped(key.topic_id),
+        gaps_to=queue.compaction.gaps_to,
+        compacted_to=queue.compaction.compacted_to,
+        compactions=queue.compaction.records,
         window_begin=None if window is None else window.first_arrival,
         live_table_digest=state.producers.queue_digest(key),
     )
@@ -223,6 +241,7 @@ def _verify(
             problems=problems,
             delayed=found.delayed + late[one.key],
             id_duplicates=twice.get(one.key, 0),
+            compactions=one.compactions,
         )
         report(
             broker_pb2.VerifyQueuesReply(
@@ -311,7 +330,9 @@ def _read_queue(
         expired=one.expired,
         inherited=one.inherited,
         gaps=one.gaps,
+        gaps_to=one.gaps_to,
     )
+    newest = NewestOffsets(secrets.token_bytes(16), 1 << 62)
     for extent in one.extents:
         try:
             stored = bytes(log.read_record(extent.index, extent.position, extent.length))
@@ -320,6 +341,8 @@ def _read_queue(
         verifier.feed(
             extent.base_offset, extent.count, stored, extent.first_row, extent.append_time_us
         )
+        if extent.base_offset < one.compacted_to:
+            _add_keys(newest, extent, stored)
         progress(extent.length)
     for delayed in one.delayed:
         try:
@@ -331,7 +354,24 @@ def _read_queue(
         verifier.feed_delayed(delayed.entry, delayed.messages, stored, cancelled)
         progress(delayed.length)
     verifier.hold_against(windows)
-    return verifier.finish()
+    found = verifier.finish()
+    if older := newest.older:
+        text = f"{older} messages below {one.compacted_to} have newer ones of their keys there"
+        found = replace(found, problems=(*found.problems, text))
+    return found
+
+
+def _add_keys(newest: NewestOffsets, extent: Extent, stored: bytes) -> None:
+    """Adds the keys of a compacted part's batch, unless it is damaged, which is told elsewhere."""
+    try:
+        data = stored[BROKER_HEADER_BYTES:]
+        batch = check_batch(data)
+        if not batch.flags & BatchFlags.POSITION_MARK:
+            columns = decode_columns(data, batch)
+            rows = extent.base_offset, extent.first_row, extent.count
+            newest.add(columns, offsets_of_rows(columns, *rows))
+    except CorruptBatch:
+        return
 
 
 def _frames(log: Log, lo: int, hi: int) -> Iterator[bytes]:

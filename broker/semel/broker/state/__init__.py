@@ -27,6 +27,7 @@ from semel.broker.state.admission.decisions import (
 from semel.broker.state.admission.id_admission import CheckedIds, KnownIds
 from semel.broker.state.admission.record_limits import NAME_CHARACTERS_MAX, record_refusal
 from semel.broker.state.admission.transaction_admission import KeptBatch, TransactionIds
+from semel.broker.state.apply.compaction import GONE, STAYS, CompactionSettings
 from semel.broker.state.apply.coordination import Begun, Coordination
 from semel.broker.state.apply.delay_figures import DueHistogram
 from semel.broker.state.apply.delayed_copies import (
@@ -61,6 +62,7 @@ from semel.broker.state.apply.results import (
     BatchApplied,
     CommitApplied,
     CommitOutcome,
+    Compacted,
     DelayedCancelled,
     DelayedReleased,
     Done,
@@ -99,9 +101,11 @@ from semel.broker.state.verify.verifiers import BatchVerifier, QueueReport, Tabl
 
 __all__ = [
     "EXPIRED_ROWS_MAX",
+    "GONE",
     "MOVED_ID_BYTES",
     "NAME_CHARACTERS_MAX",
     "RELEASE_BATCHES_MAX",
+    "STAYS",
     "WINDOW_BATCHES",
     "Accepted",
     "Admission",
@@ -116,6 +120,8 @@ __all__ = [
     "Child",
     "CommitApplied",
     "CommitOutcome",
+    "Compacted",
+    "CompactionSettings",
     "ConsumerGroups",
     "ControlDecision",
     "Coordination",

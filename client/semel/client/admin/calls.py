@@ -54,8 +54,11 @@ from semel.client.admin.resets import (
     refuse_active,
 )
 from semel.client.admin.topic_settings import (
+    Compaction,
+    CompactionChange,
     DedupChange,
     IdDedup,
+    change_compaction,
     change_dedup,
     settings_message,
 )
@@ -98,6 +101,7 @@ class AdminCore:
         if_not_exists: bool,
         groups: list[int] | None,
         dedup: IdDedup | None = None,
+        compaction: Compaction | None = None,
     ) -> bool:
         """Returns True if the topic is new."""
         _check_queues(queues)
@@ -110,6 +114,7 @@ class AdminCore:
             request_id=os.urandom(16),
         )
         change_dedup(request.settings, dedup)
+        change_compaction(request.settings, compaction)
         reply = await self._cluster.controller("CreateTopic", request)
         return bool(reply.created)
 
@@ -119,12 +124,15 @@ class AdminCore:
         settings: dict[str, int | None],
         queues: int | None,
         dedup: DedupChange = None,
+        compaction: CompactionChange = None,
     ) -> TopicSettings:
         request = controller_pb2.AlterTopicRequest(name=name)
-        if dedup is not None or any(value is not None for value in settings.values()):
+        changes = (dedup, compaction, *settings.values())
+        if any(value is not None for value in changes):
             request.settings.CopyFrom((await self._routes([name])).topics[0].settings)
             request.settings.MergeFrom(settings_message(settings))
             change_dedup(request.settings, dedup)
+            change_compaction(request.settings, compaction)
         elif queues is None:
             raise InvalidRequest("nothing to alter: name a setting, or a number of queues")
         if queues is not None:
@@ -240,6 +248,7 @@ class AdminCore:
                     next_due_us=offsets[queue.key.queue_id].next_due_us,
                     sealed=queue.sealed,
                     parent=queue.parent,
+                    gaps_to=offsets[queue.key.queue_id].gaps_to,
                 )
                 for queue in route.every
             ],

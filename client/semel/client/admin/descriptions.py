@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
-from semel.client.admin.topic_settings import IdDedup
+from semel.client.admin.topic_settings import Compaction, IdDedup
 from semel.protos.batch import BATCH_BYTES_DEFAULT, MESSAGE_BYTES_MAX
 from semel.protos.v1 import common_pb2, controller_pb2
 
@@ -26,6 +26,8 @@ class TopicSettings:
     """How the topic compares message ids; None: it does not."""
     delay_per_second_max: int = -1
     """At most so many messages may be due in one second; -1 is no limit."""
+    compaction: Compaction | None = None
+    """How the topic is compacted; None: it is not."""
 
     @classmethod
     def of(cls, message: common_pb2.TopicSettings) -> TopicSettings:
@@ -36,6 +38,7 @@ class TopicSettings:
             batch_bytes_max=message.batch_bytes_max or BATCH_BYTES_DEFAULT,
             dedup=IdDedup.of(message),
             delay_per_second_max=message.delay_per_second_max or -1,
+            compaction=Compaction.of(message),
         )
 
 
@@ -102,9 +105,12 @@ class QueueDescription(Described):
     """Stored and not due yet: they have no offsets, and are not among `messages`."""
     next_due_us: int = 0
     """When the first of them is due, microseconds since the epoch; 0 when there is none."""
+    gaps_to: int = 0
+    """Compaction may have left gaps in the offsets below this one; 0: there are none."""
 
     @property
     def messages(self) -> int:
+        """How many offsets it holds, those included whose messages compaction has removed."""
         return self.log_end_offset - self.log_start_offset
 
 

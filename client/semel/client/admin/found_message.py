@@ -194,7 +194,7 @@ def _described(
     if found.stored:
         stored = memoryview(found.stored)
         header = decode_header(found.stored, BROKER_HEADER_BYTES)
-        rows = Rows(topic, queue_key_of(found.queue), stored, 0, 0, header.count)
+        rows = Rows.whole(topic, queue_key_of(found.queue), stored)
         (message,) = rows.messages(found.row, found.row + 1)
     return FoundMessage(
         topic=topic,

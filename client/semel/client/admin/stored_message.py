@@ -94,9 +94,15 @@ async def show_message(
 
 
 def _described(delivery: Delivery, append_time_us: int, producer: str | None) -> StoredMessage:
-    """Returns the message of the first row. Raises CorruptBatch."""
-    (message,) = delivery.rows().messages(0, 1)
-    header = message.rows.header
+    """Returns the message at the first offset. Raises CorruptBatch, OffsetOutOfRange."""
+    rows, offset = delivery.rows(), delivery.base_offset
+    header = rows.header
+    if not rows.count or rows.offset_of(0) != offset:
+        raise OffsetOutOfRange(
+            f"queue {delivery.queue.key.queue_id} of topic {delivery.queue.topic!r} has no message"
+            f" at offset {offset}: compaction has removed it, a newer one of its key took its place"
+        )
+    (message,) = rows.messages(0, 1)
     return StoredMessage(
         topic=message.topic,
         queue=message.queue,

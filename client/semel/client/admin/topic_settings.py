@@ -1,4 +1,4 @@
-"""The settings of a topic as they are given and as they travel: dedup by message id, and the rest.
+"""The settings of a topic as they are given and as they travel: dedup, compaction, and the rest.
 
 Not here: the calls (`admin/calls.py`), settings that a call returns (`admin/descriptions.py`).
 """
@@ -61,6 +61,36 @@ class IdDedup:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compaction:
+    """Compaction: only the newest message of each key stays. Messages without a key stay, too."""
+
+    tombstone_ms: int = 86_400_000
+    """A message without a value stays for so long, in milliseconds, after the older ones of its key
+    are gone: a reader that takes less time from the start to the end meets it. Default a day."""
+    lag_ms: int = 0
+    """Messages that were stored less than this long ago, in milliseconds, stay."""
+
+    def __post_init__(self) -> None:
+        """Raises InvalidRequest."""
+        _check_whole("tombstone_ms", self.tombstone_ms, 1, _KEEP_MS_MAX)
+        _check_whole("lag_ms", self.lag_ms, 0, _KEEP_MS_MAX)
+
+    @classmethod
+    def of(cls, message: common_pb2.TopicSettings) -> Compaction | None:
+        """Returns a topic's setting; None if it is not compacted."""
+        if not message.HasField("compaction"):
+            return None
+        given = message.compaction
+        return cls(tombstone_ms=max(1, given.tombstone_ms), lag_ms=given.lag_ms)
+
+    def message(self) -> common_pb2.Compaction:
+        """Returns it as it travels."""
+        return common_pb2.Compaction(tombstone_ms=self.tombstone_ms, lag_ms=self.lag_ms)
+
+
+CompactionChange: TypeAlias = Compaction | Literal["off"] | None
+"""A change of a topic's compaction: other settings of it, its end, or none."""
 DedupChange: TypeAlias = IdDedup | Literal["off"] | None
 """A change of a topic's dedup: other settings of it, its end, or none."""
 
@@ -85,6 +115,18 @@ def change_dedup(message: common_pb2.TopicSettings, dedup: DedupChange) -> None:
         message.dedup.CopyFrom(dedup.message())
     elif dedup is not None:
         raise InvalidRequest(f"dedup must be an IdDedup, or 'off' to end it, not {dedup!r}")
+
+
+def change_compaction(message: common_pb2.TopicSettings, compaction: CompactionChange) -> None:
+    """Changes the compaction of settings. Raises InvalidRequest."""
+    if compaction == "off":
+        message.ClearField("compaction")
+    elif isinstance(compaction, Compaction):
+        message.compaction.CopyFrom(compaction.message())
+    elif compaction is not None:
+        raise InvalidRequest(
+            f"compaction must be a Compaction, or 'off' to end it, not {compaction!r}"
+        )
 
 
 def _check_whole(name: str, value: object, least: int, most: int) -> None:

@@ -40,6 +40,8 @@ _COMPARED: Final = (
     "digest",
     "table_digest",
 )
+_OF_BATCHES: Final = ("messages", "digest")
+"""Those that compaction changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +208,11 @@ class Verification:
         if not views:
             self._unread.append(f"queue {number} of {route.name!r} was read on no node")
         first = views[0] if views else broker_pb2.VerifiedQueue()
+        # A queue that was compacted meanwhile holds other batches, with the same newest messages.
+        still = all(view.compactions == first.compactions for view in views)
         for field in _COMPARED:
+            if field in _OF_BATCHES and not still:
+                continue
             if any(getattr(view, field) != getattr(first, field) for view in views):
                 shown = ", ".join(
                     f"node {node}: {_shown(getattr(view, field))}"

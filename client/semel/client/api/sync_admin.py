@@ -43,7 +43,7 @@ from semel.client.admin.nodes import DrainResult, MemberProgress, MembershipResu
 from semel.client.admin.resets import OffsetReset, Shift, Target
 from semel.client.admin.restore import RestorePlan, RestoreResult, RestoreWork
 from semel.client.admin.stored_message import StoredMessage, show_message
-from semel.client.admin.topic_settings import IdDedup
+from semel.client.admin.topic_settings import Compaction, IdDedup
 from semel.client.admin.upgrade import Upgrade, upgrade
 from semel.client.admin.verify import Verification, VerifyProgress
 from semel.client.api.telling import run_telling
@@ -79,12 +79,14 @@ class Admin:
         batch_bytes_max: int | None = None,
         delay_per_second_max: int | None = None,
         dedup: IdDedup | None = None,
+        compaction: Compaction | None = None,
         if_not_exists: bool = False,
         groups: list[int] | None = None,
     ) -> bool:
         """Creates a topic and returns once it can be written. Returns False if it existed already.
 
-        None takes the default. With `dedup` the topic compares message ids. With
+        None takes the default. With `dedup` the topic compares message ids. With `compaction` the
+        newest message of each key stays, for ever unless a retention is given. With
         `delay_per_second_max` at most so many messages may be due in one second: one more fails
         with DelayThrottled. Raises TopicExists, InvalidRequest; UnsupportedVersion when a setting
         needs `semel cluster upgrade` first.
@@ -97,7 +99,9 @@ class Admin:
             "delay_per_second_max": delay_per_second_max,
         }
         return self._session.run(
-            self._session.admin.create_topic(name, queues, settings, if_not_exists, groups, dedup)
+            self._session.admin.create_topic(
+                name, queues, settings, if_not_exists, groups, dedup, compaction
+            )
         )
 
     def alter_topic(
@@ -110,12 +114,14 @@ class Admin:
         batch_bytes_max: int | None = None,
         delay_per_second_max: int | None = None,
         dedup: IdDedup | Literal["off"] | None = None,
+        compaction: Compaction | Literal["off"] | None = None,
         queues: int | None = None,
     ) -> TopicSettings:
         """Changes the settings that are given; -1 lifts a limit. `dedup="off"` ends the comparing
-        of message ids and forgets them. More `queues` are made by splitting the present ones;
-        their number never falls. Returns once they can be written. Raises UnknownTopic,
-        InvalidRequest; UnsupportedVersion when a setting needs `semel cluster upgrade` first."""
+        of message ids and forgets them; `compaction="off"` ends compaction, and what is gone stays
+        gone. More `queues` are made by splitting the present ones; their number never falls.
+        Returns once they can be written. Raises UnknownTopic, InvalidRequest; UnsupportedVersion
+        when a setting needs `semel cluster upgrade` first."""
         settings = {
             "retention_ms": retention_ms,
             "retention_bytes": retention_bytes,
@@ -123,7 +129,9 @@ class Admin:
             "batch_bytes_max": batch_bytes_max,
             "delay_per_second_max": delay_per_second_max,
         }
-        return self._session.run(self._session.admin.alter_topic(name, settings, queues, dedup))
+        return self._session.run(
+            self._session.admin.alter_topic(name, settings, queues, dedup, compaction)
+        )
 
     def split_queue(self, topic: str, queue: int, *, children: int = 2) -> list[int]:
         """Splits one queue and returns the numbers of its children. It is read to its end before

@@ -106,7 +106,8 @@ class FeedQueue:
 
 
 class Delivery(NamedTuple):
-    """A delivery: rows of one stored batch."""
+    """A delivery: rows of one stored batch. Of a compacted batch the numbers of rows only say how
+    many offsets it is about."""
 
     queue: FeedQueue
     turn: int

@@ -44,6 +44,8 @@ class QueueOffsets:
     append_time_us: int
     """When the message at the offset asked for was appended; 0 if there is none, or if the broker
     is too old to tell."""
+    gaps_to: int
+    """Compaction may have left gaps in the offsets below this one; 0: there are none."""
 
 
 async def list_offsets(
@@ -87,6 +89,7 @@ async def _list_offsets(
                 delayed_messages=offsets.delayed_messages,
                 next_due_us=offsets.next_due_us,
                 append_time_us=offsets.append_time_us,
+                gaps_to=offsets.gaps_to,
             )
     return found
 

@@ -70,6 +70,14 @@ class Outstanding:
 
     def at(self, rows: Rows, row: int) -> OpenSpan:
         """Returns the span to which rows from `row` on belong."""
+        return self._at(rows, rows.position(row))
+
+    def pass_over(self, rows: Rows, offset: int) -> None:
+        """Enters a batch that has no messages from `offset` on: a gap in the offsets counts as
+        given out, so that the next commit covers it."""
+        self._at(rows, offset).end = rows.end_offset
+
+    def _at(self, rows: Rows, offset: int) -> OpenSpan:
         spans = self._open.get(rows.queue)
         if spans and spans[-1].token == rows.token:
             span = spans[-1]
@@ -77,7 +85,6 @@ class Outstanding:
             span = OpenSpan(rows.topic, rows.queue, rows.token)
             told = [each for each in spans or () if each.start < each.end]
             self._open[rows.queue] = [*told, span]
-        offset = rows.base_offset + row
         if span.start == span.end:
             span.start = span.end = offset
         elif offset < span.end:  # given out again after a seek

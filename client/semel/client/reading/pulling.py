@@ -65,17 +65,22 @@ class Puller:
             failure, self._failure = self._failure, None
             raise failure
         while (delivery := self._feed.take()) is not None:
-            row = max(0, delivery.queue.delivered - delivery.base_offset)
-            if row >= delivery.row_end - delivery.row_start:
+            queue = delivery.queue
+            if queue.delivered - delivery.base_offset >= delivery.row_end - delivery.row_start:
                 continue
             try:
                 rows = delivery.rows()
             except SemelError:
                 self._feed.put_back(delivery)
                 raise
+            row = rows.rows_below(queue.delivered)
+            if row == rows.count:  # compaction has removed all of them
+                self.outstanding.pass_over(rows, max(queue.delivered, rows.base_offset))
+                queue.delivered = rows.end_offset
+                continue
             self._rows = rows
             self._row = row
-            self._queue = delivery.queue
+            self._queue = queue
             self._turn = delivery.turn
             return rows
         return None
@@ -94,7 +99,7 @@ class Puller:
                     break
                 # Entered before the yield: the caller may commit, or never resume the generator.
                 self._row += 1
-                queue.delivered = span.end = rows.base_offset + self._row
+                queue.delivered = span.end = rows.position(self._row)
                 yield message
 
     def messages(self, limit: int) -> list[Message]:
@@ -143,7 +148,7 @@ class Puller:
         assert self._queue is not None
         span = self.outstanding.at(rows, self._row)
         self._row = row
-        self._queue.delivered = span.end = rows.base_offset + row
+        self._queue.delivered = span.end = rows.position(row)
 
     @property
     def finished(self) -> bool:

@@ -26,6 +26,7 @@ QUEUES_MAX: Final = 65_536
 """One queue needs at least one slot."""
 MIB: Final = 1024 * 1024
 RETENTION_MS: Final = 7 * 24 * 3600 * 1000
+COMPACTION_MS_MAX: Final = 100 * 365 * 24 * 3_600_000
 UNLIMITED: Final = -1
 MESSAGE_BYTES_MAX: Final = MIB
 BATCH_BYTES_MAX: Final = 4 * MIB
@@ -55,9 +56,10 @@ def check_queues(queues: int) -> None:
 
 def complete_settings(given: TopicSettings) -> TopicSettings:
     """The settings with every absent field at its default, dedup by id without its seed; raises
-    InvalidRequest."""
+    InvalidRequest. A compacted topic keeps messages for ever unless it is told otherwise."""
     settings = TopicSettings(
-        retention_ms=given.retention_ms or RETENTION_MS,
+        retention_ms=given.retention_ms
+        or (UNLIMITED if given.HasField("compaction") else RETENTION_MS),
         retention_bytes=given.retention_bytes or UNLIMITED,
         message_bytes_max=given.message_bytes_max or MESSAGE_BYTES_MAX,
         batch_bytes_max=given.batch_bytes_max or BATCH_BYTES_MAX,
@@ -78,6 +80,16 @@ def complete_settings(given: TopicSettings) -> TopicSettings:
         )
     if given.HasField("dedup"):
         settings.dedup.CopyFrom(complete_dedup(given.dedup))
+    if given.HasField("compaction"):
+        compaction = given.compaction
+        if not (0 < compaction.tombstone_ms <= COMPACTION_MS_MAX) or not (
+            0 <= compaction.lag_ms <= COMPACTION_MS_MAX
+        ):
+            raise InvalidRequest(
+                f"compaction: tombstone_ms is {compaction.tombstone_ms} and lag_ms"
+                f" {compaction.lag_ms}: use positive numbers of milliseconds, at most 100 years"
+            )
+        settings.compaction.CopyFrom(compaction)
     return settings
 
 

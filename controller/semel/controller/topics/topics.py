@@ -57,6 +57,7 @@ from semel.protos.errors import (
     UnknownTopic,
 )
 from semel.protos.ids import GroupId
+from semel.protos.levels import COMPACTION_LEVEL
 from semel.protos.v1.broker_pb2 import ListOffsetsReply
 from semel.protos.v1.common_pb2 import QueueRef, TopicSettings
 from semel.protos.v1.control_pb2 import ControlRecord
@@ -307,6 +308,9 @@ class TopicService:
             delay_limits.require_level(record, settings, self._epoch.level, self._groups)
             if settings.HasField("dedup"):
                 id_dedup.begin(record, self._epoch.level, self._groups)
+            if settings.HasField("compaction"):
+                level = self._epoch.level
+                id_dedup.require_levels(record, COMPACTION_LEVEL, level, self._groups)
             await self._table.add(record)
             log.info("topic is being created topic=%s queues=%d", record.name, request.queues)
             self._drive(record.topic_id)
@@ -343,6 +347,12 @@ class TopicService:
             raise InvalidRequest(
                 f"a queue of topic {record.name!r} moves to another broker group: begin to compare"
                 " message ids when it is there, or give the move up (semel queue move --cancel)"
+            )
+        begins = wanted.HasField("compaction") and not record.settings.HasField("compaction")
+        if begins and self._moving(record.topic_id, None):
+            raise InvalidRequest(
+                f"a queue of topic {record.name!r} moves to another broker group: begin to compact"
+                " when it is there, or give the move up (semel queue move --cancel)"
             )
 
     def _require_at_rest(self, record: TopicRecord, plan: list[SplitRecord]) -> None:

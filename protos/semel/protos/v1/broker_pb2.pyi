@@ -427,7 +427,7 @@ class ListOffsetsRequest(_message.Message):
     def __init__(self, queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., time_us: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class QueueOffsets(_message.Message):
-    __slots__ = ("queue", "log_start_offset", "high_watermark", "time_offset", "bytes", "error", "delayed_messages", "next_due_us", "append_time_us")
+    __slots__ = ("queue", "log_start_offset", "high_watermark", "time_offset", "bytes", "error", "delayed_messages", "next_due_us", "append_time_us", "gaps_to")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
     HIGH_WATERMARK_FIELD_NUMBER: _ClassVar[int]
@@ -437,6 +437,7 @@ class QueueOffsets(_message.Message):
     DELAYED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     NEXT_DUE_US_FIELD_NUMBER: _ClassVar[int]
     APPEND_TIME_US_FIELD_NUMBER: _ClassVar[int]
+    GAPS_TO_FIELD_NUMBER: _ClassVar[int]
     queue: _common_pb2.QueueRef
     log_start_offset: int
     high_watermark: int
@@ -446,7 +447,8 @@ class QueueOffsets(_message.Message):
     delayed_messages: int
     next_due_us: int
     append_time_us: int
-    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., log_start_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ..., time_offset: _Optional[int] = ..., bytes: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., delayed_messages: _Optional[int] = ..., next_due_us: _Optional[int] = ..., append_time_us: _Optional[int] = ...) -> None: ...
+    gaps_to: int
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., log_start_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ..., time_offset: _Optional[int] = ..., bytes: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., delayed_messages: _Optional[int] = ..., next_due_us: _Optional[int] = ..., append_time_us: _Optional[int] = ..., gaps_to: _Optional[int] = ...) -> None: ...
 
 class ListOffsetsReply(_message.Message):
     __slots__ = ("queues",)
@@ -961,7 +963,7 @@ class VerifyQueuesRequest(_message.Message):
     def __init__(self, queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., index: _Optional[int] = ...) -> None: ...
 
 class VerifiedQueue(_message.Message):
-    __slots__ = ("queue", "log_start_offset", "log_end_offset", "messages", "duplicates", "missing", "digest", "table_digest", "table_matches", "problems", "delayed", "id_duplicates")
+    __slots__ = ("queue", "log_start_offset", "log_end_offset", "messages", "duplicates", "missing", "digest", "table_digest", "table_matches", "problems", "delayed", "id_duplicates", "compactions")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
     LOG_END_OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -974,6 +976,7 @@ class VerifiedQueue(_message.Message):
     PROBLEMS_FIELD_NUMBER: _ClassVar[int]
     DELAYED_FIELD_NUMBER: _ClassVar[int]
     ID_DUPLICATES_FIELD_NUMBER: _ClassVar[int]
+    COMPACTIONS_FIELD_NUMBER: _ClassVar[int]
     queue: _common_pb2.QueueRef
     log_start_offset: int
     log_end_offset: int
@@ -986,7 +989,8 @@ class VerifiedQueue(_message.Message):
     problems: _containers.RepeatedScalarFieldContainer[str]
     delayed: int
     id_duplicates: int
-    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., log_start_offset: _Optional[int] = ..., log_end_offset: _Optional[int] = ..., messages: _Optional[int] = ..., duplicates: _Optional[int] = ..., missing: _Optional[int] = ..., digest: _Optional[bytes] = ..., table_digest: _Optional[bytes] = ..., table_matches: _Optional[bool] = ..., problems: _Optional[_Iterable[str]] = ..., delayed: _Optional[int] = ..., id_duplicates: _Optional[int] = ...) -> None: ...
+    compactions: int
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., log_start_offset: _Optional[int] = ..., log_end_offset: _Optional[int] = ..., messages: _Optional[int] = ..., duplicates: _Optional[int] = ..., missing: _Optional[int] = ..., digest: _Optional[bytes] = ..., table_digest: _Optional[bytes] = ..., table_matches: _Optional[bool] = ..., problems: _Optional[_Iterable[str]] = ..., delayed: _Optional[int] = ..., id_duplicates: _Optional[int] = ..., compactions: _Optional[int] = ...) -> None: ...
 
 class VerifyQueuesReply(_message.Message):
     __slots__ = ("bytes_read", "bytes_total", "queues", "index")

@@ -20,20 +20,30 @@ class QueueRef(_message.Message):
     def __init__(self, topic_id: _Optional[int] = ..., queue_id: _Optional[int] = ...) -> None: ...
 
 class TopicSettings(_message.Message):
-    __slots__ = ("retention_ms", "retention_bytes", "message_bytes_max", "batch_bytes_max", "dedup", "delay_per_second_max")
+    __slots__ = ("retention_ms", "retention_bytes", "message_bytes_max", "batch_bytes_max", "dedup", "delay_per_second_max", "compaction")
     RETENTION_MS_FIELD_NUMBER: _ClassVar[int]
     RETENTION_BYTES_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     BATCH_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     DEDUP_FIELD_NUMBER: _ClassVar[int]
     DELAY_PER_SECOND_MAX_FIELD_NUMBER: _ClassVar[int]
+    COMPACTION_FIELD_NUMBER: _ClassVar[int]
     retention_ms: int
     retention_bytes: int
     message_bytes_max: int
     batch_bytes_max: int
     dedup: IdDedup
     delay_per_second_max: int
-    def __init__(self, retention_ms: _Optional[int] = ..., retention_bytes: _Optional[int] = ..., message_bytes_max: _Optional[int] = ..., batch_bytes_max: _Optional[int] = ..., dedup: _Optional[_Union[IdDedup, _Mapping]] = ..., delay_per_second_max: _Optional[int] = ...) -> None: ...
+    compaction: Compaction
+    def __init__(self, retention_ms: _Optional[int] = ..., retention_bytes: _Optional[int] = ..., message_bytes_max: _Optional[int] = ..., batch_bytes_max: _Optional[int] = ..., dedup: _Optional[_Union[IdDedup, _Mapping]] = ..., delay_per_second_max: _Optional[int] = ..., compaction: _Optional[_Union[Compaction, _Mapping]] = ...) -> None: ...
+
+class Compaction(_message.Message):
+    __slots__ = ("tombstone_ms", "lag_ms")
+    TOMBSTONE_MS_FIELD_NUMBER: _ClassVar[int]
+    LAG_MS_FIELD_NUMBER: _ClassVar[int]
+    tombstone_ms: int
+    lag_ms: int
+    def __init__(self, tombstone_ms: _Optional[int] = ..., lag_ms: _Optional[int] = ...) -> None: ...
 
 class IdDedup(_message.Message):
     __slots__ = ("window_bytes", "keep_ms", "keep_first", "seed")

@@ -20,6 +20,7 @@ from semel.broker.server.fetch import FetchHandler, _Outlet
 from semel.protos import compat
 from semel.protos.errors import NotMaster, UnknownQueue, from_detail
 from semel.protos.ids import QueueId, QueueKey, TopicId
+from semel.protos.levels import LEVEL_MAX
 from semel.protos.queue_refs import queue_ref
 from semel.protos.streams import FetchReplies
 from semel.protos.v1 import broker_pb2, control_pb2
@@ -143,7 +144,7 @@ class Site:
 
     def begin(self, *readers: Reader, **fields: Any) -> None:
         for reader in readers:
-            served = self.handler._serve(reader.request(**fields), reader.out, None)
+            served = self.handler._serve(reader.request(**fields), reader.out, None, LEVEL_MAX)
             self.tasks.append(asyncio.get_running_loop().create_task(served))
 
     async def until(self, done: Callable[[], bool]) -> None:
@@ -474,5 +475,5 @@ def _ask_again(made: Site, readers: list[Reader]) -> None:
             assert not reader.more
             made.tasks[at].result()
             reader.more = True
-            served = made.handler._serve(reader.request(), reader.out, None)
+            served = made.handler._serve(reader.request(), reader.out, None, LEVEL_MAX)
             made.tasks[at] = asyncio.get_running_loop().create_task(served)

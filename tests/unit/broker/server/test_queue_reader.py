@@ -11,8 +11,8 @@ import pytest
 from semel.broker.server.queue_reader import QueueReader
 from semel.protos.batch import BatchFlags
 from semel.protos.errors import LockLost, OffsetOutOfRange, UnsupportedVersion, from_detail
-from semel.protos.levels import LEVEL_MAX, NULL_LEVEL
 from semel.protos.ids import QueueId, QueueKey, TopicId
+from semel.protos.levels import LEVEL_MAX, NULL_LEVEL
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2, control_pb2
 from tests.kit.state_log import KEY, Group, control, header

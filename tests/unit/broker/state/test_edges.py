@@ -494,7 +494,7 @@ def test_overlay_and_state_agree_when_both_or_none_have_the_row(
 # --- queues -------------------------------------------------------------------------------------
 
 
-def new_queue(**limits: int) -> QueueState:
+def new_queue(**limits: Any) -> QueueState:
     return QueueState(KEY, "orders", 0, 65_536, QueueSettings(**limits))
 
 

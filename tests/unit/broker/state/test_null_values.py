@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from semel.broker.state import Accepted, Refused
+from semel.broker.state.admission.batch_limits import batch_refusal
 from semel.protos.batch import BatchFlags
-from semel.protos.errors import UnsupportedVersion
+from semel.protos.errors import InvalidRequest, UnsupportedVersion
 from semel.protos.levels import NULL_LEVEL
-from tests.kit.state_log import KEY, Group, header
+from semel.protos.staging import STAGER_ID_MIN
+from tests.kit.state_log import KEY, START_US, Group, header
 
 
 def test_below_the_level_null_values_are_refused() -> None:
@@ -26,3 +30,13 @@ def test_below_the_level_null_values_are_refused() -> None:
     group.raise_level(NULL_LEVEL)
     assert isinstance(group.produce(head), Accepted)
     assert group.state.queues[KEY].log_end_offset == 1
+
+
+@pytest.mark.parametrize("producer", [1, STAGER_ID_MIN])
+def test_clients_give_no_offsets(producer: int) -> None:
+    """Those of staged batches neither: both are asked for in one place."""
+    head = header(-1, producer=producer)
+    head = replace(head, flags=head.flags | BatchFlags.OFFSET)
+    refused = batch_refusal(head, bytes_max=1 << 20, level=NULL_LEVEL, time_us=START_US)
+    assert refused is not None
+    assert isinstance(refused.error, InvalidRequest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import groupby, pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from semel.protos.errors import OffsetOutOfRange
 from tests.kit.state_log import KEY
 
 
-def new_queue(**limits: int) -> QueueState:
+def new_queue(**limits: Any) -> QueueState:
     return QueueState(KEY, "orders", 0, 65_536, QueueSettings(**limits))
 
 

@@ -17,7 +17,7 @@ B = QueueKey(TopicId(7), QueueId(1))
 
 def give(out: Outstanding, start: int, end: int, *, key: QueueKey = A, token: int = 1) -> Any:
     """What a puller does with rows `[start, end)`; the last message of them."""
-    rows: Any = SimpleNamespace(topic="t", queue=key, token=token, base_offset=start)
+    rows: Any = SimpleNamespace(topic="t", queue=key, token=token, position=lambda row: start + row)
     out.at(rows, 0).end = end
     return message(end - 1, key=key, token=token)
 
@@ -46,6 +46,19 @@ def test_spans_grow_with_what_is_given_out_and_shrink_with_what_is_committed() -
     assert out.spans() == []
     give(out, 20, 21)
     assert out.spans() == [span(20, 21)], "what lies between was trimmed away, or sought over"
+
+
+def test_a_gap_is_committed_with_what_is_around_it() -> None:
+    out = Outstanding()
+    gap: Any = SimpleNamespace(topic="t", queue=A, token=1, end_offset=9)
+    out.pass_over(gap, 5)
+    assert out.spans() == [span(5, 9)], "though nothing was given out"
+    give(out, 9, 10)
+    assert out.spans() == [span(5, 10)]
+    out.settle([span(5, 10)])
+    gap.end_offset = 12
+    out.pass_over(gap, 10)
+    assert out.spans() == [span(10, 12)]
 
 
 def test_two_locks_of_one_queue_are_two_spans() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from semel.broker.state.admission.decisions import Refused
 from semel.broker.state.admission.delay_admission import delay_refusal
 from semel.protos.batch import BatchFlags, BatchHeader
-from semel.protos.errors import MessageTooLarge
+from semel.protos.errors import InvalidRequest, MessageTooLarge
 from semel.protos.levels import NULL_LEVEL, lacking
 
 
@@ -25,6 +25,8 @@ def batch_refusal(
     """
     if header.flags & BatchFlags.NULL_VALUES and level < NULL_LEVEL:
         return Refused(lacking(NULL_LEVEL, level, "the broker group"))
+    if header.flags & BatchFlags.OFFSET:
+        return Refused(InvalidRequest("offsets are given by brokers: leave that column out"))
     delayed = delay_refusal(header, level, time_us)
     if delayed is not None or header.batch_length <= bytes_max:
         return delayed

@@ -25,6 +25,7 @@ from semel.broker.state.apply.state_machine import State
 from semel.protos.errors import InvalidRequest, OffsetOutOfRange
 from semel.protos.ids import QueueId, QueueKey
 from semel.protos.levels import (
+    COMPACTION_LEVEL,
     DELAY_LIMIT_LEVEL,
     DELAYED_MOVE_LEVEL,
     MOVE_LEVEL,
@@ -208,6 +209,15 @@ class QueueAdmission:
                 )
             )
         return Accepted()
+
+    def admit_compact(self, record: control_pb2.Compact) -> ControlDecision:
+        """Whether the run is still there is decided at apply: a trim may come first."""
+        if self._state.feature_level < COMPACTION_LEVEL:
+            return Refused(lacking(COMPACTION_LEVEL, self._state.feature_level, "the broker group"))
+        pending = self._pending.queue(queue_key_of(record.queue))
+        if pending is None:
+            return Refused(self._state.absent(queue_key_of(record.queue)))
+        return self.moving(pending) or Accepted()
 
     def admit_alter_topic(self, record: control_pb2.AlterTopic) -> ControlDecision:
         """New settings take effect when they are applied.

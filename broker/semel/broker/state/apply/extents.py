@@ -1,15 +1,20 @@
 """The extents of a queue: which records of the log it consists of, kept as columns in chunks.
 
 How it works. An extent says that offsets from `base_offset` on are rows `[first_row, …)` of the
-stored batch at (index, position). Offsets are dense, so its count is the distance to the next
-extent. Extents are kept in columns, 36 bytes each. The newest ones are in growing arrays. As soon
-as there are 1,024 of them they become a *sealed chunk*: one immutable `bytes` that is read in place
-and goes into a checkpoint as it is.
+stored batch at (index, position). Extents leave no offset out, so its count is the distance to the
+next extent; of a compacted batch, whose offsets have gaps, it is more than the messages. Extents
+are kept in columns, 36 bytes each. The newest ones are in growing arrays. As soon as there are
+1,024 of them they become a *sealed chunk*: one immutable `bytes` that is read in place and goes
+into a checkpoint as it is.
+
+Compaction puts other extents in the places of a run of them. The chunks from there on are made
+anew, with numpy; ordinals behind the run change.
 
 Invariants
 1. Base offsets rise strictly; append times never fall.
 2. Chunk k holds the extents with ordinals [1024 k, 1024 (k + 1)). Ordinals count from the first
-   extent that the queue ever had, so the bytes of a chunk depend on the log only.
+   extent that the queue ever had, those aside that compaction has removed, so the bytes of a chunk
+   depend on the log only.
 3. `first` is the ordinal of the first live extent. Chunks that lie wholly below it are dropped.
 
 Format of a sealed chunk. base_offset i64[1024], index i64[1024], place i64[1024]
@@ -26,10 +31,11 @@ import struct
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, NamedTuple
 
+import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
@@ -55,7 +61,8 @@ assert sys.byteorder == "little", (
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Offsets `[base_offset, base_offset + count)`, which are rows of one stored batch."""
+    """Offsets `[base_offset, base_offset + count)`, which are rows of one stored batch; of a
+    compacted one, the rows that have these offsets."""
 
     base_offset: int
     count: int
@@ -66,6 +73,33 @@ class Extent:
     length: int
     """Length of the record's payload: broker header and batch."""
     append_time_us: int
+
+
+class RecordPlace(NamedTuple):
+    """Where a stored batch is in the log."""
+
+    entry: int
+    """Index of the entry that holds it."""
+    position: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Extents that follow each other."""
+
+    ordinal: int
+    """Ordinal of the first one."""
+    bases: list[int]
+    """Base offset of each, and of what follows them."""
+    times: list[int]
+    """Append time of each."""
+    crc: int
+    """CRC32C over their columns: base offsets, indexes, places, append times, first rows."""
+
+    @property
+    def end_offset(self) -> int:
+        return self.bases[-1]
 
 
 class _Sealed:
@@ -234,6 +268,95 @@ class Extents:
         """Drops the extents below `ordinal`."""
         del self._sealed[: ordinal // CHUNK - self.first // CHUNK]
         self.first = ordinal
+
+    def run(self, from_offset: int, count: int, log_end_offset: int) -> Run | None:
+        """The `count` live extents from the one on that begins at `from_offset`; None if none
+        begins there, or there are fewer."""
+        ordinal = self.find_offset(from_offset)
+        end = ordinal + count
+        if not (self.first <= ordinal < end <= self.total):
+            return None
+        if self.base_offset(ordinal) != from_offset:
+            return None
+        start = ordinal // CHUNK
+        at = ordinal - start * CHUNK
+        columns = [column[at : at + count] for column in self._from_chunk(start, end)]
+        crc = 0
+        for column in columns:
+            crc = google_crc32c.extend(crc, column.tobytes())
+        following = log_end_offset if end == self.total else self.base_offset(end)
+        bases = [*columns[0].tolist(), following]
+        return Run(ordinal, bases, columns[3].tolist(), crc)
+
+    def replace(
+        self, ordinal: int, places: Sequence[Sequence[tuple[int, RecordPlace]] | None]
+    ) -> int:
+        """Puts other batches in the places of the extents from `ordinal` on: base offset and place
+        of each, in order. None leaves an extent as it is. Returns the change of the sum of their
+        lengths.
+
+        New extents have the append times of those that they replace, and `first_row` 0.
+        """
+        start = ordinal // CHUNK
+        columns = self._from_chunk(start, self.total)
+        at = ordinal - start * CHUNK
+        kept_before = [column[:at] for column in columns]
+        rest = [column[at + len(places) :] for column in columns]
+        run = [column[at : at + len(places)] for column in columns]
+        counts = np.array([1 if each is None else len(each) for each in places], np.int64)
+        made = [np.repeat(column, counts) for column in run]
+        begin = 0
+        for given, count in zip(places, counts.tolist(), strict=True):
+            for number, (base, place) in enumerate(given or ()):
+                to = begin + number
+                made[0][to], made[1][to] = base, place.entry
+                made[2][to] = place.position << 32 | place.length
+                made[4][to] = 0
+            begin += count
+        change = int((made[2] & _LENGTH_MASK).sum() - (run[2] & _LENGTH_MASK).sum())
+        self._remake(
+            start,
+            [np.concatenate(parts) for parts in zip(kept_before, made, rest, strict=True)],
+        )
+        return change
+
+    def _from_chunk(self, chunk: int, end: int) -> list[npt.NDArray[Any]]:
+        """Copies of the five columns, from the first ordinal of a chunk to ordinal `end`."""
+        at = chunk - self.first // CHUNK
+        parts: list[list[npt.NDArray[Any]]] = [[], [], [], [], []]
+        begin = chunk * CHUNK
+        for sealed in self._sealed[at:]:
+            if begin >= end:
+                break
+            for number in range(4):
+                parts[number].append(
+                    np.frombuffer(sealed.data, np.int64, CHUNK, number * CHUNK * 8)
+                )
+            parts[4].append(np.frombuffer(sealed.data, np.uint32, CHUNK, _QUADS))
+            begin += CHUNK
+        if begin < end:
+            open_columns = (self._bases, self._indexes, self._places, self._times)
+            for number, column in enumerate(open_columns):
+                parts[number].append(np.frombuffer(column.tobytes(), np.int64))
+            parts[4].append(np.frombuffer(self._rows.tobytes(), np.uint32))
+        return [np.concatenate(each)[: end - chunk * CHUNK] for each in parts]
+
+    def _remake(self, chunk: int, columns: list[npt.NDArray[Any]]) -> None:
+        """Makes the chunks from `chunk` on anew from columns that begin with its first ordinal."""
+        del self._sealed[chunk - self.first // CHUNK :]
+        count = len(columns[0])
+        whole = count - count % CHUNK
+        for begin in range(0, whole, CHUNK):
+            part = [column[begin : begin + CHUNK] for column in columns]
+            total_bytes = int((part[2] & _LENGTH_MASK).sum())
+            sums = _SUMS.pack(int(part[1].min()), int(part[1].max()), total_bytes)
+            data = b"".join([*(column.tobytes() for column in part), sums])
+            self._sealed.append(_Sealed(data))
+        self._open()
+        open_columns = (self._bases, self._indexes, self._places, self._times, self._rows)
+        for column, numbers in zip(open_columns, columns, strict=True):
+            column.frombytes(numbers[whole:].tobytes())
+        self.total = chunk * CHUNK + count
 
     def find_entry(self, ordinal: int, entry: int, mask: int) -> list[int]:
         """Ordinals from `ordinal` on of extents whose index agrees with `entry` in the bits of

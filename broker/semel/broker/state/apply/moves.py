@@ -38,6 +38,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple, Protocol
 
 from semel.broker.state.apply.codec import Reader
+from semel.broker.state.apply.compaction import Compaction
 from semel.broker.state.apply.delayed_copies import DelayedCopies, ordinal_of_copy
 from semel.broker.state.apply.delays import DelayedExtent, Delays
 from semel.broker.state.apply.extents import Extents
@@ -51,7 +52,12 @@ from semel.broker.state.apply.results import MoveApplied
 from semel.broker.state.apply.slices import read_slice
 from semel.broker.state.apply.splits import ancestors
 from semel.broker.state.apply.transactions import Transactions
-from semel.protos.batch import BROKER_HEADER_BYTES, decode_broker_header, decode_header
+from semel.protos.batch import (
+    BROKER_HEADER_BYTES,
+    BatchFlags,
+    decode_broker_header,
+    decode_header,
+)
 from semel.protos.delays import is_delayed
 from semel.protos.errors import (
     CorruptSegment,
@@ -297,7 +303,7 @@ class Moves:
             return InvalidRequest(f"queue {key.queue_id} is on this broker group already")
         error = self._over(record, key)
         if error is None:
-            settings = QueueSettings.from_message(create.settings)
+            settings = QueueSettings.from_message(create.settings, home.feature_level)
             self.incoming[key] = Incoming(
                 QueueState(key, create.topic, create.slot_start, create.slot_end, settings)
             )
@@ -349,7 +355,8 @@ class Moves:
         elif (
             head.base_offset != incoming.queue.log_end_offset
             or head.append_time_us < incoming.queue.last_append_us
-            or not batch.count
+            or not (batch.count or head.span)
+            or bool(head.span) != bool(batch.flags & BatchFlags.OFFSET)
             or len(payload) != BROKER_HEADER_BYTES + batch.batch_length
         ):
             error = InvalidRequest(
@@ -357,7 +364,10 @@ class Moves:
                 f" {key.queue_id}, {incoming.queue.log_end_offset}"
             )
         else:
-            incoming.queue.append(batch.count, index, position, len(payload), head.append_time_us)
+            count = head.span or batch.count
+            incoming.queue.append(count, index, position, len(payload), head.append_time_us)
+            if head.span:
+                incoming.queue.compaction.gaps_to = incoming.queue.log_end_offset
         return MoveApplied(
             step=0,
             queue_key=key,
@@ -434,8 +444,10 @@ class Moves:
         queue = found.queue
         queue.extents = incoming.queue.extents
         queue.bytes = incoming.queue.bytes
+        queue.compaction = Compaction(gaps_to=incoming.queue.compaction.gaps_to)
         if record.HasField("create"):
-            queue.settings = QueueSettings.from_message(record.create.settings)
+            level = home.feature_level
+            queue.settings = QueueSettings.from_message(record.create.settings, level)
             if home.feature_level >= ID_LEVEL:
                 ids = IdSettings.from_message(record.create.settings)
                 home.id_windows.replace(key.topic_id, ids)
@@ -484,22 +496,27 @@ class Moves:
 
     # --- canonical bytes --------------------------------------------------------------------
 
-    def parts(self, *, delayed: bool) -> list[bytes]:
+    def parts(self, *, delayed: bool, compaction: bool = False) -> list[bytes]:
         """Canonical bytes: places by queue, each followed by its incoming queue if it has one;
-        `delayed` adds copies of delayed batches."""
+        `delayed` adds copies of delayed batches, `compaction` is as in `QueueState.parts`."""
         parts = [_COUNT.pack(len(self.places))]
         for key in sorted(self.places):
             parts.append(self._pack(key))
             incoming = self.incoming.get(key)
             if incoming is not None:
-                parts += incoming.queue.parts(lineage=True)
+                parts += incoming.queue.parts(lineage=True, compaction=compaction)
                 parts += [_COUNT.pack(len(incoming.slice)), incoming.slice]
                 parts += incoming.delayed.parts() if delayed else []
         return parts
 
     @classmethod
     def read_parts(
-        cls, reader: Reader, queues: dict[QueueKey, QueueState], *, delayed: bool
+        cls,
+        reader: Reader,
+        queues: dict[QueueKey, QueueState],
+        *,
+        delayed: bool,
+        compaction: bool = False,
     ) -> Moves:
         """The inverse of `parts`; also marks the frozen ones of `queues`. Raises CorruptSegment."""
         moves = cls()
@@ -516,7 +533,7 @@ class Moves:
                 queues[key].frozen = True
             elif place.state in (MoveState.INCOMING, MoveState.READY):
                 incoming = moves.incoming[key] = Incoming(
-                    QueueState.read_parts(reader, lineage=True)
+                    QueueState.read_parts(reader, lineage=True, compaction=compaction)
                 )
                 incoming.slice = bytes(reader.take(reader.unpack(_COUNT)[0]))
                 if delayed:
@@ -572,6 +589,11 @@ def move_refusal(queues: dict[QueueKey, QueueState], queue: QueueState) -> Semel
     stay together as long as the parent holds messages.
     """
     number = queue.key.queue_id
+    if queue.settings.compaction is not None:
+        return InvalidRequest(
+            f"queue {number} of {queue.topic!r} is compacted, which must not go on while it is"
+            " copied. Alter the topic to --cleanup delete, move the queue, and alter it back"
+        )
     if queue.children:
         return InvalidRequest(
             f"queue {number} of {queue.topic!r} was split and cannot move. Move its children once"

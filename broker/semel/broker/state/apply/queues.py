@@ -1,29 +1,37 @@
 """One queue as the log defines it: its bounds, its settings and its extents.
 
 Invariants
-1. Offsets are dense: the next batch begins at `log_end_offset`, even after a trim.
+1. Offsets are dense until compaction leaves gaps in them: the next batch begins at
+   `log_end_offset`, even after a trim, and extents leave no offset out.
 2. `log_start_offset` and `log_end_offset` never fall; the start is never above the end.
 3. A trim never touches the sequence table: a retry of a trimmed batch is still a duplicate.
 4. A queue with children is sealed: its `log_end_offset` no longer changes.
 
-Not here: the columns of extents (`extents.py`), expired rows (`expired.py`), the rows of the
-sequence table (`producers.py`).
+Not here: the columns of extents (`extents.py`), compaction (`compaction.py`), expired rows
+(`expired.py`), the rows of the sequence table (`producers.py`).
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from semel.broker.state.apply.codec import Reader, pack_text
+from semel.broker.state.apply.compaction import (
+    Compaction,
+    CompactionSettings,
+    Rewritten,
+    apply_compact,
+)
 from semel.broker.state.apply.expired import Expired
 from semel.broker.state.apply.extents import Extent, Extents
 from semel.protos.batch import BATCH_BYTES_DEFAULT, MESSAGE_BYTES_MAX
 from semel.protos.errors import OffsetOutOfRange
 from semel.protos.ids import Offset, QueueId, QueueKey, TopicId
-from semel.protos.v1 import common_pb2
+from semel.protos.levels import COMPACTION_LEVEL
+from semel.protos.v1 import common_pb2, control_pb2
 
 SLOTS: Final = 65_536
 _FIXED: Final = struct.Struct("<QIIIqqIIqqqqQQQ")
@@ -51,11 +59,17 @@ class QueueSettings:
     batch_bytes_max: int = BATCH_BYTES_DEFAULT
     delay_per_second_max: int = 0
     """0: no limit."""
+    compaction: CompactionSettings | None = None
 
     @classmethod
-    def from_message(cls, message: common_pb2.TopicSettings) -> QueueSettings:
-        """Reads the message; zero, which protobuf uses for "absent", means the default."""
+    def from_message(cls, message: common_pb2.TopicSettings, level: int = 0) -> QueueSettings:
+        """Reads the message; zero, which protobuf uses for "absent", means the default.
+
+        There is no compaction below the feature level that knows it.
+        """
+        compacted = level >= COMPACTION_LEVEL
         return cls(
+            compaction=CompactionSettings.from_message(message) if compacted else None,
             retention_ms=message.retention_ms or -1,
             retention_bytes=message.retention_bytes or -1,
             message_bytes_max=message.message_bytes_max or MESSAGE_BYTES_MAX,
@@ -70,6 +84,7 @@ class QueueState:
     __slots__ = (
         "bytes",
         "children",
+        "compaction",
         "expired",
         "extents",
         "frozen",
@@ -113,6 +128,7 @@ class QueueState:
         """The queues that a split created from this one, by rising slot."""
         self.frozen = False
         """A move has sealed the queue (`moves.py`): nothing changes until the move ends."""
+        self.compaction = Compaction()
 
     def bare(self) -> QueueState:
         """A copy without the extents."""
@@ -121,6 +137,7 @@ class QueueState:
         made.bytes, made.last_append_us = self.bytes, self.last_append_us
         made.token_floor, made.expired = self.token_floor, self.expired.copy()
         made.parent, made.children = self.parent, self.children
+        made.compaction = self.compaction.copy()
         return made
 
     @property
@@ -167,6 +184,37 @@ class QueueState:
         self.bytes -= extents.bytes_before(ordinal)
         extents.trim(ordinal)
 
+    def alter(self, settings: QueueSettings) -> None:
+        """Takes new settings. When compaction ends, what it knows of tombstones does, too."""
+        self.settings = settings
+        if settings.compaction is None:
+            self.compaction.marks.clear()
+            self.compaction.tombstones = self.compaction.purged_to = 0
+
+    def compact(
+        self, record: control_pb2.Compact, batches: Sequence[Rewritten], now_us: int
+    ) -> bool:
+        """Applies a COMPACT record with the COMPACTED ones in front of it; False, and nothing has
+        changed, if it does not fit the queue as it is now. Raises StateDiverged."""
+        settings, compaction = self.settings.compaction, self.compaction
+        if (
+            settings is None
+            or self.frozen
+            or record.compacted_to > self.log_end_offset
+            or record.tombstones_below > compaction.horizon(now_us, settings.tombstone_ms)
+        ):
+            return False
+        if record.fates:
+            change = apply_compact(record, self.key, self.extents, batches, self.log_end_offset)
+            if change is None:
+                return False
+            self.bytes += change
+            compaction.records += 1
+            compaction.gaps_to = max(compaction.gaps_to, record.to_offset)
+        if record.compacted_to:
+            compaction.end_pass(record, settings.tombstone_ms, now_us)
+        return True
+
     def extents_from(self, offset: int, max_bytes: int) -> list[Extent]:
         """The extent that covers `offset` and those after it, as many as fit into `max_bytes`.
 
@@ -198,6 +246,25 @@ class QueueState:
         found = extents.find_entry(extents.find_time(since_us), entry, mask)
         return [next(extents.read(ordinal, self.log_end_offset)) for ordinal in found]
 
+    def compaction_target(self, now_us: int) -> int:
+        """Up to where a pass that begins at log time `now_us` may go: at an extent's end."""
+        assert self.settings.compaction is not None, "the topic is compacted"
+        lag_us = self.settings.compaction.lag_ms * 1000
+        return self.offset_for_time(now_us - lag_us + 1)
+
+    def dirty_share(self, now_us: int) -> float:
+        """The part of the bytes up to `compaction_target` that was not compacted yet, 0 to 1; 0
+        without compaction."""
+        if self.settings.compaction is None:
+            return 0.0
+        extents, target = self.extents, self.compaction_target(now_us)
+        if target <= max(self.compaction.compacted_to, self.log_start_offset):
+            return 0.0
+        end = extents.total if target >= self.log_end_offset else extents.find_offset(target)
+        upto = extents.bytes_before(end)
+        clean = extents.bytes_before(extents.find_offset(self.compaction.compacted_to))
+        return (upto - clean) / upto if upto else 0.0
+
     def offset_for_time(self, time_us: int) -> Offset:
         """The first offset appended at `time_us` or later; the end offset if there is none."""
         return Offset(self._offset_of(self.extents.find_time(time_us)))
@@ -226,9 +293,12 @@ class QueueState:
         """(index, position, length) of the live records in entries `[lo_index, hi_index)`."""
         return self.extents.records(lo_index, hi_index)
 
-    def parts(self, *, lineage: bool, limits: bool = False) -> list[bytes]:
+    def parts(
+        self, *, lineage: bool, limits: bool = False, compaction: bool = False
+    ) -> list[bytes]:
         """Canonical bytes; `lineage` adds parent and children (from version 2 of the state on),
-        `limits` what a second takes (from version 8 on)."""
+        `limits` what a second takes, `compaction` how it is compacted and how far (both from
+        version 8 on)."""
         settings = self.settings
         fixed = _FIXED.pack(
             self.key.topic_id,
@@ -254,10 +324,14 @@ class QueueState:
             head += b"".join(_CHILD.pack(*child) for child in self.children)
         if limits:
             head += _LIMITS.pack(settings.delay_per_second_max)
+        if compaction:
+            head += self.compaction.parts(settings.compaction)
         return [head, *self.extents.parts()]
 
     @classmethod
-    def read_parts(cls, reader: Reader, *, lineage: bool, limits: bool = False) -> QueueState:
+    def read_parts(
+        cls, reader: Reader, *, lineage: bool, limits: bool = False, compaction: bool = False
+    ) -> QueueState:
         """The inverse of `parts`. Raises CorruptSegment."""
         (
             topic_id,
@@ -297,5 +371,8 @@ class QueueState:
         if limits:
             (delay_per_second_max,) = reader.unpack(_LIMITS)
             queue.settings = replace(settings, delay_per_second_max=delay_per_second_max)
+        if compaction:
+            queue.compaction, compacted = Compaction.read(reader)
+            queue.settings = replace(queue.settings, compaction=compacted)
         queue.extents = Extents.read_parts(reader, first, total)
         return queue

@@ -322,6 +322,15 @@ class DelayedReleased:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Compacted:
+    """A run of extents was compacted, or nothing was changed (`done` is False) because the run is
+    not there any more, or must not change."""
+
+    queue_key: QueueKey
+    done: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DelayedCancelled:
     """A message was taken out of a delayed batch."""
 
@@ -377,6 +386,7 @@ ApplyResult = (
     | Published
     | DelayedReleased
     | DelayedCancelled
+    | Compacted
     | MoveApplied
     | MembershipApplied
 )

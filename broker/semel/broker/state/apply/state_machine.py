@@ -35,6 +35,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from semel.broker.state.apply.codec import Reader
+from semel.broker.state.apply.compaction import Rewritten, rewritten
 from semel.broker.state.apply.delays import COLUMN_FLAG, Delays
 from semel.broker.state.apply.id_windows import IdSettings, IdWindows
 from semel.broker.state.apply.locks import ConsumerGroups
@@ -46,6 +47,7 @@ from semel.broker.state.apply.results import (
     ApplyResult,
     BatchApplied,
     CommitApplied,
+    Compacted,
     DelayedCancelled,
     DelayedReleased,
     Done,
@@ -80,6 +82,7 @@ from semel.protos.ids import (
     Term,
 )
 from semel.protos.levels import (
+    COMPACTION_LEVEL,
     DELAY_LEVEL,
     DELAY_LIMIT_LEVEL,
     DELAYED_MOVE_LEVEL,
@@ -111,6 +114,7 @@ class State:
 
     __slots__ = (
         "_handlers",
+        "_rewritten",
         "applied_index",
         "applied_term",
         "delays",
@@ -163,7 +167,10 @@ class State:
             "check_ids": self._check_ids,
             "evict_ids": self._evict_ids,
             "cancel_delayed": self._cancel_delayed,
+            "compact": self._compact,
         }
+        self._rewritten: list[Rewritten] = []
+        """COMPACTED records of the entry that is being applied, for the COMPACT behind them."""
 
     # --- entries ----------------------------------------------------------------------------
 
@@ -196,10 +203,17 @@ class State:
                         results.append(Done(what="noop"))
                     case RecordKind.STAGED:
                         results.append(self._stage(header, position, payload))
+                    case RecordKind.COMPACTED:
+                        self._check_level(COMPACTION_LEVEL)
+                        found = rewritten(header.index, position, payload, header.term)
+                        self._rewritten.append(found)
+                        results.append(Done(what="compacted", queue_key=found.key))
         except (CorruptFrame, CorruptBatch, DecodeError) as error:
             raise StateDiverged(f"entry {self.applied_index + 1}: {error}") from error
         if self.id_windows.checked is not None or self.transactions.unpublished:
             raise StateDiverged(f"entry {header.index} checks the ids of a batch and has none")
+        if self._rewritten:
+            raise StateDiverged(f"entry {header.index} has compacted batches for no queue")
         self.applied_index = header.index
         return results
 
@@ -340,14 +354,14 @@ class State:
         settings = self._settings(record.settings)
         for key, queue in self.queues.items():
             if key.topic_id == record.topic_id:
-                queue.settings = settings  # also of one that a move has sealed, in an older log
+                queue.alter(settings)  # also of one that a move has sealed, in an older log
                 self._configure_ids(key.topic_id, record.settings)
         return Done(what="alter_topic")
 
     def _settings(self, settings: common_pb2.TopicSettings) -> QueueSettings:
         if settings.delay_per_second_max > 0:
             self._check_level(DELAY_LIMIT_LEVEL)
-        return QueueSettings.from_message(settings)
+        return QueueSettings.from_message(settings, self.feature_level)
 
     def _configure_ids(self, topic_id: int, settings: common_pb2.TopicSettings) -> None:
         if self.feature_level >= ID_LEVEL:
@@ -410,6 +424,14 @@ class State:
                 )
             queue.trim(record.log_start_offset)
         return Done(what="trim", queue_key=key)
+
+    def _compact(self, record: control_pb2.Compact) -> Compacted:
+        self._check_level(COMPACTION_LEVEL)
+        key = queue_key_of(record.queue)
+        batches, self._rewritten = self._rewritten, []
+        queue = self.queues.get(key)
+        done = queue is not None and queue.compact(record, batches, self.log_time_us)
+        return Compacted(queue_key=key, done=done)
 
     def _release_delayed(self, record: control_pb2.ReleaseDelayed) -> DelayedReleased:
         self._check_level(DELAY_LEVEL)
@@ -631,14 +653,18 @@ class State:
         parts.append(_COUNT.pack(len(self.queues)))
         for key in sorted(self.queues):
             parts += self.queues[key].parts(
-                lineage=version >= 2, limits=version >= DELAY_LIMIT_LEVEL
+                lineage=version >= 2,
+                limits=version >= DELAY_LIMIT_LEVEL,
+                compaction=version >= COMPACTION_LEVEL,
             )
         parts += self.producers.parts()
         parts += self.groups.parts(metadata=version >= METADATA_LEVEL)
         if version >= 3:
             parts += self.transactions.parts(version)
         if version >= MOVE_LEVEL:
-            parts += self.moves.parts(delayed=version >= DELAYED_MOVE_LEVEL)
+            parts += self.moves.parts(
+                delayed=version >= DELAYED_MOVE_LEVEL, compaction=version >= COMPACTION_LEVEL
+            )
         if version >= DELAY_LEVEL:
             parts += self.delays.parts(
                 cancelled=version >= ID_LEVEL, origins=version >= DELAYED_MOVE_LEVEL
@@ -680,7 +706,10 @@ class State:
         )
         for _ in range(reader.unpack(_COUNT)[0]):
             queue = QueueState.read_parts(
-                reader, lineage=version >= 2, limits=version >= DELAY_LIMIT_LEVEL
+                reader,
+                lineage=version >= 2,
+                limits=version >= DELAY_LIMIT_LEVEL,
+                compaction=version >= COMPACTION_LEVEL,
             )
             state.queues[queue.key] = queue
         state.producers = SequenceTable.read_parts(reader)
@@ -689,7 +718,10 @@ class State:
             state.transactions = Transactions.read_parts(reader, version)
         if version >= MOVE_LEVEL:
             state.moves = Moves.read_parts(
-                reader, state.queues, delayed=version >= DELAYED_MOVE_LEVEL
+                reader,
+                state.queues,
+                delayed=version >= DELAYED_MOVE_LEVEL,
+                compaction=version >= COMPACTION_LEVEL,
             )
         if version >= DELAY_LEVEL:
             state.delays = Delays.read_parts(

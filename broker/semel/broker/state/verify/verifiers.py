@@ -10,7 +10,8 @@ independent of apply and admission: they use plain dicts and share no rules with
   whatever is in both was stored twice. Batches that a transaction published were stored without
   offsets, and the sequences of their stager begin at 0 in each queue. Delayed batches were stored
   without offsets, too: they come late (and never early), or are fed last if they have none yet. Of
-  such a batch single messages may have been cancelled: then its rows come in stretches.
+  such a batch single messages may have been cancelled: then its rows come in stretches. Compacted
+  batches say which offsets their messages have; chains may have gaps where they are.
 - `TableVerifier` reads whole entries from the state of a checkpoint (or from the first entry) on,
   and rebuilds the sequence table. Its digests must equal `SequenceTable.queue_digest` at the same
   index. It also sees position marks, which leave no batch behind, so it checks every link of every
@@ -48,11 +49,14 @@ from semel.broker.state.verify.moved_tables import (
 )
 from semel.protos.batch import (
     BROKER_HEADER_BYTES,
+    BatchFlags,
     BatchHeader,
     check_batch,
     decode_broker_header,
     decode_header,
 )
+from semel.protos.columns import decode_columns
+from semel.protos.compacted_rows import offsets_of_rows
 from semel.protos.delays import is_delayed
 from semel.protos.errors import CorruptBatch, CorruptSegment
 from semel.protos.frames import RecordKind, decode_frame_header, iter_records
@@ -104,13 +108,16 @@ class BatchVerifier:
         expired: Expired | None = None,
         inherited: Mapping[int, tuple[int, int]] | None = None,
         gaps: bool = False,
+        gaps_to: int = 0,
     ) -> None:
         """`expired` is that of the queue, or a copy.
 
         For a child of a split, `inherited` says with which epoch and last sequence the row of each
         producer ended in the parent. `gaps` says that whole batches may have been dropped because
-        of their message ids, or cancelled: a producer's sequences may then have gaps.
+        of their message ids, or cancelled: a producer's sequences may then have gaps. Compaction
+        may have removed messages below `gaps_to`.
         """
+        gaps = gaps or gaps_to > log_start_offset
         self._key = key
         self._start = log_start_offset
         self._end = log_end_offset
@@ -126,6 +133,9 @@ class BatchVerifier:
         self._digest = hashlib.sha256()
         self._problems: list[str] = []
         self._gaps = gaps
+        self._gaps_to = gaps_to
+        self._spans_end = False
+        """The newest extent is a compacted batch, which may stand for offsets beyond the end."""
         self._stretch: tuple[BatchHeader, int] | None = None
         """The delayed batch that was read last, and one past the last row that was read of it."""
         self._newest: dict[int, deque[Entry]] = {}
@@ -163,9 +173,13 @@ class BatchVerifier:
             self._missing += count
             self._problem(f"offset {offset}: {error}")
             return
-        self._messages += offset + count - begin
         if batch.queue_key != self._key:
             self._problem(f"offset {offset} holds a batch of {batch.queue_key}")
+        self._spans_end = bool(batch.flags & BatchFlags.OFFSET)
+        if self._spans_end:
+            self._compacted(offset, count, begin, stored, first_row)
+            return
+        self._messages += offset + count - begin
         # Published and delayed batches were stored, as a whole, before they had offsets.
         delayed = is_delayed(batch)
         waited = head.base_offset == -1 and (delayed or batch.producer_id >= STAGER_ID_MIN)
@@ -181,7 +195,9 @@ class BatchVerifier:
             )
         if batch.epoch <= self._expired.floor_of(batch.producer_id):
             self._ended[batch.producer_id] = offset
-        if not delayed:  # the table never learns the offset of a delayed batch
+        if offset < self._gaps_to:
+            pass  # those around it may be gone, so no window can be held against it
+        elif not delayed:  # the table never learns the offset of a delayed batch
             self._newest.setdefault(batch.producer_id, deque(maxlen=_WINDOW)).append(
                 (batch.base_sequence, batch.last_sequence, offset, batch.count, batch.content_crc)
             )
@@ -191,6 +207,33 @@ class BatchVerifier:
             return  # the chain has the batch as a whole
         for problem in self._chains.follow(f"offset {offset}", batch, delayed=delayed):
             self._problem(problem)
+
+    def _compacted(
+        self, offset: int, count: int, begin: int, stored: bytes, first_row: int
+    ) -> None:
+        """Reads a batch of which compaction has removed messages. It is no link of a chain."""
+        self._stretch = None
+        head = decode_broker_header(stored)
+        data = stored[BROKER_HEADER_BYTES:]
+        batch = check_batch(data)
+        if offset + count > self._gaps_to:
+            self._problem(f"offset {offset}: compacted, though there are no gaps that far")
+        if (head.base_offset, head.span, first_row) != (offset, count, 0):
+            self._problem(
+                f"offset {offset}, {count} offsets: the compacted batch there says"
+                f" {head.base_offset}, {head.span}"
+            )
+        if batch.flags & BatchFlags.POSITION_MARK:
+            return
+        try:
+            columns = decode_columns(data, batch)
+        except CorruptBatch as error:
+            self._problem(f"offset {offset}: {error}")
+            return
+        offsets = offsets_of_rows(columns, offset, 0, count)
+        if (offsets < 0).any():
+            self._problem(f"offset {offset}: compacted messages have offsets of other batches")
+        self._messages += int((offsets >= begin).sum())
 
     def _begun(self, batch: BatchHeader, first_row: int) -> bool:
         """Whether this is a later stretch of the delayed batch that was read last. Between two
@@ -225,7 +268,8 @@ class BatchVerifier:
 
     def hold_against(self, windows: Mapping[int, list[Entry]]) -> None:
         """Compares with the windows of the sequence table, after every extent was fed."""
-        for problem in window_problems(windows, self._newest, self._start, self._ended):
+        start = max(self._start, self._gaps_to)
+        for problem in window_problems(windows, self._newest, start, self._ended):
             self._problem(problem)
         if self._start or self._gaps:
             return  # delayed batches may have been released and trimmed, or cancelled as a whole
@@ -247,7 +291,7 @@ class BatchVerifier:
         if self._next < self._end:
             self._missing += self._end - self._next
             self._problem(f"offsets {self._next} to {self._end - 1} are missing")
-        elif self._next > self._end:
+        elif self._next > self._end and not self._spans_end:
             self._problem(f"offsets {self._end} to {self._next - 1} lie beyond the end")
         for problem in self._chains.finish():
             self._problem(problem)
