@@ -45,9 +45,10 @@ class Answer(StrEnum):
     TOO_OLD = "too old"
 
 
-def digest_of(value: bytes, key: bytes | None = None) -> str:
+def digest_of(value: bytes | None, key: bytes | None = None) -> str:
     """The name of a message: 16 hex digits over key and value."""
-    body = hashlib.blake2b(value, digest_size=8, key=(key or b"")[:64])
+    person = b"null" if value is None else b""
+    body = hashlib.blake2b(value or b"", digest_size=8, key=(key or b"")[:64], person=person)
     return body.hexdigest()
 
 
