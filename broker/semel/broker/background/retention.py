@@ -54,6 +54,8 @@ class Retention:
         self._checkpointing = checkpointing
         self._dead_min = 0
         """How much must be dead before it can pay to look again."""
+        self._looked_at = 0
+        """After this entry too little was dead."""
 
     async def run(self) -> None:
         interval = self._replica.config.retention_check_ms / 1000
@@ -80,9 +82,12 @@ class Retention:
         """Recycles the oldest segments as far as that pays, and kept files that are mostly dead."""
         replica = self._replica
         log, state, incarnation = replica.log, replica.state, replica.log.incarnation
+        if state.applied_index == self._looked_at:
+            return  # a sum over very many queues is work, too
         config, stats = replica.config, log.stats()
         dead = stats.segment_bytes + stats.kept_bytes - state.live_bytes
         if dead < max(config.retained_log_bytes + config.log.segment_bytes, self._dead_min):
+            self._looked_at = state.applied_index
             return
         self._dead_min = 0
         upto = self._worth_cleaning(self._retained_from())

@@ -109,8 +109,18 @@ async def test_nothing_is_cleaned_while_too_little_is_dead() -> None:
     await node.retention._clean()
     assert node.compacted == []
     node.segment_bytes += 1
+    node.state.applied_index += 1
     await node.retention._clean()
     assert len(node.compacted) == 1
+
+
+async def test_an_idle_log_is_not_looked_at_again() -> None:
+    node = Node()
+    node.segment_bytes = 2_000
+    await node.retention._clean()
+    node.segment_bytes = 4_000
+    await node.retention._clean()
+    assert node.compacted == [], "nothing was applied"
 
 
 async def test_live_segments_are_not_copied_behind_dead_ones() -> None:
@@ -129,9 +139,11 @@ async def test_another_look_waits_until_another_segment_is_dead() -> None:
     assert node.compacted == []
     node.live = [0] * 7
     node.segment_bytes += 99
+    node.state.applied_index += 1
     await node.retention._clean()
     assert node.compacted == []
     node.segment_bytes += 1
+    node.state.applied_index += 1
     await node.retention._clean()
     assert len(node.compacted) == 1
 

@@ -280,6 +280,8 @@ class QueueState:
         Retention by age may remove everything; retention by size keeps the newest batch. Both
         remove whole batches only.
         """
+        if self.log_start_offset == self.log_end_offset:
+            return None  # most of very many queues
         target = self.log_start_offset
         settings = self.settings
         if settings.retention_ms >= 0:

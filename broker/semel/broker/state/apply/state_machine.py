@@ -613,7 +613,8 @@ class State:
     def live_bytes(self) -> int:
         """Total length of the batches of queues, and of staged and delayed batches."""
         on_hold = self.transactions.staging.bytes + self.delays.bytes + self.moves.delayed_bytes
-        return sum(queue.bytes for queue in self.stored_queues()) + on_hold
+        queues = sum(queue.bytes for queue in self.queues.values())
+        return queues + sum(queue.bytes for queue in self.moves.stored()) + on_hold
 
     def stored_queues(self) -> Iterator[QueueState]:
         """Every queue whose batches are live, including incoming ones of moves."""
