@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 from unittest.mock import patch
@@ -119,26 +119,26 @@ def leaves_ids_of_what_waits_behind() -> AbstractContextManager[object]:
 
 Plant = Callable[[], AbstractContextManager[object]]
 
-PLANTS: dict[str, tuple[Plant, str, tuple[int, ...]]] = {
+PLANTS: dict[str, tuple[Plant, str, Sequence[int]]] = {
     "releases while it is sealed": (releases_while_it_is_sealed, "a release in queue", (0, 1, 6)),
     "keeps what the source has released": (
         keeps_what_the_source_has_released,
-        "are released, 0 waited",
-        (2, 13),
+        r"are released, \d+ waited",
+        range(20),
     ),
-    "is early at the target": (is_early_at_the_target, "early: what is due", (15, 38)),
+    "is early at the target": (is_early_at_the_target, "early: what is due", range(30)),
     "loses the order": (loses_the_order, "is not what the log holds", (0, 1)),
 }
 """For worlds in which queues move and messages are delayed. Each with words of its error, and seeds
 of which one at least finds it."""
 
-PLANTS_OF_IDS: dict[str, tuple[Plant, str, tuple[int, ...]]] = {
+PLANTS_OF_IDS: dict[str, tuple[Plant, str, Sequence[int]]] = {
     "brings back what is cancelled": (
         brings_back_what_is_cancelled,
         "that are not cancelled",
-        (11, 32),
+        range(40),
     ),
-    "believes what it knew": (believes_what_it_knew, "still counts", (2,)),
+    "believes what it knew": (believes_what_it_knew, "still counts", range(30)),
     "leaves ids of what waits behind": (leaves_ids_of_what_waits_behind, "has lost", (5, 23)),
 }
 """For worlds whose topics compare ids."""
