@@ -10,7 +10,7 @@ from unittest.mock import patch
 from semel.broker.background.queue_copy import QueuePull
 from semel.broker.state import Admission, Delays
 from semel.broker.state.admission.delay_admission import propose_release
-from semel.broker.state.apply import moves
+from semel.broker.state.apply import delayed_copies
 from semel.broker.state.apply.cancelled_rows import CancelledRows
 from semel.broker.state.apply.delayed_copies import DelayedCopies
 from semel.broker.state.apply.delays import EXTENT, DelayedQueue
@@ -62,7 +62,7 @@ def keeps_what_the_source_has_released() -> AbstractContextManager[object]:
     plants = ExitStack()
     every = _left(lambda _, every: DelayedQueue.of(every.table().tobytes(), CancelledRows()))
     plants.enter_context(every)
-    plants.enter_context(patch.object(moves, "origins_after", lambda *_: no_origins()))
+    plants.enter_context(patch.object(delayed_copies, "origins_after", lambda *_: no_origins()))
     return plants
 
 

@@ -31,6 +31,7 @@ _COUNT: Final = struct.Struct("<I")
 _QUEUE: Final = struct.Struct("<QII")
 ORIGIN_MASK: Final = (1 << 31) - 1
 
+Numbers = npt.NDArray[np.int64]
 Origins = npt.NDArray[np.void]
 """Rows of ORIGIN, rising."""
 
@@ -45,7 +46,11 @@ def read_origins(data: bytes) -> Origins:
     if len(data) % ORIGIN.itemsize:
         raise CorruptSegment(f"origins of delayed batches have {len(data)} bytes")
     found = np.frombuffer(data, ORIGIN)
-    if not np.array_equal(found, np.unique(found)):
+    origins, entries = found["origin"], found["entry"]
+    rise = (origins[1:] > origins[:-1]) | (
+        (origins[1:] == origins[:-1]) & (entries[1:] > entries[:-1])
+    )
+    if not rise.all():
         raise CorruptSegment("origins of delayed batches are in another order")
     return found
 
@@ -57,29 +62,32 @@ def entries_of(origins: Origins, origin: int) -> list[int]:
     return found
 
 
-def origins_after(
-    before: Origins, there: npt.NDArray[np.int64], here: npt.NDArray[np.int64]
-) -> Origins:
+def origins_after(before: Origins, there: Numbers, here: Numbers) -> Origins:
     """The origins of batches that come from the entries `there` of another log to the entries
     `here`, one number for each batch; `before` are the origins that the other log knew."""
-    pairs = np.unique(np.stack([there, here], axis=1), axis=0)
-    known = np.isin(pairs[:, 0], before["entry"])
-    first = pairs[~known]
-    parts = [_pack(first[:, 0] & ORIGIN_MASK, first[:, 1])]
+    there, here = _distinct(there, here)
+    known = np.isin(there, before["entry"])
+    origins, entries = there[~known] & ORIGIN_MASK, here[~known]
     if known.any():
         by_entry = before[np.argsort(before["entry"], kind="stable")]
-        moved = pairs[known]
-        lo = np.searchsorted(by_entry["entry"], moved[:, 0], "left")
-        counts = np.searchsorted(by_entry["entry"], moved[:, 0], "right") - lo
+        lo = np.searchsorted(by_entry["entry"], there[known], "left")
+        counts = np.searchsorted(by_entry["entry"], there[known], "right") - lo
         at = np.repeat(lo - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-        parts.append(_pack(by_entry["origin"][at], np.repeat(moved[:, 1], counts)))
-    return np.unique(np.concatenate(parts))
-
-
-def _pack(origins: npt.NDArray[np.int64], entries: npt.NDArray[np.int64]) -> Origins:
+        origins = np.concatenate([origins, by_entry["origin"][at].astype(np.int64)])
+        entries = np.concatenate([entries, np.repeat(here[known], counts)])
+    origins, entries = _distinct(origins, entries)
     found = np.empty(len(origins), ORIGIN)
     found["origin"], found["entry"] = origins, entries
     return found
+
+
+def _distinct(first: Numbers, second: Numbers) -> tuple[Numbers, Numbers]:
+    """The pairs, rising, each once."""
+    order = np.lexsort((second, first))
+    first, second = first[order], second[order]
+    new = np.ones(len(first), np.bool_)
+    new[1:] = (first[1:] != first[:-1]) | (second[1:] != second[:-1])
+    return first[new], second[new]
 
 
 class OriginTable:

@@ -45,7 +45,6 @@ from semel.broker.state.apply.extents import Extents
 from semel.broker.state.apply.id_windows import IdSettings, IdWindows, arrivals_from
 from semel.broker.state.apply.locks import ConsumerGroups, unknown_queue
 from semel.broker.state.apply.move_ids import begin_ids, ids_misfit, supersede_ids, take_ids
-from semel.broker.state.apply.moved_origins import origins_after
 from semel.broker.state.apply.producers import SequenceTable
 from semel.broker.state.apply.queues import SLOTS, QueueSettings, QueueState
 from semel.broker.state.apply.results import MoveApplied
@@ -425,7 +424,8 @@ class Moves:
         except CorruptSegment as error:
             return InvalidRequest(f"the slice of queue {key.queue_id} cannot be read: {error}")
         reason = found.misfit(incoming.queue, parts=home.feature_level >= ID_LEVEL)
-        if reason is None and incoming.delayed.left(found.delayed) is None:
+        delayed = found.delayed, found.origins
+        if reason is None and incoming.delayed.arrived(*delayed) is None:
             reason = f"not all of its {found.delayed.batches} delayed batches are here"
         if reason is not None:
             return InvalidRequest(f"the copy of queue {key.queue_id} is incomplete: {reason}")
@@ -454,12 +454,9 @@ class Moves:
         home.queues[key] = queue
         home.producers.adopt(key, found.producers)
         home.groups.adopt(key, found.groups)
-        arrived = incoming.delayed.left(found.delayed)
+        arrived = incoming.delayed.arrived(found.delayed, found.origins)
         assert arrived is not None, "it was complete when it became ready"
-        origins = origins_after(
-            found.origins, found.delayed.table()["entry"], arrived.table()["entry"]
-        )
-        home.delays.adopt(key, arrived, origins, incoming.delayed.below_ordinal)
+        home.delays.adopt(key, *arrived, incoming.delayed.below_ordinal)
         home.id_windows.copied.pop(key, None)
         self._set(record, key, MoveState.HERE)
         return None
