@@ -10,7 +10,7 @@ from semel.broker.dedup.fingerprints import U64
 from semel.broker.dedup.id_index import IdIndex
 from semel.broker.dedup.id_places import Places
 from semel.broker.dedup.id_store import CorruptIndex, MemoryIdStore
-from semel.broker.dedup.moved_ids import Pass, unpack
+from semel.broker.dedup.moved_ids import Pass, Take, delayed_of, unpack
 
 TOPIC = 7
 
@@ -110,3 +110,40 @@ def test_ids_of_messages_that_may_still_be_cancelled_wait() -> None:
         assert found.portion(0)[1] == end
     nothing = Pass.of(index, range(35, 200), {0, 2}, [], 9_034)
     assert nothing.portion(35) == (b"", 35)
+
+
+def test_ids_of_messages_that_wait_come_apart_from_the_others() -> None:
+    """Delayed are the batches from 15, 35, 55, ...; those due after 9,100 wait."""
+    index, everything = filled(200), range(200)
+    settled = Pass.of(index, everything, {0, 2}, (), 9_100, Take.SETTLED)
+    waiting = Pass.of(index, everything, {0, 2}, (), 9_100, Take.WAITING)
+    wanted = expected(everything, 1)
+    late = [row[0] for row in wanted if row[4] > 9_100]
+    assert waiting.own.tolist() == settled.waits.tolist() == late
+    assert settled.own.tolist() == [row[0] for row in wanted if row[4] <= 9_100]
+    assert late == list(range(155, 160))
+    assert settled.waits_from(range(200)) == late[0]
+    assert settled.waits_from(range(late[0])) == late[0]
+    assert settled.waits_from(range(late[-1] + 1, 200)) == 200
+    assert len(waiting.waits) == 0
+
+
+@pytest.mark.parametrize(("take", "entry"), [(Take.WAITING, 77), (Take.BEFORE_WAITING, 0)])
+def test_the_entry_of_a_delayed_message_goes_along(take: Take, entry: int) -> None:
+    index = IdIndex(MemoryIdStore(), TOPIC, bytes(16))
+    places = Places.of(0, 1, 0, np.arange(3), 9_000, 77)
+    index.add(keys_of(range(3)), np.arange(3).astype(np.uint64), places, 0)
+    horizon_us = 0 if take is Take.WAITING else 9_000
+    data, _ = Pass.of(index, range(3), (), (), horizon_us, take).portion(0)
+    _, _, moved = unpack(data, 50)
+    found = moved.find(np.arange(50, 53).astype(np.uint64))
+    assert found.entries.tolist() == [entry] * 3
+    assert found.dues.tolist() == [9_000] * 3
+    assert found.queues.tolist() == [1] * 3
+
+
+def test_delayed_messages_of_a_queue_are_found_by_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moved_ids, "PASS_IDS", 30)
+    wanted = [row[0] for row in expected(range(200), 1) if row[4]]
+    assert delayed_of(filled(200), range(200), 1).tolist() == wanted
+    assert delayed_of(filled(200), range(40, 60), 5).tolist() == []
