@@ -22,7 +22,7 @@ from semel.broker.replica.clock import monotonic_ms
 from semel.broker.replica.replica import Replica
 from semel.broker.server.checks import check_settled
 from semel.broker.server.stored_rows import FoundRow, candidates, read_row
-from semel.broker.state import DelayedCancelled, MoveState
+from semel.broker.state import DelayedCancelled
 from semel.protos.errors import InvalidRequest, Throttled, UnknownQueue
 from semel.protos.id_dedup import COMPARED_ID_BYTES_MAX
 from semel.protos.ids import QueueId, QueueKey, TopicId
@@ -148,13 +148,8 @@ class IdCalls:
             reply.fate = broker_pb2.MESSAGE_FATE_CANCELLED
             return reply, place.arrival, None
         check_settled(replica, key)
-        moved = replica.state.moves.places.get(key)
-        if key not in replica.state.queues and moved is not None:
-            if moved.state is not MoveState.AWAY:
-                raise Throttled(
-                    f"queue {key.queue_id} is on its way here; ask again", retry_after_ms=_RETRY_MS
-                )
-            return unknown, -1, None  # the group that has the queue knows
+        if key not in replica.state.queues and key in replica.state.moves.places:
+            return unknown, -1, None  # the group that has the queue knows; a client asks again
         among, log = candidates(replica.state, key, place), replica.log
         if not among:
             return reply, place.arrival, None

@@ -170,6 +170,19 @@ async def test_a_topic_that_moved_is_asked_for_again(error: SemelError) -> None:
         await find(groups)
 
 
+async def test_a_message_that_nobody_knows_is_sought_again_if_its_queue_has_moved() -> None:
+    class Moving(Groups):
+        async def call_master(self, group_id: GroupId, method: str, request: Any) -> Any:
+            reply = await super().call_master(group_id, method, request)
+            self.answers = [answer(UNKNOWN), answer(DELAYED, due_us=9)]  # after it was asked
+            return reply
+
+    assert (await find(Moving(answer(UNKNOWN)))).state == "delayed"
+    groups = Groups(answer(UNKNOWN))
+    assert await find(groups) is None
+    assert len(groups.asked) == 1
+
+
 async def test_a_cancelled_message() -> None:
     never = InvalidRequest("it was never delayed")
     for others in (answer(UNKNOWN), answer(STORED, offset=4), never):
