@@ -40,7 +40,12 @@ def test_names_are_those_of_the_document() -> None:
         for word, value in words.items():
             name = name.replace(word, value)
         expected.add(name)
-    names = {layout.IDENTITY, layout.topic_name("c", 0xAB), *made().values()}
+    names = {
+        layout.IDENTITY,
+        layout.clock_name("c"),
+        layout.topic_name("c", 0xAB),
+        *made().values(),
+    }
     assert names == expected
 
 

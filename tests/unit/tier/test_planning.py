@@ -14,14 +14,11 @@ from semel.tier import (
     GarbagePolicy,
     OffsetRange,
     TierPolicy,
-    garbage,
     layout,
     plan_merge,
     plan_tiering,
-    pointers_to_drop,
-    reachable,
 )
-from semel.tier.planning import HOUR_US, StoredObject
+from semel.tier.planning import HOUR_US, StoredObject, garbage, reachable, split_pointers
 from tests.kit.tier_rows import QUEUE
 from tests.unit.tier.entries import entry, manifest_of
 
@@ -140,13 +137,13 @@ def objects(names: list[str], *, modified_us: int = 0) -> list[StoredObject]:
 
 def test_only_what_no_pointer_leads_to_and_is_old_is_garbage() -> None:
     manifest, _ = manifest_of(3)
-    kept = reachable("c", manifest, [])
+    kept = reachable(manifest, manifest.files)
     assert len(kept) == 3
     dead = layout.data_name("c", QUEUE, 0, 30, "a" * 64)
     cut = layout.temporary_name(next(iter(kept)), "0" * 16)
     strangers = ["c/topics/readme.txt", "elsewhere/x.parquet", layout.IDENTITY]
     listed = objects([*kept, dead, cut, *strangers, layout.pointer_name("c", QUEUE, 1)])
-    policy = GarbagePolicy(garbage_after_us=HOUR_US)
+    policy = GarbagePolicy(reader_us=HOUR_US // 2, work_us=HOUR_US // 2)
     assert garbage("c", listed, kept, now_us=HOUR_US, policy=policy) == []
     found = garbage("c", listed, kept, now_us=HOUR_US + 1, policy=policy)
     assert sorted(found) == sorted([dead, cut])
@@ -154,19 +151,19 @@ def test_only_what_no_pointer_leads_to_and_is_old_is_garbage() -> None:
 
 
 def test_pointers_are_kept_while_a_reader_may_work_with_them() -> None:
-    policy = GarbagePolicy(garbage_after_us=100)
+    policy = GarbagePolicy(reader_us=100)
     names = [layout.pointer_name("c", QUEUE, number) for number in (9, 10, 11, 12)]
     listed = [
         StoredObject(name=name, length=1, modified_us=at)
         for name, at in zip(names, (0, 50, 60, 120), strict=True)
     ]
 
-    def dropped(now_us: int) -> list[str]:
-        return pointers_to_drop("c", listed, now_us=now_us, policy=policy)
+    def split(now_us: int) -> tuple[list[str], list[int]]:
+        return split_pointers("c", listed, now_us=now_us, policy=policy)
 
-    assert dropped(150) == []
-    assert dropped(151) == names[:1]
-    assert dropped(161) == names[:2]
-    assert dropped(10_000) == names[:3]  # the newest stays for ever
+    assert split(150) == ([], [9, 10, 11, 12])
+    assert split(151) == (names[:1], [10, 11, 12])
+    assert split(161) == (names[:2], [11, 12])
+    assert split(10_000) == (names[:3], [12])  # the newest stays for ever
     other = layout.pointer_name("c", QueueKey(QUEUE.topic_id, QueueId(4)), 1)
-    assert pointers_to_drop("other", objects([other]), now_us=10_000, policy=policy) == []
+    assert split_pointers("other", objects([other]), now_us=10_000, policy=policy) == ([], [])

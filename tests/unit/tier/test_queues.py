@@ -27,22 +27,21 @@ from semel.tier import (
     add_files,
     add_rows,
     claim,
+    clock_us,
+    collect,
     digest_of,
     documents,
     find_topic,
-    garbage,
     layout,
     merge,
     newest_pointer,
     no_manifest,
     owner_of,
-    pointers_to_drop,
     publish,
     put_change,
     put_rows,
     put_topic,
     queues_of,
-    reachable,
     read_manifest,
     rows_of,
     topics_of,
@@ -299,7 +298,7 @@ def test_masters_that_crash_and_overlap_lose_and_repeat_nothing(store: Store, se
         if next(master, None) is None or rng.random() < 0.15:
             masters.remove(master)
         if rng.random() < 0.1 and not masters:
-            collect(store, log)
+            collect_all(store, log)
         if log.pointer is not None:
             decided = QueueReader(store, read_manifest(store, log.pointer))
             assert all_rows(decided)["offset"].to_pylist() == list(range(log.manifest.end))
@@ -310,26 +309,18 @@ def test_masters_that_crash_and_overlap_lose_and_repeat_nothing(store: Store, se
             assert all_rows(reader).to_pylist() == rows.slice(0, reader.manifest.end).to_pylist()
     assert log.pointer is not None
     publish(store, log.pointer)
-    collect(store, log)
+    collect_all(store, log)
     assert all_rows(read(store)).to_pylist() == rows.to_pylist()
     left = [each.name for each in store.objects("")]
     named = {file.name("c", QUEUE) for file in read(store).all_files()}
-    assert len(left) == len(named) + 2  # and one manifest, and one pointer
+    assert len(left) == len(named) + 4  # and manifest, pointer, identity and clock
 
 
-def collect(store: Store, log: Log) -> None:
-    """Collects garbage as a master does, a day later."""
-    now_us = store.objects("")[-1].modified_us + 1_000 * HOUR_US
-    policy = GarbagePolicy()
-    objects = store.objects(layout.queue_folder("c", QUEUE))
-    store.delete(pointers_to_drop("c", objects, now_us=now_us, policy=policy))
-    kept: set[str] = set()
-    newest = newest_pointer(store, "c", QUEUE)
-    for pointer in filter(None, (log.pointer, newest)):
-        reader = QueueReader(store, read_manifest(store, pointer))
-        kept |= {pointer.manifest_name}
-        kept |= reachable("c", reader.manifest, reader.all_files())
-    store.delete(garbage("c", objects, kept, now_us=now_us, policy=policy))
+def collect_all(store: Store, log: Log) -> None:
+    """Collects garbage as a master does, days later."""
+    claim(store, "c")
+    now_us = clock_us(store, "c") + 1_000 * HOUR_US
+    collect(store, "c", QUEUE, lambda: log.pointer, now_us=now_us, policy=GarbagePolicy())
 
 
 def test_a_collector_that_forgets_the_logs_pointer_is_caught(store: Store) -> None:
@@ -339,7 +330,7 @@ def test_a_collector_that_forgets_the_logs_pointer_is_caught(store: Store) -> No
     master = steps(store, log, rows, 10)
     assert [next(master) for _ in range(7)][-1] == "decided"  # its copy is not written
     honest, log.pointer = log.pointer, None
-    collect(store, log)
+    collect_all(store, log)
     assert honest is not None
     with pytest.raises(ObjectMissing):
         read_manifest(store, honest)

@@ -11,6 +11,7 @@ from semel.tier.catalog import (
 )
 from semel.tier.changes import Change, add_files, merge_files, no_manifest, trim
 from semel.tier.cold_batches import ColdBatch, cold_batches
+from semel.tier.collector import clock_us, collect
 from semel.tier.digest import RowsDigest, digest_of
 from semel.tier.errors import (
     CorruptTier,
@@ -27,11 +28,8 @@ from semel.tier.planning import (
     GarbagePolicy,
     OffsetRange,
     TierPolicy,
-    garbage,
     plan_merge,
     plan_tiering,
-    pointers_to_drop,
-    reachable,
 )
 from semel.tier.queue_reader import QueueReader, newest_pointer, read_manifest
 from semel.tier.queue_writer import add_rows, merge, publish, put_change, put_rows
@@ -66,10 +64,11 @@ __all__ = [
     "add_files",
     "add_rows",
     "claim",
+    "clock_us",
     "cold_batches",
+    "collect",
     "digest_of",
     "find_topic",
-    "garbage",
     "merge",
     "merge_files",
     "newest_pointer",
@@ -78,13 +77,11 @@ __all__ = [
     "owner_of",
     "plan_merge",
     "plan_tiering",
-    "pointers_to_drop",
     "publish",
     "put_change",
     "put_rows",
     "put_topic",
     "queues_of",
-    "reachable",
     "read_manifest",
     "rows_of",
     "topics_of",

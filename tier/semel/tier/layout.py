@@ -59,6 +59,11 @@ def check_cluster_id(cluster_id: str) -> str:
     return cluster_id
 
 
+def clock_name(cluster_id: str) -> str:
+    """An empty object, written anew to see the store's clock."""
+    return f"{cluster_id}/clock"
+
+
 def topics_folder(cluster_id: str) -> str:
     return f"{cluster_id}/topics"
 

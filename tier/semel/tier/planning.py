@@ -8,8 +8,8 @@ pointer leads to and what is older than any work that could still make a pointer
 Invariants
 1. Ranges to tier are consecutive, begin where the tier ends, and consist of whole extents.
 2. A merge never crosses the edge of a page, and never touches a file beyond its target size.
-3. Nothing is garbage that a pointer which is kept leads to, or that is younger than
-   `garbage_after_us`.
+3. Nothing is garbage that a pointer leads to which a reader may still work with, or that work may
+   still make a pointer lead to.
 
 Not here: doing any of it.
 """
@@ -140,36 +140,42 @@ class StoredObject:
 class GarbagePolicy:
     """How long what nothing names is kept."""
 
-    garbage_after_us: int = 24 * HOUR_US
-    """Default 24 h. Longer than any work takes that writes objects before its pointer is decided,
-    and longer than a reader works with a pointer after the next one is decided."""
+    reader_us: int = 24 * HOUR_US
+    """Default 24 h. A reader may work so long with a pointer after the next one is decided."""
+    work_us: int = 12 * HOUR_US
+    """Default 12 h. Work that takes longer from its first object to its decision is given up."""
+
+    @property
+    def age_us(self) -> int:
+        """Objects that are younger than this are never garbage."""
+        return self.reader_us + self.work_us
 
 
-def reachable(cluster_id: str, manifest: Manifest, files: Iterable[FileEntry]) -> set[str]:
-    """Names of the pages and files of a manifest; `files` are those of all of its pages."""
-    queue = manifest.queue
+def reachable(manifest: Manifest, files: Iterable[FileEntry]) -> set[str]:
+    """Names of the pages and files of a manifest; `files` are all of its files."""
+    cluster_id, queue = manifest.cluster_id, manifest.queue
     names = {page.name(cluster_id, queue) for page in manifest.pages}
-    names |= {file.name(cluster_id, queue) for file in (*files, *manifest.files)}
-    return names
+    return names | {file.name(cluster_id, queue) for file in files}
 
 
-def pointers_to_drop(
+def split_pointers(
     cluster_id: str, objects: Iterable[StoredObject], *, now_us: int, policy: GarbagePolicy
-) -> list[str]:
-    """Returns the copies of a queue's pointers that no reader needs: the newest stays, and so does
-    every one that has been the newest within `garbage_after_us`. `now_us` is the store's clock.
-    """
+) -> tuple[list[str], list[int]]:
+    """Returns the names of the copies of a queue's pointers that no reader needs, and the numbers
+    of the others, rising. The newest copy stays, and so does every one that was the newest within
+    `reader_us`."""
     numbered = []
     for each in objects:
         found = layout.parse(cluster_id, each.name)
         if found is not None and found.kind is Kind.POINTER and not found.temporary:
             numbered.append((found.first, each))
     numbered.sort(key=lambda pair: pair[0])
-    return [
+    dropped = [
         each.name
         for (_, each), (_, following) in itertools.pairwise(numbered)
-        if following.modified_us < now_us - policy.garbage_after_us
+        if following.modified_us < now_us - policy.reader_us
     ]
+    return dropped, [number for number, each in numbered if each.name not in dropped]
 
 
 def garbage(
@@ -182,9 +188,10 @@ def garbage(
 ) -> list[str]:
     """Returns what may be deleted of a queue's objects, pointers apart.
 
-    `objects` must be listed before `kept` is found: the names of the manifests that the log's
-    pointer and all copies of pointers lead to, with all that is reachable from them. `now_us` is
-    the store's clock, as the time of an object that was written just before says it.
+    `kept` are the names of the manifests, and of all that is reachable from them, that three
+    pointers name: the log's, the newest copy, and the oldest copy that is kept. What another copy
+    leads to and none of these does was added after the oldest copy had a successor, so it is
+    younger than `age_us`, and needs no manifest to be read for it.
     """
     found = []
     for each in objects:
@@ -193,7 +200,7 @@ def garbage(
             name is not None
             and (name.kind is not Kind.POINTER or name.temporary)
             and each.name not in kept
-            and each.modified_us < now_us - policy.garbage_after_us
+            and each.modified_us < now_us - policy.age_us
         ):
             found.append(each.name)
     return found

@@ -53,18 +53,21 @@ def newest_pointer(store: Store, cluster_id: str, queue: QueueKey) -> Pointer | 
         ]
         if not numbers:
             return None
-        name = layout.pointer_name(cluster_id, queue, max(numbers))
         try:
-            data = store.read(name)
+            return read_pointer(store, cluster_id, queue, max(numbers))
         except ObjectMissing:  # the list lagged, and newer ones have made it superfluous
             if attempt == _ATTEMPTS - 1:
                 raise
-            continue
-        pointer = decode_pointer(f"{store.url}/{name}", data)
-        if pointer.name != name:
-            raise CorruptTier(f"{store.url}/{name} is the pointer of {pointer.name}")
-        return pointer
     raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def read_pointer(store: Store, cluster_id: str, queue: QueueKey, number: int) -> Pointer:
+    """Returns the pointer of a number. Raises ObjectMissing, CorruptTier."""
+    name = layout.pointer_name(cluster_id, queue, number)
+    pointer = decode_pointer(f"{store.url}/{name}", store.read(name))
+    if pointer.name != name:
+        raise CorruptTier(f"{store.url}/{name} is the pointer of {pointer.name}")
+    return pointer
 
 
 def read_manifest(store: Store, pointer: Pointer) -> Manifest:

@@ -176,10 +176,10 @@ class Store:
 
         return self._call(f"reading {self._shown(name)}", work) if ranges else []
 
-    def objects(self, folder: str) -> list[StoredObject]:
-        """Returns the objects below a folder, at any depth; none if there is no such folder. The
-        list of a store may lag behind what was written and deleted."""
-        selector = pafs.FileSelector(self._path(folder), recursive=True, allow_not_found=True)
+    def objects(self, folder: str, *, deep: bool = True) -> list[StoredObject]:
+        """Returns the objects below a folder, at any depth or (not `deep`) directly; none if there
+        is no such folder. The list of a store may lag behind what was written and deleted."""
+        selector = pafs.FileSelector(self._path(folder), recursive=deep, allow_not_found=True)
         infos = self._call(f"listing {self._shown(folder)}", lambda: self._info(selector))
         before = len(self._root) + 1
         return sorted(

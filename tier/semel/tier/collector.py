@@ -1,0 +1,62 @@
+"""Deletes a queue's garbage: what crashes and rivals left, and what merges and trims replaced.
+
+How it works. The order is what makes it safe. The objects are listed first, and the log's pointer
+is asked for afterwards, by a read that a quorum confirms: whatever was decided by then is kept, and
+what is decided later names only objects that are young or that this pointer names as well. Then old
+copies of pointers go, and after them what nothing leads to. All ages are those of the store's own
+clock.
+
+Not here: what is garbage (`planning.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from semel.protos.ids import QueueKey
+from semel.tier import layout
+from semel.tier.catalog import owner_of
+from semel.tier.errors import ForeignTier
+from semel.tier.manifest import Pointer
+from semel.tier.planning import GarbagePolicy, garbage, reachable, split_pointers
+from semel.tier.queue_reader import QueueReader, read_manifest, read_pointer
+from semel.tier.store import Store
+
+
+def clock_us(store: Store, cluster_id: str) -> int:
+    """Returns the time of the store's clock, as an object that is written now has it."""
+    name = layout.clock_name(cluster_id)
+    store.put(name, b"")
+    (found,) = [each for each in store.objects(cluster_id, deep=False) if each.name == name]
+    return found.modified_us
+
+
+def collect(
+    store: Store,
+    cluster_id: str,
+    queue: QueueKey,
+    decided: Callable[[], Pointer | None],
+    *,
+    now_us: int,
+    policy: GarbagePolicy,
+) -> list[str]:
+    """Deletes the garbage of a queue, and returns the names of what was found to be garbage.
+
+    `decided` returns the log's pointer as it is at the moment of the call, or None if there is
+    none. `now_us` is the store's clock (`clock_us`). Raises ForeignTier if the place has come to
+    belong to another cluster, and what reading raises: nothing is deleted then.
+    """
+    if owner_of(store) != cluster_id:
+        raise ForeignTier(f"{store.url} does not belong to cluster {cluster_id!r} any more")
+    objects = store.objects(layout.queue_folder(cluster_id, queue))
+    dropped, numbers = split_pointers(cluster_id, objects, now_us=now_us, policy=policy)
+    log_pointer = decided()
+    pointers = {read_pointer(store, cluster_id, queue, at) for at in (*numbers[:1], *numbers[-1:])}
+    kept: set[str] = set()
+    for pointer in pointers | ({log_pointer} if log_pointer is not None else set()):
+        reader = QueueReader(store, read_manifest(store, pointer))
+        kept.add(pointer.manifest_name)
+        kept |= reachable(reader.manifest, reader.all_files())
+    found = [*dropped, *garbage(cluster_id, objects, kept, now_us=now_us, policy=policy)]
+    store.delete(found)
+    return found
