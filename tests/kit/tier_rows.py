@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from semel.protos.batch import BrokerHeader, Codec, decode_header
 from semel.protos.columns import Columns, decode_columns, encode_batch
+from semel.protos.compacted_rows import compact_rows, gap_mark, offsets_of_rows
 from semel.protos.ids import Offset, QueueId, QueueKey, Term, TopicId
 from semel.protos.kept_rows import keep_rows
 from semel.tier.rows import StoredRows
@@ -47,9 +48,12 @@ def plain_rows(
     return StoredRows(stored(batch, base_offset, append_us), base_offset, 0, count, append_us)
 
 
-def random_rows(seed: int, batches: int, *, base_offset: int = 0) -> list[StoredRows]:
+def random_rows(
+    seed: int, batches: int, *, base_offset: int = 0, compacted: bool = False
+) -> list[StoredRows]:
     """Batches that follow each other: with and without each column and codec, with source positions
-    that jump, with dropped messages, delayed ones, ones of transactions, and parts of batches."""
+    that jump, with null values and dropped messages, delayed ones, ones of transactions, parts of
+    batches, and compacted ones if that is asked for."""
     rng = random.Random(seed)
     sequences: dict[int, int] = {}
     append_us = TIME_US + base_offset
@@ -64,11 +68,25 @@ def random_rows(seed: int, batches: int, *, base_offset: int = 0) -> list[Stored
         if rng.random() < 0.2 and end > 2:  # some of its rows were cancelled
             start, end = rng.randrange(1, end - 1), end - 1
         arrival_us = append_us - rng.choice((0, 0, 3_600_000_000))
-        found.append(
-            StoredRows(stored(batch, base_offset, arrival_us), base_offset, start, end, append_us)
-        )
+        span = 0
+        if compacted and rng.random() < 0.4:
+            batch, span = _compacted(rng, batch, base_offset, start, end), end - start
+            start, end = 0, span
+        whole = BrokerHeader(Offset(base_offset), arrival_us, Term(7), span).encode() + batch
+        found.append(StoredRows(whole, base_offset, start, end, append_us))
         base_offset += end - start
     return found
+
+
+def _compacted(rng: random.Random, batch: bytes, base_offset: int, start: int, end: int) -> bytes:
+    """What compaction leaves of rows `[start, end)` of a batch."""
+    header = decode_header(batch)
+    columns = decode_columns(batch, header)
+    offsets = offsets_of_rows(columns, base_offset, start, end - start)
+    kept = (offsets >= 0) & np.array([rng.random() < 0.5 for _ in offsets])
+    made = compact_rows(header, columns, offsets, kept)
+    assert len(made) <= 1
+    return made[0][1] if made else gap_mark(header)
 
 
 def _batch(
@@ -87,9 +105,15 @@ def _batch(
 
     jumps = rng.random() < 0.3
     sequences = np.cumsum([rng.randrange(1, 9) for _ in range(count)]) + previous
+    keys = pieces(True, 9) if some("keys") else [None] * count
+    nulls = rng.random() < 0.3
+    values = [
+        None if nulls and key is not None and rng.random() < 0.5 else value
+        for key, value in zip(keys, pieces(False, 60), strict=True)
+    ]
     columns = Columns.from_arrow(
-        pieces(False, 60),
-        keys=pieces(True, 9) if some("keys") else None,
+        values,
+        keys=None if keys == [None] * count else keys,
         headers=[
             [(rng.choice(("", "a", "näme")), rng.randbytes(rng.randrange(5)))] * rng.randrange(3)
             for _ in range(count)

@@ -8,12 +8,14 @@ import pyarrow as pa
 
 from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.tier import (
+    OffsetRange,
     Store,
-    add_rows,
+    add_files,
     claim,
     no_manifest,
     publish,
     put_change,
+    put_rows,
     put_topic,
     rows_of,
     trim,
@@ -26,12 +28,14 @@ AUDIT = TopicId(8)
 
 
 def rows_of_queue(queue: QueueKey) -> pa.Table:
-    """What the log had of a queue."""
-    return rows_of(random_rows(queue.topic_id % 97 + queue.queue_id, 120))
+    """What the log had of a queue; topic "audit" is compacted."""
+    seed = queue.topic_id % 97 + queue.queue_id
+    return rows_of(random_rows(seed, 120, compacted=queue.topic_id == AUDIT))
 
 
 def fill(store: Store) -> None:
-    """Puts topic "orders", of two queues, the second without its first 33 rows, and "audit"."""
+    """Puts topic "orders", of two queues, the second without its first 33 rows, and the compacted
+    topic "audit"."""
     claim(store, CLUSTER)
     put_topic(store, CLUSTER, "orders", ORDERS)
     put_topic(store, CLUSTER, "audit", AUDIT)
@@ -39,7 +43,9 @@ def fill(store: Store) -> None:
         rows = rows_of_queue(key)
         manifest = no_manifest(CLUSTER, topic, key, 0)
         for at in range(0, rows.num_rows, 200):
-            change = add_rows(store, manifest, rows.slice(at, 200))
+            part = rows.slice(at, 200)
+            covers = OffsetRange(manifest.end, part["offset"][-1].as_py() + 1)
+            change = add_files(manifest, [put_rows(store, CLUSTER, key, part, covers)])
             publish(store, put_change(store, change))
             manifest = change.manifest
         if start:

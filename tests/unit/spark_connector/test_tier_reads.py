@@ -126,9 +126,8 @@ def test_filters_are_applied_exactly_and_need_no_column_of_the_schema(url: str) 
         [GreaterThanOrEqual(("timestamp",), least), LessThan(("timestamp",), most)],
         "value",
     )
-    assert sorted(row["value"] for row in found) == sorted(
-        row["value"] for row in everything if least <= row["timestamp"] < most
-    )
+    values = [row["value"] for row in everything if least <= row["timestamp"] < most]
+    assert sorted(row["value"] or b"" for row in found) == sorted(each or b"" for each in values)
     found = filtered(url, [EqualTo(("offset",), 40), EqualTo(("queue",), 1)], "value", "topic")
     assert found == [
         {"value": row["value"], "topic": row["topic"]}
@@ -144,9 +143,10 @@ def test_a_count_fetches_no_file(url: str, tmp_path: Path) -> None:
     fill(open_store(where))
     for path in tmp_path.rglob("*.parquet"):
         path.unlink()
-    assert len(read(where, "offset")) == len(expected("orders", "audit"))
-    with pytest.raises(ObjectMissing, match=r"\.parquet"):
-        read(where, "offset", "value")
+    assert len(read(where, "offset", subscribe="orders")) == len(expected("orders"))
+    for names in (("offset", "value"), ("offset",)):  # a compacted topic has gaps
+        with pytest.raises(ObjectMissing, match=r"\.parquet"):
+            read(where, *names, subscribe="audit")
 
 
 def test_a_damaged_file_is_an_error_and_no_row(tmp_path: Path) -> None:

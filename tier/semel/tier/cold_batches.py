@@ -10,8 +10,10 @@ readers: a broker never stores or replicates it, and never compares it with a re
 
 Invariants
 1. `rows_of` of the batches returns the rows that they were made of, but for `append_time`, which
-   the extent says. No batch spans a gap in offsets.
-2. Every batch passes `check_batch` and `decode_columns`.
+   the extent says.
+2. The batches stand for all of the offsets, one behind the other. One that stands for an offset
+   without a row is a compacted batch, and needs a client of feature level 8.
+3. Every batch passes `check_batch` and `decode_columns`.
 
 Not here: the fetch that takes them.
 """
@@ -19,15 +21,23 @@ Not here: the fetch that takes them.
 from __future__ import annotations
 
 import itertools
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from semel.protos.batch import COPY_BYTES_MAX, MESSAGE_BYTES_MAX, BrokerHeader, Codec
+from semel.protos.batch import (
+    COPY_BYTES_MAX,
+    MESSAGE_BYTES_MAX,
+    BatchHeader,
+    BrokerHeader,
+    Codec,
+)
 from semel.protos.columns import Columns, encode_batch
-from semel.protos.ids import Offset, QueueKey, Term
+from semel.protos.compacted_rows import gap_mark
+from semel.protos.ids import NO_SEQUENCE, Offset, ProducerId, QueueKey, Sequence, Term
 from semel.tier.rows import cuts, row_bytes
 
 COLD_BATCH_BYTES: Final = 1 << 20
@@ -37,23 +47,28 @@ _NOBODY: Final = Term(0)
 
 
 class ColdBatch(NamedTuple):
-    """A stored batch whose rows all count, from row 0 on."""
+    """A stored batch, all of which counts. A reply to a fetch names its rows from 0 to
+    `offset_count`."""
 
     stored: bytes
     base_offset: int
-    row_count: int
+    offset_count: int
+    """It stands for the offsets `[base_offset, base_offset + offset_count)`."""
 
 
 def cold_batches(
     queue: QueueKey,
     rows: pa.Table,
+    covers: tuple[int, int],
     *,
     bytes_max: int = COLD_BATCH_BYTES,
     codec: Codec = Codec.NONE,
 ) -> list[ColdBatch]:
-    """Returns batches that have `rows`, which have SCHEMA, in the same order."""
+    """Returns batches that have `rows`, which have SCHEMA, in the same order. They stand for the
+    offsets from `covers[0]` to before `covers[1]`, of which these are all rows."""
+    start_offset, end_offset = covers
     if not rows.num_rows:
-        return []
+        return [_gap(queue, *covers)] if start_offset < end_offset else []
     rows = rows.combine_chunks()
     numbers = {
         name: rows.column(name).cast(pa.int64()).to_numpy()
@@ -68,24 +83,35 @@ def cold_batches(
         )
     }
     breaks = numbers["sequence"][1:] <= numbers["sequence"][:-1]
-    breaks |= np.diff(numbers["offset"]) != 1
     for name in ("producer", "producer_epoch", "producer_session", "arrival_time"):
         breaks |= numbers[name][1:] != numbers[name][:-1]
     sizes = row_bytes(rows)
-    found: list[ColdBatch] = []
+    spans: list[tuple[int, int]] = []
     edges = [0, *(np.flatnonzero(breaks) + 1).tolist(), rows.num_rows]
     for start, end in itertools.pairwise(edges):
         first = start
         for last in cuts(sizes[start:end], bytes_max):
-            found.append(_batch(queue, rows, numbers, first, start + last, codec))
+            spans.append((first, start + last))
             first = start + last
-    return found
+    offsets = numbers["offset"]
+    bases = [start_offset, *(int(offsets[first]) for first, _ in spans[1:]), end_offset]
+    assert bases[0] <= offsets[0] and offsets[-1] < end_offset, "the rows lie in what they cover"
+    return [
+        _batch(queue, rows, numbers, span, (base, base_after), codec)
+        for span, (base, base_after) in zip(spans, pairwise(bases), strict=True)
+    ]
 
 
 def _batch(
-    queue: QueueKey, rows: pa.Table, numbers: dict[str, Any], start: int, end: int, codec: Codec
+    queue: QueueKey,
+    rows: pa.Table,
+    numbers: dict[str, Any],
+    span: tuple[int, int],
+    covers: tuple[int, int],
+    codec: Codec,
 ) -> ColdBatch:
-    """The batch of rows `[start, end)`."""
+    """The batch of the rows of a span, which are all of the offsets in `covers`."""
+    start, end = span
     columns = {
         name: rows.column(name).chunk(0).slice(start, end - start)
         for name in ("key", "value", "headers", "message_id")
@@ -93,7 +119,8 @@ def _batch(
     sequences = numbers["sequence"][start:end]
     timestamps = numbers["timestamp"][start:end]
     first, last = int(sequences[0]), int(sequences[-1])
-    jumps = last - first != end - start - 1
+    gaps = covers[1] - covers[0] != end - start
+    jumps = gaps or last - first != end - start - 1
     one_time = bool((timestamps == timestamps[0]).all())
     batch = encode_batch(
         Columns(
@@ -103,6 +130,7 @@ def _batch(
             timestamps=None if one_time else pa.array(timestamps),
             message_ids=_unless_empty(columns["message_id"]),
             sequences=pa.array(sequences) if jumps else None,
+            offsets=pa.array(numbers["offset"][start:end]) if gaps else None,
         ),
         topic_id=queue.topic_id,
         queue_id=queue.queue_id,
@@ -117,9 +145,38 @@ def _batch(
         source_positions=jumps,
         message_bytes_max=MESSAGE_BYTES_MAX + COPY_BYTES_MAX,
     )
-    offset = int(numbers["offset"][start])
-    header = BrokerHeader(Offset(offset), int(numbers["arrival_time"][start]), _NOBODY)
-    return ColdBatch(header.encode() + batch, offset, end - start)
+    return _stored(batch, covers, int(numbers["arrival_time"][start]), gaps=gaps)
+
+
+def _gap(queue: QueueKey, start: int, end: int) -> ColdBatch:
+    """The batch that stands for offsets of which there is no row."""
+    nobody = BatchHeader(
+        codec=Codec.NONE,
+        flags=0,
+        body_length=0,
+        uncompressed_length=0,
+        body_crc=0,
+        content_crc=0,
+        topic_id=queue.topic_id,
+        queue_id=queue.queue_id,
+        count=0,
+        producer_id=ProducerId(1),
+        epoch=0,
+        session=0,
+        previous_sequence=NO_SEQUENCE,
+        base_sequence=Sequence(0),
+        last_sequence=Sequence(0),
+        first_timestamp_us=0,
+        max_timestamp_us=0,
+        deliver_at_us=0,
+    )
+    return _stored(gap_mark(nobody), (start, end), 0, gaps=True)
+
+
+def _stored(batch: bytes, covers: tuple[int, int], arrival_us: int, *, gaps: bool) -> ColdBatch:
+    count = covers[1] - covers[0]
+    header = BrokerHeader(Offset(covers[0]), arrival_us, _NOBODY, count if gaps else 0)
+    return ColdBatch(header.encode() + batch, covers[0], count)
 
 
 def _unless_empty(column: pa.Array) -> pa.Array | None:

@@ -3,7 +3,8 @@
 How it works. Each batch is decoded into columns over its own bytes, and its rows are sliced out, so
 nothing here touches a single message. A batch may be compressed, carry source positions that jump,
 lack rows that were dropped because of their ids, be one of a transaction or a delayed one: its rows
-say all that readers get, and the extent says which rows have which offsets.
+say all that readers get, and the extent says which rows have which offsets. A compacted batch says
+itself which offsets its rows have; some of those that it stands for have no row.
 
 Not here: files (`files.py`), batches made of rows again (`cold_batches.py`).
 """
@@ -18,8 +19,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from semel.protos.arrow_records import REPEATED_INT64, Repeater, record_arrays
-from semel.protos.batch import BROKER_HEADER_BYTES, check_batch, decode_broker_header
-from semel.protos.body import header_buffers, offsets_of
+from semel.protos.batch import (
+    BROKER_HEADER_BYTES,
+    BatchFlags,
+    check_batch,
+    decode_broker_header,
+)
+from semel.protos.body import header_buffers, numbers_of, offsets_of
 from semel.protos.columns import decode_columns
 from semel.protos.errors import CorruptBatch
 from semel.tier.schema import SCHEMA, TIMESTAMP
@@ -39,6 +45,8 @@ class StoredRows(NamedTuple):
     """Offset of row `row_start`."""
     row_start: int
     row_end: int
+    """If the batch was compacted, those rows count whose offsets lie in
+    `[base_offset, base_offset + row_end - row_start)`."""
     append_time_us: int
     """Log time at which the rows got their offsets. Of a batch that was produced plainly it is the
     broker header's; a delayed batch, or one of a transaction, was stored earlier than that."""
@@ -58,27 +66,38 @@ def rows_of(pieces: Iterable[StoredRows]) -> pa.Table:
             f"rows begin at offset {piece.base_offset}, not at {expected}"
         )
         assert append_time_us <= piece.append_time_us, "append times of a queue never fall"
-        batches.append(_rows(piece))
+        batches += _rows(piece)
         expected = piece.base_offset + piece.row_end - piece.row_start
         append_time_us = piece.append_time_us
     return pa.Table.from_batches(batches, SCHEMA)
 
 
-def _rows(piece: StoredRows) -> pa.RecordBatch:
+def _rows(piece: StoredRows) -> list[pa.RecordBatch]:
+    """The rows of a piece; none of a compacted batch that only stands for a gap."""
     stored = memoryview(piece.stored)
     arrival_us = decode_broker_header(stored).append_time_us
     batch = stored[BROKER_HEADER_BYTES:]
     header = check_batch(batch)
-    if not 0 <= piece.row_start < piece.row_end <= header.count:
-        raise CorruptBatch(
-            f"batch has {header.count} rows, an extent names {piece.row_start} to {piece.row_end}"
-        )
-    columns = decode_columns(batch, header).slice(piece.row_start, piece.row_end)
+    start, end = piece.row_start, piece.row_end
+    if header.flags & BatchFlags.OFFSET:
+        if not header.count:
+            return []
+        columns = decode_columns(batch, header)
+        assert columns.offsets is not None, "the flag says so"
+        within = (piece.base_offset, piece.base_offset + end - start)
+        start, end = np.searchsorted(numbers_of(columns.offsets, np.int64), within).tolist()
+        if start == end:
+            return []
+    elif 0 <= start < end <= header.count:
+        columns = decode_columns(batch, header)
+    else:
+        raise CorruptBatch(f"batch has {header.count} rows, an extent names {start} to {end}")
+    columns = columns.slice(start, end)
     key, value, offset, timestamp, headers, producer, sequence = record_arrays(
-        columns, header, piece.row_start, piece.base_offset
+        columns, header, start, piece.base_offset
     )
     count, ids = len(columns), columns.message_ids
-    return pa.RecordBatch.from_arrays(
+    rows = pa.RecordBatch.from_arrays(
         [
             key,
             value,
@@ -95,6 +114,7 @@ def _rows(piece: StoredRows) -> pa.RecordBatch:
         ],
         schema=SCHEMA,
     )
+    return [rows]
 
 
 def row_bytes(rows: pa.Table) -> npt.NDArray[np.int64]:
