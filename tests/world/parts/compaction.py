@@ -28,7 +28,7 @@ def with_compaction(plan: Plan) -> Plan:
     kinds = (
         *("kill master",) * 3,
         *("checkpoint", "client crash", "kill", "stop master", "heal", "two masters"),
-        *("all lose power", "planned restart", "transfer", "rot", "long absence"),
+        *("all lose power", "planned restart", "transfer", "wall clock jump"),
     )
     steps = [
         Step(round(random.uniform(0.3, plan.duration_s + 2.5), 6), kind, random.getrandbits(32))
