@@ -51,6 +51,7 @@ NAMES: Final[Mapping[str, str]] = {
     "AsyncProducerTransaction": "ProducerTransaction",
     "AsyncReader": "Reader",
     "AsyncStage": "Stage",
+    "AsyncTable": "Table",
     "AsyncTransaction": "Transaction",
     "AsyncTransactions": "Transactions",
     "_AsyncPulling": "_Pulling",
@@ -59,6 +60,7 @@ NAMES: Final[Mapping[str, str]] = {
     "__aiter__": "__iter__",
     "aio_admin": "sync_admin",
     "aio_reading": "sync_reading",
+    "aio_table": "sync_table",
     "aio_transactions": "sync_transactions",
     "await_ready": "wait_ready",
     "await_run": "run",
@@ -137,6 +139,21 @@ One object belongs to one thread at a time.
             ),
             "One transaction of an asyncio consumer;": "One transaction of a synchronous consumer;",
         },
+    ),
+    Half(
+        source="aio_table.py",
+        target="sync_table.py",
+        docstring="""\
+The synchronous `Table`: a topic as a mapping that follows it.
+
+How it works. A reader reads the topic from its start and goes on. Whoever looks at the table first
+takes in what has arrived, without waiting; nothing runs in the background but the reader's
+prefetching.
+
+One object belongs to one thread at a time.
+
+Not here: which message of a key counts (`core/table_rows.py`).
+""",
     ),
     Half(
         source="aio_transactions.py",

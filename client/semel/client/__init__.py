@@ -17,6 +17,7 @@ from semel.client.admin.verify import VerifyProgress
 from semel.client.api.aio import AsyncClient, AsyncProducer
 from semel.client.api.aio_admin import AsyncAdmin
 from semel.client.api.aio_reading import AsyncConsumer, AsyncReader
+from semel.client.api.aio_table import AsyncTable
 from semel.client.api.aio_transactions import (
     AsyncProducerTransaction,
     AsyncStage,
@@ -26,6 +27,7 @@ from semel.client.api.connect import connect, connect_async
 from semel.client.api.sync import Client, Producer
 from semel.client.api.sync_admin import Admin
 from semel.client.api.sync_reading import Consumer, Reader
+from semel.client.api.sync_table import Table
 from semel.client.api.sync_transactions import ProducerTransaction, Stage, Transactions
 from semel.client.config import (
     ClientConfig,
@@ -57,6 +59,7 @@ __all__ = [
     "AsyncProducerTransaction",
     "AsyncReader",
     "AsyncStage",
+    "AsyncTable",
     "AsyncTransactions",
     "BulkFuture",
     "BulkSummary",
@@ -102,6 +105,7 @@ __all__ = [
     "Stage",
     "StageReceipt",
     "StoredMessage",
+    "Table",
     "TransactionInfo",
     "TransactionPart",
     "Transactions",

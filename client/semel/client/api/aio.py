@@ -19,6 +19,7 @@ from typing import Any, Final, Self
 
 from semel.client.api.aio_admin import AsyncAdmin
 from semel.client.api.aio_reading import AsyncConsumer, AsyncReader
+from semel.client.api.aio_table import AsyncTable
 from semel.client.api.aio_transactions import AsyncProducerTransaction, AsyncTransactions
 from semel.client.api.transaction_work import TransactionWork
 from semel.client.config import ReaderConfig, build
@@ -87,6 +88,13 @@ class AsyncClient:
         # sync:     self._session.runtime.call_soon(core.close)
         # sync:     raise
         # sync: return Reader(self._session, core)
+
+    def table(self, topic: str, **options: Any) -> AsyncTable:
+        """A topic as a mapping from keys to their newest values, which follows it: made for
+        compacted topics. Entering it reads what is stored; options are the fields of
+        `ReaderConfig`. See docs/client.md#a-topic-as-a-table.
+        """
+        return AsyncTable(self._session, topic, self.reader(topic, **options))
 
     def consumer(self, group: str, topics: list[str] | str, **options: Any) -> AsyncConsumer:
         """Joins a consumer group; options are the fields of `ConsumerConfig`.

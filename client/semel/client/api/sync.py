@@ -18,6 +18,7 @@ from typing import Any, Final, Self
 
 from semel.client.api.sync_admin import Admin
 from semel.client.api.sync_reading import Consumer, Reader
+from semel.client.api.sync_table import Table
 from semel.client.api.sync_transactions import ProducerTransaction, Transactions
 from semel.client.api.transaction_work import TransactionWork
 from semel.client.config import ReaderConfig, build
@@ -83,6 +84,13 @@ class Client:
             self._session.runtime.call_soon(core.close)
             raise
         return Reader(self._session, core)
+
+    def table(self, topic: str, **options: Any) -> Table:
+        """A topic as a mapping from keys to their newest values, which follows it: made for
+        compacted topics. Entering it reads what is stored; options are the fields of
+        `ReaderConfig`. See docs/client.md#a-topic-as-a-table.
+        """
+        return Table(self._session, topic, self.reader(topic, **options))
 
     def consumer(self, group: str, topics: list[str] | str, **options: Any) -> Consumer:
         """Joins a consumer group; options are the fields of `ConsumerConfig`.
