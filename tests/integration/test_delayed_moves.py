@@ -14,9 +14,9 @@ from semel.broker.server import moves_service
 from semel.protos.errors import QueueMoved
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2
-from tests.integration.test_cancelled_messages import Sender, cancel, fate
-from tests.integration.test_moved_ids import groups, move, verify
 from tests.kit.brokers import QUEUE, BrokerGroup, RawClient
+from tests.kit.found_messages import Sender, cancel, fate
+from tests.kit.moving_groups import groups, move, verify
 
 HOUR_US = 3_600_000_000
 SOON_US = 2_500_000

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import numpy as np
 
 from semel.broker.compaction import newest, runs
-from semel.broker.state.apply import compaction
+from semel.broker.state.apply import compacted
 from semel.protos import compacted_rows
 
 
@@ -47,7 +47,7 @@ def removes_tombstones_at_once() -> Iterator[None]:
     def horizon(self: Any, now_us: int, tombstone_ms: int) -> int:
         return int(self.compacted_to)
 
-    with patch.object(compaction.Compaction, "horizon", horizon):
+    with patch.object(compacted.Compaction, "horizon", horizon):
         yield
 
 

@@ -100,7 +100,7 @@ TARGETS: Final = {
         ),
     ),
     "compaction": Target(
-        files=(f"{_BROKER}/compaction", f"{_BROKER}/state/apply/compaction.py"),
+        files=(f"{_BROKER}/compaction", f"{_BROKER}/state/apply/compacted.py"),
         tests=("tests/unit/broker/compaction", "tools/mutation/few_worlds.py"),
     ),
     "state": Target(
@@ -130,6 +130,7 @@ TARGETS: Final = {
         files=tuple(
             f"{_BROKER}/state/{name}.py"
             for name in (
+                "apply/move_places",
                 "apply/moves",
                 "apply/slices",
                 "apply/stagers",
@@ -197,7 +198,7 @@ TARGETS: Final = {
                 "background/delayed_release",
                 "background/publication",
                 "background/transaction_work",
-                "background/compaction",
+                "background/compaction_passes",
                 "control_plane/group_calls",
                 "replica/confirmed_reads",
                 "replica/log_view",

@@ -29,7 +29,7 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
-from semel.broker.background.compaction import QueueCompaction
+from semel.broker.background.compaction_passes import QueueCompaction
 from semel.broker.background.delayed_release import DelayedRelease
 from semel.broker.background.maintenance import maintain
 from semel.broker.background.transaction_work import TransactionWork

@@ -15,7 +15,7 @@ from collections import defaultdict
 from importlib.metadata import version
 from typing import Final
 
-from semel.broker.background.compaction import QueueCompaction
+from semel.broker.background.compaction_passes import QueueCompaction
 from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.load import Counters
 from semel.broker.repair.scrub import Scrub

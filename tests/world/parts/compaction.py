@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-from semel.broker.background import compaction
+from semel.broker.background import compaction_passes
 from tests.world import (
     nodes,
     tables,  # noqa: F401
@@ -50,8 +50,12 @@ def _small(run: Run) -> Iterator[None]:
     with ExitStack() as stack:
         made = partial(nodes.broker_config, **config)
         stack.enter_context(patch.object(run_module, "broker_config", made))
-        stack.enter_context(patch.object(compaction, "PIECE_BYTES", random.choice((500, 3_000))))
-        stack.enter_context(patch.object(compaction, "PIECE_EXTENTS", random.choice((2, 10))))
+        stack.enter_context(
+            patch.object(compaction_passes, "PIECE_BYTES", random.choice((500, 3_000)))
+        )
+        stack.enter_context(
+            patch.object(compaction_passes, "PIECE_EXTENTS", random.choice((2, 10)))
+        )
         yield
 
 

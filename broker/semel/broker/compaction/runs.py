@@ -10,7 +10,7 @@ Invariants
 1. The batches and spans of a run cover exactly its offsets, in their order.
 2. Only a batch that the run makes anew gets a larger span: what stays is not touched.
 
-Not here: how a run is applied (`state/apply/compaction.py`).
+Not here: how a run is applied (`state/apply/compacted.py`).
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import assert_never
 
 from semel.broker.compaction import CompactedBatch
@@ -544,17 +545,16 @@ class Proposer:
                     item.future.set_result(result)
                 continue
             if isinstance(result, Staged):
-                if result.error is not None:
-                    item.sink.refuse(item.header, result.error)
+                answered = "duplicate" if result.duplicate else "committed"
+                if result.error is None:
+                    item.sink.ack(item.header, answered, -1, 0)
                 else:
-                    status = "duplicate" if result.duplicate else "committed"
-                    item.sink.ack(item.header, status, -1, 0)
+                    item.sink.refuse(item.header, result.error)
                 continue
             assert isinstance(result, BatchApplied)
             key = BatchKey(result.queue_key, result.producer_id, result.base_sequence)
             dropped = self._dropped.pop(key, b"")
-            append_time_us = result.append_time_us
-            answer = append_time_us, dropped, self.admission.dues.of(item.header)
+            answer = result.append_time_us, dropped, self.admission.dues.of(item.header)
             item.sink.ack(item.header, "committed", result.base_offset, *answer)
             for duplicate, base_offset in self._duplicates.pop(key, ()):
                 duplicate.sink.ack(duplicate.header, "duplicate", base_offset, *answer)
@@ -562,10 +562,8 @@ class Proposer:
     def on_lost(self, error: Callable[[], SemelError]) -> None:
         """Mastership is lost: all requests get `error`. Appended ones may still be committed."""
         waiting: list[_Item | _Preceding] = [*self._queue, *self._parked.values()]
-        for owners in self._entries.values():
-            waiting += owners
-        for duplicates in self._duplicates.values():
-            waiting += [item for item, _ in duplicates]
+        waiting += chain.from_iterable(self._entries.values())
+        waiting += [item for found in self._duplicates.values() for item, _ in found]
         self._queue.clear()
         self._releasing.clear()
         self._parked.clear()

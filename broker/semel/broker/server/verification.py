@@ -2,7 +2,7 @@
 
 How it works. One step on the loop copies the facts to check against: each queue's extents up to the
 entry asked for, and the digests of the live table. A reader thread then reads every stored batch
-and every entry from disk or cache and feeds the verifiers of `state/verify/verifiers.py`. Progress
+and every entry from disk or cache and feeds the verifiers of `state/verify/`. Progress
 and finished queues stream back while it works.
 
 Two tables are compared. The table as of the entry asked for is the same on every node, whatever
@@ -12,7 +12,7 @@ equal the live table of this node.
 If a topic compares message ids, the whole log that is left is read for them, from its first entry
 on, also before the checkpoint at which the tables begin.
 
-Not here: the checks (`state/verify/verifiers.py`), comparing nodes (the client's admin).
+Not here: the checks (`state/verify/`), comparing nodes (the client's admin).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from semel.broker.state.admission.decisions import (
 from semel.broker.state.admission.id_admission import CheckedIds, KnownIds
 from semel.broker.state.admission.record_limits import NAME_CHARACTERS_MAX, record_refusal
 from semel.broker.state.admission.transaction_admission import KeptBatch, TransactionIds
-from semel.broker.state.apply.compaction import GONE, STAYS, CompactionSettings
+from semel.broker.state.apply.compacted import GONE, STAYS, CompactionSettings
 from semel.broker.state.apply.coordination import Begun, Coordination
 from semel.broker.state.apply.delay_figures import DueHistogram
 from semel.broker.state.apply.delayed_copies import (
@@ -46,15 +46,9 @@ from semel.broker.state.apply.due_seconds import DueLoad
 from semel.broker.state.apply.extents import Extent
 from semel.broker.state.apply.id_windows import MOVED_ID_BYTES, CopiedIds, IdWindow
 from semel.broker.state.apply.locks import ConsumerGroups, GroupQueue
+from semel.broker.state.apply.move_places import Incoming, MoveState, Place
 from semel.broker.state.apply.moved_origins import entries_of
-from semel.broker.state.apply.moves import (
-    Incoming,
-    Moves,
-    MoveState,
-    Place,
-    held_here,
-    move_refusal,
-)
+from semel.broker.state.apply.moves import Moves, held_here, move_refusal
 from semel.broker.state.apply.producers import SequenceTable, row_message
 from semel.broker.state.apply.queues import Child, QueueSettings, QueueState
 from semel.broker.state.apply.results import (
@@ -97,7 +91,8 @@ from semel.broker.state.apply.transactions import Transactions
 from semel.broker.state.lag import Progress, progress
 from semel.broker.state.lock_clock import LockClock
 from semel.broker.state.log_clock import LogClock, VoterClocks, majority_time_us
-from semel.broker.state.verify.verifiers import BatchVerifier, QueueReport, TableVerifier
+from semel.broker.state.verify.batch_verifier import BatchVerifier, QueueReport
+from semel.broker.state.verify.table_verifier import TableVerifier
 
 __all__ = [
     "EXPIRED_ROWS_MAX",

@@ -58,8 +58,10 @@ def wanted(offset: int, *, token: int = 0, group: str = "") -> broker_pb2.FetchQ
     return broker_pb2.FetchQueue(queue=queue_ref(KEY), offset=offset, token=token, group=group)
 
 
-async def read(node: Node, fetch: broker_pb2.FetchQueue, level_max: int = LEVEL_MAX) -> Any:
-    return await QueueReader(node).read(fetch, KEY, 1 << 20, alone=True, level_max=level_max)
+async def read(
+    node: Node, fetch: broker_pb2.FetchQueue, level_max: int = LEVEL_MAX, *, room: int = 1 << 20
+) -> Any:
+    return await QueueReader(node).read(fetch, KEY, room, alone=True, level_max=level_max)
 
 
 async def test_the_first_batch_is_given_from_the_row_that_was_asked_for(node: Node) -> None:
@@ -76,7 +78,7 @@ async def test_a_crowd_gets_what_one_reader_gets_while_the_cache_has_it(node: No
     reader = QueueReader(node)
     for offset, room in ((0, 1 << 20), (3, 1 << 20), (3, 1), (10, 1)):
         found = reader.read_cached(wanted(offset), KEY, room)
-        assert found == await read(node, wanted(offset), room)
+        assert found == await read(node, wanted(offset), room=room)
     for offset in (-1, 20, 21):
         assert reader.read_cached(wanted(offset), KEY, 1) is None
     node.log.cached_record = lambda index, *_: None if index > 4 else b"first"

@@ -8,7 +8,7 @@ import pytest
 
 from semel.broker.state.apply import (
     cancelled_rows,
-    compaction,
+    compacted,
     coordination,
     delayed_copies,
     delays,
@@ -38,8 +38,8 @@ DOCUMENT = "state.md"
         ("Queue", 1, expired.HEAD),
         ("Lineage", 0, queues._LINEAGE),
         ("Lineage", 1, queues._CHILD),
-        ("Compaction", 0, compaction._FIXED),
-        ("Compaction", 1, compaction._MARK),
+        ("Compaction", 0, compacted._FIXED),
+        ("Compaction", 1, compacted._MARK),
         ("Row", 0, rows.ROW),
         ("Row", 1, rows.ENTRY),
         ("Consumer group", 0, locks._FIXED),

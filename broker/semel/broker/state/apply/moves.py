@@ -34,17 +34,17 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Iterator
-from enum import IntEnum
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from semel.broker.state.apply.codec import Reader
-from semel.broker.state.apply.compaction import Compaction
+from semel.broker.state.apply.compacted import Compaction
 from semel.broker.state.apply.delayed_copies import DelayedCopies, ordinal_of_copy
 from semel.broker.state.apply.delays import DelayedExtent, Delays
 from semel.broker.state.apply.extents import Extents
 from semel.broker.state.apply.id_windows import IdSettings, IdWindows, arrivals_from
 from semel.broker.state.apply.locks import ConsumerGroups, unknown_queue
 from semel.broker.state.apply.move_ids import begin_ids, ids_misfit, supersede_ids, take_ids
+from semel.broker.state.apply.move_places import Incoming, MoveState, Place
 from semel.broker.state.apply.producers import SequenceTable
 from semel.broker.state.apply.queues import SLOTS, QueueSettings, QueueState
 from semel.broker.state.apply.results import MoveApplied
@@ -74,43 +74,6 @@ SEALED_RETRY_MS: Final = 25
 """About the time that a sealed queue takes to reach its new group."""
 _PLACE: Final = struct.Struct("<QIIIQ")
 _COUNT: Final = struct.Struct("<I")
-
-
-class MoveState(IntEnum):
-    """How a broker group relates to a queue that takes part, or took part, in a move."""
-
-    HERE = 1
-    """The job is over, and the queue lives here."""
-    AWAY = 2
-    """The job is over, and the queue lives on the other group."""
-    FROZEN = 3
-    """Source: the queue is sealed, and this group does not know yet where it will live."""
-    INCOMING = 4
-    """Target: copies arrive."""
-    READY = 5
-    """Target: everything has arrived."""
-
-
-class Place(NamedTuple):
-    """The newest job of a queue, as one broker group knows it."""
-
-    state: MoveState
-    job: int
-    group_id: int
-    """The other broker group."""
-
-
-class Incoming:
-    """A queue on its way here."""
-
-    __slots__ = ("delayed", "queue", "slice")
-
-    def __init__(self, queue: QueueState) -> None:
-        self.queue = queue
-        """Holds the extents of the copies."""
-        self.delayed = DelayedCopies()
-        self.slice = b""
-        """The part of the serialized slice that has arrived."""
 
 
 class Home(Protocol):

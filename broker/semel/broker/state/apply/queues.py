@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from semel.broker.state.apply.codec import Reader, pack_text
-from semel.broker.state.apply.compaction import (
+from semel.broker.state.apply.compacted import (
     Compaction,
     CompactionSettings,
     Rewritten,

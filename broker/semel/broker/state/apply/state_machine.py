@@ -35,7 +35,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from semel.broker.state.apply.codec import Reader
-from semel.broker.state.apply.compaction import Rewritten, rewritten
+from semel.broker.state.apply.compacted import Rewritten, rewritten
 from semel.broker.state.apply.delays import COLUMN_FLAG, Delays
 from semel.broker.state.apply.id_windows import IdSettings, IdWindows
 from semel.broker.state.apply.locks import ConsumerGroups

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from semel.broker.state.apply.moves import MoveState
+from semel.broker.state.apply.move_places import MoveState
 from semel.broker.state.apply.results import ProducerState
 from semel.broker.state.apply.slices import read_slice
 from semel.broker.state.apply.state_machine import State

@@ -19,7 +19,7 @@ Invariants
    too; or as a tombstone that the replicated state allows to remove.
 
 Not here: which messages go (`semel.broker.compaction`), how a run is applied
-(`state/apply/compaction.py`).
+(`state/apply/compacted.py`).
 """
 
 from __future__ import annotations
