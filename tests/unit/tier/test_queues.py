@@ -203,7 +203,8 @@ def test_what_a_pointer_leads_to_is_never_taken_for_right_when_it_is_damaged(
     monkeypatch.setattr("semel.tier.changes.PAGE_FILES", 2)
     tiered(store, *split(rows_of(random_rows(7, 20)), 30))
     rng = random.Random(kind)
-    for path in (tmp_path / layout.queue_folder("c", QUEUE) / kind).iterdir():
+    paths = sorted((tmp_path / layout.queue_folder("c", QUEUE) / kind).iterdir())
+    for path in paths[:2] + paths[-2:]:
         good = path.read_bytes()
         for _ in range(10):
             bad = bytearray(good)
