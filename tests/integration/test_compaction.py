@@ -150,6 +150,20 @@ def test_tombstones_go_after_their_time(client: Client) -> None:
     assert client.admin.verify("gone").ok
 
 
+def test_a_quiet_topic_is_compacted_after_the_time_of_tombstones(tmp_path: Path) -> None:
+    flags = ["--compaction-check-ms", "50", "--compaction-dirty-percent", "100"]
+    cluster = Cluster(tmp_path / "c", brokers=1, broker_flags=flags)
+    with cluster, connect(cluster.bootstrap) as client, client.producer() as producer:
+        client.admin.create_topic("t", queues=1, compaction=Compaction(tombstone_ms=1_000))
+        for value in (b"0", b"1"):
+            producer.send("t", value, key=b"other").result(10)
+        until(lambda: compacted(client, "t"), 30, "a first pass, when all is dirty")
+        for value in (b"1", b"2"):
+            producer.send("t", value, key=b"k").result(10)
+        wanted: list[Row] = [(1, b"other", b"1"), (3, b"k", b"2")]
+        until(lambda: read(client, "t") == wanted, 30, "a pass over the little that is dirty")
+
+
 def test_a_new_master_goes_on_and_nothing_is_lost(tmp_path: Path) -> None:
     with Cluster(tmp_path / "c", broker_flags=FLAGS) as cluster, connect(cluster.bootstrap) as c:
         c.admin.create_topic("t", queues=1, compaction=Compaction())

@@ -1,10 +1,10 @@
 """Compacts the queues of topics that ask for it: of each key the newest message stays.
 
 How it works. The master looks at its queues in turn. A queue is *dirty* from where the last pass
-over it ended. When the dirty part is a large enough share of all its bytes, or old tombstones are
-to go, a pass begins. It reads the dirty part for the newest offset of each key. Then it reads the
-queue from its start, a run of extents at a time, and proposes what is left of each run (a COMPACT
-record). The last record says that the pass is over.
+over it ended. When the dirty part is a large enough share of all its bytes, or has waited for as
+long as tombstones stay, or old tombstones are to go, a pass begins. It reads the dirty part for the
+newest offset of each key. Then it reads the queue from its start, a run of extents at a time, and
+proposes what is left of each run (a COMPACT record). The last record says that the pass is over.
 
 Nothing is remembered between passes but what the replicated state holds. A master that is replaced,
 restarted or refused in between has removed only messages of whose keys there are newer ones, and
@@ -161,10 +161,12 @@ def wanting(replica: Replica) -> list[QueueKey]:
         if settings is None or queue.frozen:
             continue
         share = queue.dirty_share(now_us)
+        waited_us = now_us - queue.first_append_us(compaction.compacted_to)
+        overdue = share and waited_us >= settings.tombstone_ms * 1000
         purging = compaction.tombstones and compaction.purged_to < compaction.horizon(
             now_us, settings.tombstone_ms
         )
-        if purging or (share and share * 100 >= replica.config.compaction_dirty_percent):
+        if purging or overdue or (share and share * 100 >= replica.config.compaction_dirty_percent):
             found.append((share, key))
     return [key for _, key in sorted(found, reverse=True)]
 

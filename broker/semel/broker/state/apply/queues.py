@@ -265,6 +265,14 @@ class QueueState:
         clean = extents.bytes_before(extents.find_offset(self.compaction.compacted_to))
         return (upto - clean) / upto if upto else 0.0
 
+    def first_append_us(self, offset: int) -> int:
+        """Append time of the first message at `offset` or above, or of the newest one below."""
+        extents = self.extents
+        if not len(extents):
+            return self.last_append_us
+        ordinal = min(extents.find_offset(offset), extents.total - 1)
+        return next(extents.read(ordinal, self.log_end_offset)).append_time_us
+
     def offset_for_time(self, time_us: int) -> Offset:
         """The first offset appended at `time_us` or later; the end offset if there is none."""
         return Offset(self._offset_of(self.extents.find_time(time_us)))
