@@ -25,6 +25,7 @@ from benchmarks.side_by_side_client import ready
 from semel.protos.addresses import Address
 from semel.protos.framed import ACCEPTED, MessageBuffer, encode_head, encode_hello
 from semel.protos.ids import QueueId, QueueKey
+from semel.protos.levels import levels_metadata, own_levels
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2, broker_pb2_grpc
 from tests.kit.fetch_replies import decode_fetch_reply
@@ -81,7 +82,8 @@ async def opened(settings: dict[str, Any]) -> list[Reader]:
         found = []
         for _ in range(settings["count"]):
             reply = await stub.OpenDirect(
-                broker_pb2.OpenDirectRequest(stream=broker_pb2.DIRECT_STREAM_FETCH)
+                broker_pb2.OpenDirectRequest(stream=broker_pb2.DIRECT_STREAM_FETCH),
+                metadata=levels_metadata(own_levels()),
             )
             address = host, reply.port
             found.append(Reader(address, reply.ticket, request.SerializeToString()))

@@ -37,6 +37,7 @@ from semel.broker.replica.fetch_waiters import Growth, QueueWatchers, finish
 from semel.broker.server.queue_reader import QueueReader
 from semel.protos.errors import SemelError
 from semel.protos.ids import QueueKey
+from semel.protos.metrics import Histogram
 from semel.protos.streams import FetchReplies
 from semel.protos.v1 import broker_pb2
 
@@ -85,6 +86,7 @@ class FanOutCounters(Protocol):
 
     messages: int
     bytes: int
+    seconds: Histogram
 
 
 class _Member(NamedTuple):
@@ -262,6 +264,8 @@ class _Crowd:
         known = self._replies.get(place)
         if known is not None:
             return known
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
         found = self._fan_out.reader.read_cached(wanted, self._key, room)
         size = 0 if found is None else sum(map(len, found.batches))
         if found is None or size > BYTES_MAX:
@@ -272,6 +276,7 @@ class _Crowd:
             found.next_offset - wanted.offset,
             size,
         )
+        self._fan_out.counters.seconds.observe(loop.time() - began_s)
         if len(self._replies) >= _REPLIES_MAX:
             del self._replies[next(iter(self._replies))]
         self._replies[place] = made

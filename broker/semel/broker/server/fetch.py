@@ -92,7 +92,7 @@ class FetchCounters:
     """The part of `bytes` that was written to memory of clients."""
     seconds: Histogram = field(default_factory=Histogram)
     """Time to read the stored bytes of a reply that has any, without the wait for new ones and
-    without sending."""
+    without sending. A reply that many readers get is read once."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -143,8 +143,9 @@ class Site:
         self.tasks: list[asyncio.Task[None]] = []
 
     def begin(self, *readers: Reader, **fields: Any) -> None:
+        level = fields.pop("level_max", LEVEL_MAX)
         for reader in readers:
-            served = self.handler._serve(reader.request(**fields), reader.out, None, LEVEL_MAX)
+            served = self.handler._serve(reader.request(**fields), reader.out, None, level)
             self.tasks.append(asyncio.get_running_loop().create_task(served))
 
     async def until(self, done: Callable[[], bool]) -> None:
@@ -202,6 +203,7 @@ async def test_all_that_wait_get_what_is_built_once(built: list[FetchReplies]) -
         assert {(reader.replies, reader.slow, reader.more) for reader in readers} == {(3, 0, True)}
         counters = made.handler.counters
         assert counters.messages == 5 * len(readers)
+        assert counters.seconds.count == 3
         assert counters.bytes == sum(
             len(made.node.group.payload(extent.index, extent.position)) * len(readers)
             for extent in made.node.state.queues[KEY].extents_from(0, 1 << 20)
@@ -408,6 +410,18 @@ async def test_a_stream_that_must_wait_to_write_is_in_no_crowd() -> None:
         made.node.grow()
         await made.until(lambda: reader.offset == 1)
         assert (reader.slow, reader.more) == (1, True)
+
+
+async def test_a_client_of_an_older_level_is_in_no_crowd() -> None:
+    """It may not be able to read what the others get."""
+    async with site() as made:
+        reader, older = Reader(1), Reader(2)
+        made.begin(reader)
+        made.begin(older, level_max=LEVEL_MAX - 1)
+        await made.until(lambda: made.waiting == 1 and len(made.node.watchers._waiting[KEY]) == 2)
+        made.node.grow()
+        await made.until(lambda: (reader.offset, older.offset) == (1, 1))
+        assert (reader.slow, older.slow) == (0, 1)
 
 
 async def test_kept_replies_are_few() -> None:
