@@ -141,7 +141,7 @@ PLANTS: dict[str, tuple[Callable[[], AbstractContextManager[object]], str, tuple
     "releases what is being cancelled": (
         releases_what_is_being_cancelled,
         "releases",
-        (252,),
+        (98, 110),
     ),
     "keeps ids of what is cancelled": (
         keeps_ids_of_what_is_cancelled,
@@ -151,7 +151,7 @@ PLANTS: dict[str, tuple[Callable[[], AbstractContextManager[object]], str, tuple
     "knows nothing of its cancels": (
         knows_nothing_of_what_it_has_cancelled,
         "was known all the time",
-        (44, 105),
+        (2, 52),
     ),
     "cancels the first of the batch": (
         cancels_the_first_of_the_batch,
