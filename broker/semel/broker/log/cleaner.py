@@ -1,4 +1,4 @@
-"""Compaction, which removes old segments and keeps their live records.
+"""Cleaning (what the Raft paper calls log compaction): old segments go, live records stay.
 
 How it works. The cleaner takes one segment at a time, oldest first. It copies the live records to a
 kept file and makes that durable; only then does the log's first index advance past the segment (in
