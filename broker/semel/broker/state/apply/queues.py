@@ -7,7 +7,7 @@ Invariants
 3. A trim never touches the sequence table: a retry of a trimmed batch is still a duplicate.
 4. A queue with children is sealed: its `log_end_offset` no longer changes.
 
-Not here: the columns of extents (`extents.py`), compaction (`compaction.py`), expired rows
+Not here: the columns of extents (`extents.py`), compaction (`compacted.py`), expired rows
 (`expired.py`), the rows of the sequence table (`producers.py`).
 """
 
