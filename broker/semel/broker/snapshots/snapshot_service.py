@@ -171,7 +171,8 @@ class SnapshotService(raft_pb2_grpc.SnapshotsServicer):
                         id_columns=piece.ids, place_columns=piece.places, crc=crc
                     )
             except CorruptIndex as error:
-                if loan.run is loan.ids.run_with(loan.held.start):
+                # A run that was merged, or whose topic's index was dropped, is no damage.
+                if not loan.ids.is_abandoned and loan.run is loan.ids.run_with(loan.held.start):
                     ids.on_damage(error)
                 raise Unavailable(f"the ids of topic {request.topic_id} were merged") from error
 

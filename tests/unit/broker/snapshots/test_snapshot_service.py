@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from semel.broker.dedup.id_store import CorruptIndex
+from semel.broker.dedup.run_copies import Piece
 from semel.broker.log import DamagedEntry, IndexUnavailable, RecordRef
+from semel.broker.replica.id_indexes import Loan
+from semel.broker.snapshots import snapshot_service
 from semel.broker.snapshots.snapshot_service import SnapshotService
 from semel.protos.errors import Unavailable
 from semel.protos.v1 import raft_pb2
@@ -146,3 +152,54 @@ async def test_what_a_node_says_of_an_entry_never_lets_others_cut_what_it_had() 
     assert await _described(node, *entries) == said
     node.non_counting = True
     assert await _described(node, *entries) == ["unknown"] * 6, "it may have lost its disk"
+
+
+@pytest.mark.parametrize(
+    ("abandoned", "merged", "damaged"),
+    [(False, False, True), (True, False, False), (False, True, False)],
+)
+async def test_a_lent_run_that_cannot_be_read_is_damage_unless_it_is_gone(
+    abandoned: bool, merged: bool, damaged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The topic's last queue may move away while a peer reads: its index is dropped then, and those
+    of other topics must stay."""
+
+    def unreadable(*_: object) -> Iterator[Piece]:
+        yield Piece(b"ids", b"")
+        raise CorruptIndex("the chunks are not there")
+
+    monkeypatch.setattr(snapshot_service, "pieces", unreadable)
+    run = SimpleNamespace(info=SimpleNamespace(ids=4))
+    index: Any = SimpleNamespace(
+        pinned=nullcontext,
+        is_abandoned=abandoned,
+        run_with=lambda arrival: None if merged else run,
+    )
+    noticed: list[CorruptIndex] = []
+
+    async def lend(*_: object, late: bool) -> Loan:
+        return Loan(index, run, range(2, 6))  # type: ignore[arg-type]
+
+    async def at_once(work: Callable[[], Any], *_: object) -> Any:
+        return work()
+
+    async def applied(*_: object) -> None:
+        pass
+
+    node: Any = SimpleNamespace(
+        state=SimpleNamespace(applied_index=9),
+        ids=SimpleNamespace(lend=lend, on_damage=noticed.append),
+        wait_applied=applied,
+        in_reader=at_once,
+    )
+    nothing: Any = SimpleNamespace(check_message=lambda caller: None)
+    service = SnapshotService(node, nothing, nothing)
+    pulled = aiter(service.PullIds(raft_pb2.PullIdsRequest(applied_index=9), None))
+    told = [await anext(pulled), await anext(pulled)]
+    assert [(one.first_arrival, one.end_arrival, one.id_columns) for one in told] == [
+        (2, 6, b""),
+        (0, 0, b"ids"),
+    ]
+    with pytest.raises(Unavailable, match="were merged"):
+        await anext(pulled)
+    assert bool(noticed) is damaged
