@@ -112,7 +112,7 @@ def forgets_cancels_in_checkpoints() -> AbstractContextManager[object]:
     """After a restart the ids count again."""
     read: Any = IdWindows.read_parts.__func__  # type: ignore[attr-defined]
 
-    def bad(cls: Any, reader: Any, **options: Any) -> IdWindows:
+    def bad(cls: Any, reader: Any, /, **options: Any) -> IdWindows:
         found: IdWindows = read(cls, reader, **options)
         for window in found.topics.values():
             del window.cancelled[:]
@@ -161,7 +161,7 @@ PLANTS: dict[str, tuple[Callable[[], AbstractContextManager[object]], str, tuple
     "forgets cancels in checkpoints": (
         forgets_cancels_in_checkpoints,
         "is not the fold",
-        (5, 105),
+        (5, 81),
     ),
     "says delivered too early": (
         says_that_it_is_delivered_while_it_waits,
