@@ -290,16 +290,17 @@ def test_rows_that_are_refused_leave_nothing(
     shared_cluster: Cluster, client: Client, topic: str
 ) -> None:
     own = batch_writer(bootstrap=shared_cluster.bootstrap, topic=topic)
-    refused: list[tuple[bytes | None, Any, str]] = [
-        (None, InvalidRequest, "column 'value' is null in 1 of 1 rows"),
-        (b"x" * (20 << 20), (MessageTooLarge, TransactionAborted), "limit"),
+    refused: list[tuple[bytes | None, str | None, Any, str]] = [
+        (None, None, InvalidRequest, "null in 1 of 1 rows of a batch that have no key"),
+        (b"x" * (20 << 20), "k", (MessageTooLarge, TransactionAborted), "limit"),
     ]
-    for value, error, message in refused:
-        bad = pa.record_batch({"value": pa.array([value], pa.binary()), "key": ["k"]})
+    for value, key, error, message in refused:
+        columns = {"value": pa.array([value], pa.binary()), "key": pa.array([key], pa.string())}
+        bad = pa.record_batch(columns)
         with pytest.raises(error, match=message):
             own.write(itertools.chain(arrow(rows(0, 100)), [bad]))
-    columns = StructType([*SCHEMA.fields, StructField("topic", StringType())])
-    elsewhere = batch_writer(columns, bootstrap=shared_cluster.bootstrap)
+    schema = StructType([*SCHEMA.fields, StructField("topic", StringType())])
+    elsewhere = batch_writer(schema, bootstrap=shared_cluster.bootstrap)
     good = {"value": pa.array([b"a"]), "key": ["k"]}
     with pytest.raises((UnknownTopic, TransactionAborted), match="no topic 'nowhere'"):
         elsewhere.write(
