@@ -229,11 +229,12 @@ def burst_contenders(site: Site) -> list[Contender]:
 BURST_TARGETS = (
     Target(contender="burst", metric="first_s", at_most=1),
     Target(contender="burst", metric="last_s", at_most=10),
+    Target(contender="awaited during the burst", metric="p99_ms", of="awaited before", at_most=2),
 )
 BACKLOG_TARGETS = (
     Target(contender="backlog: a node", metric="rss_mib", at_most=400),
-    Target(contender="backlog: restart a slave", metric="seconds", at_most=10),
-    Target(contender="backlog: restart all", metric="seconds", at_most=10),
+    Target(contender="backlog: restart a slave", metric="seconds", at_most=5),
+    Target(contender="backlog: restart all", metric="seconds", at_most=5),
 )
 
 
