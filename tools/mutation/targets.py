@@ -285,7 +285,7 @@ TARGETS: Final = {
                 "brokers/preference",
                 "moves/moves",
                 "moves/move_table",
-                "topics/delay_limits",
+                "topics/setting_levels",
                 "topics/id_dedup",
                 "topics/splits",
                 "topics/topic_table",

@@ -24,12 +24,11 @@ from semel.protos.batch import (
     MESSAGE_BYTES_MAX,
     BatchFlags,
     BatchHeader,
-    Codec,
 )
 from semel.protos.body import numbers_of
-from semel.protos.columns import Columns, encode_batch
+from semel.protos.columns import Columns
 from semel.protos.errors import MessageTooLarge
-from semel.protos.kept_rows import sequences_of
+from semel.protos.kept_rows import encode_rows, mark_for, sequences_of
 
 Offsets = npt.NDArray[np.int64]
 
@@ -76,41 +75,17 @@ def compact_rows(
 def _encoded(
     header: BatchHeader, columns: Columns, offsets: Offsets, rows: npt.NDArray[np.int64]
 ) -> bytes:
-    chosen = columns.take(pa.array(rows))
-    return encode_batch(
-        replace(
-            chosen,
-            sequences=pa.array(sequences_of(header, columns)[rows]),
-            offsets=pa.array(offsets[rows]),
-            deliver_at=None,
-        ),
-        topic_id=header.topic_id,
-        queue_id=header.queue_id,
-        producer_id=header.producer_id,
-        epoch=header.epoch,
-        session=header.session,
-        previous_sequence=header.previous_sequence,
-        base_sequence=header.base_sequence,
-        last_sequence=header.last_sequence,
-        timestamp_us=header.first_timestamp_us,
-        codec=header.codec,
-        source_positions=True,
-        message_bytes_max=MESSAGE_BYTES_MAX + COPY_BYTES_MAX,
+    chosen = replace(
+        columns.take(pa.array(rows)),
+        sequences=pa.array(sequences_of(header, columns)[rows]),
+        offsets=pa.array(offsets[rows]),
+        deliver_at=None,
     )
+    came = replace(header, deliver_at_us=0)
+    return encode_rows(came, chosen, message_bytes_max=MESSAGE_BYTES_MAX + COPY_BYTES_MAX)
 
 
 def gap_mark(header: BatchHeader) -> bytes:
     """Returns the batch that stands for offsets without messages, in the place of a batch of which
     nothing is kept."""
-    mark = replace(
-        header,
-        codec=Codec.NONE,
-        flags=BatchFlags.SOURCE_POSITIONS | BatchFlags.POSITION_MARK | BatchFlags.OFFSET,
-        body_length=0,
-        uncompressed_length=0,
-        body_crc=0,
-        content_crc=0,
-        count=0,
-        deliver_at_us=0,
-    )
-    return mark.encode()
+    return mark_for(header, BatchFlags.OFFSET)

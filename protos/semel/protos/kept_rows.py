@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from semel.protos.batch import BatchFlags, BatchHeader, Codec
+from semel.protos.batch import MESSAGE_BYTES_MAX, BatchFlags, BatchHeader, Codec
 from semel.protos.body import numbers_of
 from semel.protos.columns import Columns, encode_batch
 from semel.protos.ids import Sequence
@@ -36,26 +36,10 @@ def keep_rows(header: BatchHeader, columns: Columns, kept: npt.NDArray[np.bool_]
     of many tiny messages that is as large as a batch may be.
     """
     if not kept.any():
-        return _mark(header)
-    chosen = columns.filter(pa.array(kept))
+        return mark_for(header)
     sequences = pa.array(sequences_of(header, columns)[kept])
-    timestamp_us = header.first_timestamp_us
-    deliver_at_us = 0 if columns.deliver_at is not None else header.deliver_at_us
-    return encode_batch(
-        replace(chosen, sequences=sequences),
-        topic_id=header.topic_id,
-        queue_id=header.queue_id,
-        producer_id=header.producer_id,
-        epoch=header.epoch,
-        session=header.session,
-        previous_sequence=header.previous_sequence,
-        base_sequence=header.base_sequence,
-        last_sequence=header.last_sequence,
-        timestamp_us=timestamp_us,
-        codec=header.codec,
-        deliver_at_us=deliver_at_us,
-        source_positions=True,
-    )
+    chosen = replace(columns.filter(pa.array(kept)), sequences=sequences)
+    return encode_rows(header, chosen)
 
 
 def part_of(header: BatchHeader, columns: Columns, row_start: int, row_end: int) -> bytes:
@@ -65,29 +49,46 @@ def part_of(header: BatchHeader, columns: Columns, row_start: int, row_end: int)
     Raises MessageTooLarge.
     """
     sequences = sequences_of(header, columns)[row_start:row_end]
+    covering = replace(
+        header,
+        previous_sequence=Sequence(int(sequences[0]) - 1),
+        base_sequence=Sequence(int(sequences[0])),
+        last_sequence=Sequence(int(sequences[-1])),
+    )
+    chosen = replace(columns.slice(row_start, row_end), sequences=pa.array(sequences))
+    return encode_rows(covering, chosen)
+
+
+def encode_rows(
+    header: BatchHeader, rows: Columns, *, message_bytes_max: int = MESSAGE_BYTES_MAX
+) -> bytes:
+    """Returns a batch of these rows, with sequences of their own, that covers the sequences of
+    `header` and is its producer's. Raises MessageTooLarge."""
     return encode_batch(
-        replace(columns.slice(row_start, row_end), sequences=pa.array(sequences)),
+        rows,
         topic_id=header.topic_id,
         queue_id=header.queue_id,
         producer_id=header.producer_id,
         epoch=header.epoch,
         session=header.session,
-        previous_sequence=Sequence(int(sequences[0]) - 1),
-        base_sequence=Sequence(int(sequences[0])),
-        last_sequence=Sequence(int(sequences[-1])),
+        previous_sequence=header.previous_sequence,
+        base_sequence=header.base_sequence,
+        last_sequence=header.last_sequence,
         timestamp_us=header.first_timestamp_us,
         codec=header.codec,
-        deliver_at_us=header.deliver_at_us,
+        deliver_at_us=0 if rows.deliver_at is not None else header.deliver_at_us,
         source_positions=True,
+        message_bytes_max=message_bytes_max,
     )
 
 
-def _mark(header: BatchHeader) -> bytes:
-    """A position mark in the place of a batch of which nothing is kept."""
+def mark_for(header: BatchHeader, flags: int = 0) -> bytes:
+    """Returns a position mark, with other `flags` beside, in the place of a batch of which nothing
+    is kept."""
     mark = replace(
         header,
         codec=Codec.NONE,
-        flags=BatchFlags.SOURCE_POSITIONS | BatchFlags.POSITION_MARK,
+        flags=BatchFlags.SOURCE_POSITIONS | BatchFlags.POSITION_MARK | flags,
         body_length=0,
         uncompressed_length=0,
         body_crc=0,

@@ -35,8 +35,7 @@ from semel.tier import (
     read_manifest,
     topics_of,
 )
-from semel.tier.documents import sha256_of
-from semel.tier.manifest import decode, decode_pointer
+from semel.tier.manifest import decode, decode_pointer, pointer_of
 
 _lock = threading.Lock()
 _stores: dict[tuple[int, str], Store] = {}
@@ -125,14 +124,7 @@ def _named(store: Store, name: str, topics: Topics) -> TieredQueue:
         manifest = read_manifest(store, pointer)
     else:
         manifest = decode(f"{store.url}/{name}", data)
-        pointer = Pointer(
-            cluster_id=manifest.cluster_id,
-            topic_id=manifest.topic_id,
-            queue_id=manifest.queue_id,
-            number=manifest.number,
-            length=len(data),
-            sha256=sha256_of(data),
-        )
+        pointer = pointer_of(manifest, data)
     if name not in (pointer.name, pointer.manifest_name):
         raise CorruptTier(f"{store.url}/{name} is not what its name says")
     if topics.any_given and topics.chosen([manifest.topic]) != [manifest.topic]:

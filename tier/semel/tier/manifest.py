@@ -206,7 +206,12 @@ class Pointer:
 def pointer_to(manifest: Manifest) -> tuple[Pointer, bytes]:
     """Returns the pointer that names a manifest, and the manifest's bytes."""
     data = manifest.encode()
-    pointer = Pointer(
+    return pointer_of(manifest, data), data
+
+
+def pointer_of(manifest: Manifest, data: bytes) -> Pointer:
+    """Returns the pointer that names a manifest, of which `data` are the bytes."""
+    return Pointer(
         cluster_id=manifest.cluster_id,
         topic_id=manifest.topic_id,
         queue_id=manifest.queue_id,
@@ -214,7 +219,6 @@ def pointer_to(manifest: Manifest) -> tuple[Pointer, bytes]:
         length=len(data),
         sha256=documents.sha256_of(data),
     )
-    return pointer, data
 
 
 def check_row(name: str, parts: Sequence[PageEntry | FileEntry]) -> None:

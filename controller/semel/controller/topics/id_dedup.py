@@ -18,20 +18,18 @@ from __future__ import annotations
 import secrets
 from typing import Protocol
 
+from semel.controller.topics.setting_levels import GroupLevels, require_level
 from semel.controller.topics.splits import open_queues
 from semel.protos.errors import InvalidRequest, Throttled
 from semel.protos.id_dedup import SEED_BYTES, WINDOW_BYTES_MAX, WINDOW_BYTES_MIN
-from semel.protos.levels import COMPACTION_LEVEL, ID_LEVEL, lacking
+from semel.protos.levels import ID_LEVEL
 from semel.protos.slots import SLOT_COUNT
 from semel.protos.v1.common_pb2 import IdDedup, TopicSettings
 from semel.protos.v1.metadata_pb2 import TOPIC_STATE_ACTIVE, TopicRecord
 
 
-class GroupFacts(Protocol):
+class GroupFacts(GroupLevels, Protocol):
     """The facts about broker groups that comparing ids depends on."""
-
-    def level(self, group_id: int) -> int | None:
-        """Feature level of the group's log; None when its master has not told it."""
 
     def disk_bytes(self, group_id: int) -> int | None:
         """Size of the smallest disk of the group's nodes; None when none has told it."""
@@ -74,8 +72,6 @@ def change_settings(
             f"the last change of topic {record.name!r} is not on all its broker groups; ask again",
             retry_after_ms=100,
         )
-    if wanted.HasField("compaction"):
-        require_levels(record, COMPACTION_LEVEL, level, groups)
     record.settings.CopyFrom(wanted)
     if not compares:
         return
@@ -89,25 +85,9 @@ def change_settings(
 
 def begin(record: TopicRecord, level: int, groups: GroupFacts) -> None:
     """Gives a record whose settings have dedup a fresh seed. Raises like `change_settings`."""
-    require_levels(record, ID_LEVEL, level, groups)
+    require_level(record, ID_LEVEL, level, groups)
     _require_room(record, groups)
     record.settings.dedup.seed = secrets.token_bytes(SEED_BYTES)
-
-
-def require_levels(record: TopicRecord, needed: int, level: int, groups: GroupFacts) -> None:
-    """Checks that the metadata, at `level`, and the logs of a topic's groups are at the feature
-    level that a setting needs. Raises UnsupportedVersion, and Throttled while a group is silent."""
-    if level < needed:
-        raise lacking(needed, level, "the controllers' metadata")
-    for group_id in sorted(set(record.placement)):
-        known = groups.level(group_id)
-        if known is None:
-            raise Throttled(
-                f"broker group {group_id} has not told its feature level; ask again",
-                retry_after_ms=200,
-            )
-        if known < needed:
-            raise lacking(needed, known, f"broker group {group_id}")
 
 
 def without_seed(settings: TopicSettings) -> TopicSettings:

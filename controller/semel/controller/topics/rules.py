@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from semel.controller.topics.delay_limits import complete_limit
 from semel.controller.topics.id_dedup import complete_dedup, without_seed
 from semel.controller.topics.splits import Queue, after_splits, queues_of, split_records
 from semel.protos.errors import InvalidRequest
@@ -63,12 +62,13 @@ def complete_settings(given: TopicSettings) -> TopicSettings:
         retention_bytes=given.retention_bytes or UNLIMITED,
         message_bytes_max=given.message_bytes_max or MESSAGE_BYTES_MAX,
         batch_bytes_max=given.batch_bytes_max or BATCH_BYTES_MAX,
-        delay_per_second_max=complete_limit(given.delay_per_second_max),
+        delay_per_second_max=given.delay_per_second_max,
     )
-    for field in ("retention_ms", "retention_bytes"):
+    for field in ("retention_ms", "retention_bytes", "delay_per_second_max"):
         value = getattr(settings, field)
         if value < UNLIMITED:
             raise InvalidRequest(f"{field} is {value}: use a positive number, or -1 for no limit")
+    settings.delay_per_second_max = max(0, settings.delay_per_second_max)
     if settings.batch_bytes_max > BATCH_BYTES_CAP:
         raise InvalidRequest(
             f"batch_bytes_max is {settings.batch_bytes_max:,}, more than {BATCH_BYTES_CAP:,}"

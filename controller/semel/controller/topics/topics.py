@@ -39,7 +39,7 @@ from semel.controller import records
 from semel.controller.brokers.routes import RouteTable
 from semel.controller.epoch import ControllerEpoch, unbroken
 from semel.controller.store import StoreFailed, VersionConflict
-from semel.controller.topics import delay_limits, id_dedup, splits
+from semel.controller.topics import id_dedup, setting_levels, splits
 from semel.controller.topics import rules as topic_rules
 from semel.controller.topics.held import require_nothing_delayed
 from semel.controller.topics.placement import place, weigh
@@ -57,7 +57,6 @@ from semel.protos.errors import (
     UnknownTopic,
 )
 from semel.protos.ids import GroupId
-from semel.protos.levels import COMPACTION_LEVEL
 from semel.protos.v1.broker_pb2 import ListOffsetsReply
 from semel.protos.v1.common_pb2 import QueueRef, TopicSettings
 from semel.protos.v1.control_pb2 import ControlRecord
@@ -243,7 +242,7 @@ class TopicService:
             self._split(record, plan(record))
             if complete is not None:
                 self._require_no_move(record, complete)
-                delay_limits.require_level(record, complete, self._epoch.level, self._groups)
+                setting_levels.require_levels_of(record, complete, self._epoch.level, self._groups)
                 id_dedup.change_settings(record, complete, self._epoch.level, self._groups)
                 record.settings_pending = True
 
@@ -305,12 +304,9 @@ class TopicService:
                 created_us=self._clock_us(),
                 request_id=request.request_id,
             )
-            delay_limits.require_level(record, settings, self._epoch.level, self._groups)
+            setting_levels.require_levels_of(record, settings, self._epoch.level, self._groups)
             if settings.HasField("dedup"):
                 id_dedup.begin(record, self._epoch.level, self._groups)
-            if settings.HasField("compaction"):
-                level = self._epoch.level
-                id_dedup.require_levels(record, COMPACTION_LEVEL, level, self._groups)
             await self._table.add(record)
             log.info("topic is being created topic=%s queues=%d", record.name, request.queues)
             self._drive(record.topic_id)

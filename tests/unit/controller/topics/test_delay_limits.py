@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from semel.controller.topics import delay_limits
+from semel.controller.topics import setting_levels
 from semel.protos.errors import InvalidRequest, SemelError, Throttled, UnsupportedVersion
 from semel.protos.levels import DELAY_LIMIT_LEVEL
 from semel.protos.v1 import controller_pb2 as pb
-from semel.protos.v1.common_pb2 import TopicSettings
+from semel.protos.v1.common_pb2 import Compaction, TopicSettings
 from semel.protos.v1.metadata_pb2 import TopicRecord
 from tests.kit.controller_cluster import Cluster, raised_by, running_cluster
 
@@ -72,15 +72,22 @@ async def test_brokers_get_the_limit_and_its_end(cluster: Cluster) -> None:
         (DELAY_LIMIT_LEVEL, (None, DELAY_LIMIT_LEVEL), Throttled),
     ],
 )
+@pytest.mark.parametrize(
+    "wanted",
+    [TopicSettings(delay_per_second_max=1), TopicSettings(compaction=Compaction())],
+    ids=["a limit of delays", "compaction"],
+)
 def test_metadata_and_all_groups_must_know_it(
-    metadata: int, groups: tuple[int | None, ...], error: type[SemelError] | None
+    wanted: TopicSettings,
+    metadata: int,
+    groups: tuple[int | None, ...],
+    error: type[SemelError] | None,
 ) -> None:
     record = TopicRecord(name="t", placement=[1, 2])
-    limited = TopicSettings(delay_per_second_max=1)
     told = Groups(*groups)
-    delay_limits.require_level(record, TopicSettings(), 0, told)
+    setting_levels.require_levels_of(record, TopicSettings(), 0, told)
     if error is None:
-        delay_limits.require_level(record, limited, metadata, told)
+        setting_levels.require_levels_of(record, wanted, metadata, told)
     else:
         with pytest.raises(error):
-            delay_limits.require_level(record, limited, metadata, told)
+            setting_levels.require_levels_of(record, wanted, metadata, told)
