@@ -171,6 +171,7 @@ TARGETS: Final = {
                 "replica/term_and_vote",
                 "replica/ack_sink",
                 "replica/proposer",
+                "replica/stored_batches",
                 "membership/status",
                 "membership/asking",
                 "membership/founding",

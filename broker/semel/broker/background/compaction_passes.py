@@ -31,13 +31,14 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from semel.broker.compaction import NewestOffsets, RunBuilder
-from semel.broker.log import IndexUnavailable, Log
+from semel.broker.log import Log
 from semel.broker.replica.replica import Replica
+from semel.broker.replica.stored_batches import read_batch
 from semel.broker.state import Compacted, Extent, QueueState
 from semel.protos.batch import BROKER_HEADER_BYTES, BatchFlags, check_batch
 from semel.protos.columns import decode_columns
 from semel.protos.compacted_rows import offsets_of_rows
-from semel.protos.errors import CorruptBatch, SemelError
+from semel.protos.errors import SemelError
 from semel.protos.ids import QueueKey
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import control_pb2
@@ -182,12 +183,8 @@ def piece(queue: QueueState, at: int, end: int) -> list[Extent]:
 
 def _stored(log: Log, extent: Extent) -> bytes:
     """BLOCKING. Raises CorruptBatch, CorruptSegment."""
-    try:
-        return bytes(log.read_record(extent.index, extent.position, extent.length))
-    except IndexUnavailable as error:
-        raise CorruptBatch(
-            f"offsets from {extent.base_offset} are not readable on this node: {error}"
-        ) from None
+    place = extent.index, extent.position, extent.length
+    return read_batch(log, place, f"offsets from {extent.base_offset} are")
 
 
 def _adds(

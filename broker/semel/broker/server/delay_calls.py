@@ -23,11 +23,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
-from semel.broker.log import IndexUnavailable, Log
+from semel.broker.log import Log
 from semel.broker.replica.replica import Replica
+from semel.broker.replica.stored_batches import read_batch
 from semel.broker.server.checks import absent, check_settled, known
 from semel.broker.state import DelayedExtent, DelayedPlace, DueHistogram
-from semel.protos.errors import CorruptBatch, InvalidRequest, to_detail
+from semel.protos.errors import InvalidRequest, to_detail
 from semel.protos.ids import QueueKey
 from semel.protos.levels import HISTORY_LEVEL
 from semel.protos.queue_refs import queue_key_of
@@ -171,12 +172,8 @@ def _read(
     """
     reply = broker_pb2.ListDelayedReply(more=more)
     for extent, rows in extents:
-        try:
-            stored = bytes(log.read_record(extent.entry, extent.position, extent.length))
-        except IndexUnavailable as error:
-            raise CorruptBatch(
-                f"a batch that is due at {extent.due_us} is not readable on this node: {error}"
-            ) from None
+        where = extent.entry, extent.position, extent.length
+        stored = read_batch(log, where, f"a batch that is due at {extent.due_us} is")
         place = broker_pb2.DelayedPlace(due_us=extent.due_us, ordinal=extent.ordinal)
         reply.batches.add(place=place, stored=stored, cancelled=rows)
     return reply

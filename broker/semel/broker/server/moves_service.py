@@ -25,8 +25,9 @@ from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.route_cache import RoutesCopy
 from semel.broker.dedup.id_store import CorruptIndex
 from semel.broker.dedup.moved_ids import PASS_IDS, Pass, Take
-from semel.broker.log import IndexUnavailable, Log
+from semel.broker.log import Log
 from semel.broker.replica.replica import Replica
+from semel.broker.replica.stored_batches import read_batch
 from semel.broker.state import (
     DelayedExtent,
     Extent,
@@ -46,7 +47,7 @@ from semel.protos.batch import (
     decode_header,
 )
 from semel.protos.columns import decode_columns
-from semel.protos.errors import CorruptBatch, InvalidRequest, Throttled
+from semel.protos.errors import InvalidRequest, Throttled
 from semel.protos.ids import Offset, QueueKey
 from semel.protos.kept_rows import part_of
 from semel.protos.levels import DELAYED_MOVE_LEVEL, MOVE_LEVEL
@@ -251,8 +252,8 @@ def _read(log: Log, extents: Sequence[Extent]) -> list[bytes]:
     """BLOCKING. The batches as the target will store them. Raises CorruptBatch, CorruptSegment."""
     found = []
     for extent in extents:
-        what = f"offsets from {extent.base_offset}"
-        stored = _record(log, (extent.index, extent.position, extent.length), what)
+        place = extent.index, extent.position, extent.length
+        stored = read_batch(log, place, f"offsets from {extent.base_offset} are")
         head = decode_broker_header(stored)
         batch = decode_header(stored, BROKER_HEADER_BYTES)
         if not head.span and extent.count != batch.count:  # others of it are cancelled
@@ -276,15 +277,8 @@ def _read_delayed(log: Log, extents: Sequence[DelayedExtent]) -> list[bytes]:
     """BLOCKING. The same of delayed batches, whole: the slice says which rows are cancelled."""
     found = []
     for extent in extents:
-        what = f"a batch that is due at {extent.due_us}"
-        stored = _record(log, (extent.entry, extent.position, extent.length), what)
+        place = extent.entry, extent.position, extent.length
+        stored = read_batch(log, place, f"a batch that is due at {extent.due_us} is")
         head = header_of_copy(decode_broker_header(stored), extent.ordinal)
         found.append(head.encode() + stored[BROKER_HEADER_BYTES:])
     return found
-
-
-def _record(log: Log, place: tuple[int, int, int], what: str) -> bytes:
-    try:
-        return bytes(log.read_record(*place))
-    except IndexUnavailable as error:
-        raise CorruptBatch(f"{what}: not readable on this node: {error}") from None

@@ -17,13 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from semel.broker.dedup.id_places import ENTRY_MASK
-from semel.broker.log import IndexUnavailable, Log
+from semel.broker.log import Log
 from semel.broker.replica.message_ids import IdPlace
+from semel.broker.replica.stored_batches import read_batch
 from semel.broker.state import DelayedExtent, Extent, State, entries_of
 from semel.protos.batch import BROKER_HEADER_BYTES, BatchFlags, check_batch
 from semel.protos.columns import decode_columns
 from semel.protos.compacted_rows import offsets_of_rows
-from semel.protos.errors import CorruptBatch
 from semel.protos.ids import QueueKey
 
 
@@ -78,10 +78,7 @@ def read_row(log: Log, among: Sequence[Candidate], message_id: bytes) -> FoundRo
     """
     wanted = pa.scalar(message_id, pa.binary())
     for each in among:
-        try:
-            stored = bytes(log.read_record(each.entry, each.position, each.length))
-        except IndexUnavailable as error:
-            raise CorruptBatch(f"a batch is not readable on this node: {error}") from None
+        stored = read_batch(log, (each.entry, each.position, each.length), "a batch is")
         data = stored[BROKER_HEADER_BYTES:]
         header = check_batch(data)
         if header.flags & BatchFlags.POSITION_MARK:
