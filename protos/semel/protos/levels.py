@@ -48,15 +48,21 @@ NULL_LEVEL: Final = 8
 COMPACTION_LEVEL: Final = 8
 """From here on a log may hold compacted batches, and topics may be compacted."""
 DELAYED_MOVE_LEVEL: Final = 8
-"""From here on queues with delayed messages may be split and moved."""
+"""From here on queues with delayed messages may be moved."""
 DELAY_LIMIT_LEVEL: Final = 8
 """From here on a topic may have a limit of what is due in one second."""
 HISTORY_LEVEL: Final = 8
 """From here on a log remembers what it released of delayed messages, and when."""
+DELAYED_SPLIT_LEVEL: Final = 9
+"""From here on queues with delayed messages may be split."""
+TIER_LEVEL: Final = 9
+"""From here on the older messages of a queue may be in an object store."""
+MEMORY_LEVEL: Final = 9
+"""From here on a topic may keep its messages in memory only."""
 
 LEVEL_MIN: Final = 0
 """The lowest level that this program knows; a log that never needed another is at 0."""
-LEVEL_MAX: Final = 8
+LEVEL_MAX: Final = 9
 """The highest level that this program knows, for logs and for metadata alike."""
 UNTOLD_MAX: Final = 5
 """The highest level of any program that does not send its levels."""
@@ -69,7 +75,8 @@ _FEATURES: Final = {
     METADATA_LEVEL: "commits with metadata",
     ID_LEVEL: "dedup by message id",
     NULL_LEVEL: "null values, compaction, limits of what is due in a second, the history of"
-    " releases, and splits and moves of queues with delayed messages,",
+    " releases, and moves of queues with delayed messages,",
+    TIER_LEVEL: "tiers, memory topics, and splits of queues with delayed messages,",
 }
 
 

@@ -207,8 +207,8 @@ def test_a_log_below_the_level_takes_no_limit() -> None:
 
 def test_the_bytes_below_the_level_have_no_limit() -> None:
     low = Stage(level=DELAY_LIMIT_LEVEL - 1)
-    before = len(b"".join(low.state.queues[KEY].parts(lineage=True)))
-    assert len(b"".join(low.state.queues[KEY].parts(lineage=True, limits=True))) == before + 8
+    before = len(b"".join(low.state.queues[KEY].parts(DELAY_LIMIT_LEVEL, limits=False)))
+    assert len(b"".join(low.state.queues[KEY].parts(DELAY_LIMIT_LEVEL))) == before + 8
     assert restarted(low.state).queues[KEY].settings == QueueSettings()
 
 

@@ -32,6 +32,7 @@ from semel.broker.state.apply.rows import ENTRY, ROW, WINDOW_BATCHES, Outcome, R
 from semel.protos import errors
 from semel.protos.batch import BATCH_BYTES_DEFAULT, MESSAGE_BYTES_MAX
 from semel.protos.ids import NO_SEQUENCE, Offset, ProducerId, QueueId, QueueKey
+from semel.protos.levels import SPLIT_LEVEL
 from semel.protos.v1 import common_pb2, control_pb2
 from tests.kit.state_log import KEY, Group, batch_record, control, header, ref
 
@@ -516,7 +517,7 @@ def test_settings_that_are_absent_have_their_defaults() -> None:
 
 
 def test_a_new_queue_is_all_zero() -> None:
-    fixed = _FIXED.unpack_from(b"".join(new_queue().parts(lineage=False)))
+    fixed = _FIXED.unpack_from(b"".join(new_queue().parts(SPLIT_LEVEL - 1)))
     assert fixed[:4] == (KEY.topic_id, KEY.queue_id, 0, 65_536)
     assert set(fixed[8:]) == {0}
     assert new_queue().expired.highest_epoch() == 0
@@ -532,9 +533,9 @@ def test_a_queue_comes_back_with_all_its_numbers() -> None:
     assert queue.last_append_us == 1_003
     queue.parent = 3
     queue.children = (Child(5, 0, 10), Child(6, 10, 20))
-    data = b"".join(queue.parts(lineage=True))
-    back = QueueState.read_parts(Reader(data), lineage=True)
-    assert b"".join(back.parts(lineage=True)) == data
+    data = b"".join(queue.parts(SPLIT_LEVEL))
+    back = QueueState.read_parts(Reader(data), SPLIT_LEVEL)
+    assert b"".join(back.parts(SPLIT_LEVEL)) == data
     for name in QueueState.__slots__:
         if name not in ("expired", "extents"):
             assert getattr(back, name) == getattr(queue, name), name

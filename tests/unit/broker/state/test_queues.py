@@ -14,6 +14,7 @@ from semel.broker.state import Extent, QueueSettings, QueueState
 from semel.broker.state.apply import extents as extents_module
 from semel.broker.state.apply.codec import Reader
 from semel.protos.errors import OffsetOutOfRange
+from semel.protos.levels import SPLIT_LEVEL
 from tests.kit.state_log import KEY
 
 
@@ -75,9 +76,9 @@ def test_queue_is_a_list_of_extents(steps: list[tuple[int, int, float]]) -> None
                 queue.trim(start)
                 model.trim(start)
             same(queue, model)
-            data = b"".join(queue.parts(lineage=False))
-            queue = QueueState.read_parts(Reader(data), lineage=False)
-            assert b"".join(queue.parts(lineage=False)) == data
+            data = b"".join(queue.parts(SPLIT_LEVEL - 1))
+            queue = QueueState.read_parts(Reader(data), SPLIT_LEVEL - 1)
+            assert b"".join(queue.parts(SPLIT_LEVEL - 1)) == data
 
 
 def shrink_chunks(patch: pytest.MonkeyPatch, chunk: int) -> None:

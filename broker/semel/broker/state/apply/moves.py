@@ -456,28 +456,24 @@ class Moves:
 
     # --- canonical bytes --------------------------------------------------------------------
 
-    def parts(self, *, delayed: bool, compaction: bool = False) -> list[bytes]:
-        """Canonical bytes: places by queue, each followed by its incoming queue if it has one;
-        `delayed` adds copies of delayed batches, `compaction` is as in `QueueState.parts`."""
+    def parts(self, version: int) -> list[bytes]:
+        """Canonical bytes in a state of this version: places by queue, each followed by its
+        incoming queue if it has one, from DELAYED_MOVE_LEVEL on with copies of delayed batches.
+
+        An incoming queue has no limits: it gets them with its slice.
+        """
         parts = [_COUNT.pack(len(self.places))]
         for key in sorted(self.places):
             parts.append(self._pack(key))
             incoming = self.incoming.get(key)
             if incoming is not None:
-                parts += incoming.queue.parts(lineage=True, compaction=compaction)
+                parts += incoming.queue.parts(version, limits=False)
                 parts += [_COUNT.pack(len(incoming.slice)), incoming.slice]
-                parts += incoming.delayed.parts() if delayed else []
+                parts += incoming.delayed.parts() if version >= DELAYED_MOVE_LEVEL else []
         return parts
 
     @classmethod
-    def read_parts(
-        cls,
-        reader: Reader,
-        queues: dict[QueueKey, QueueState],
-        *,
-        delayed: bool,
-        compaction: bool = False,
-    ) -> Moves:
+    def read_parts(cls, reader: Reader, queues: dict[QueueKey, QueueState], version: int) -> Moves:
         """The inverse of `parts`; also marks the frozen ones of `queues`. Raises CorruptSegment."""
         moves = cls()
         for _ in range(reader.unpack(_COUNT)[0]):
@@ -493,10 +489,10 @@ class Moves:
                 queues[key].frozen = True
             elif place.state in (MoveState.INCOMING, MoveState.READY):
                 incoming = moves.incoming[key] = Incoming(
-                    QueueState.read_parts(reader, lineage=True, compaction=compaction)
+                    QueueState.read_parts(reader, version, limits=False)
                 )
                 incoming.slice = bytes(reader.take(reader.unpack(_COUNT)[0]))
-                if delayed:
+                if version >= DELAYED_MOVE_LEVEL:
                     incoming.delayed = DelayedCopies.read_parts(reader)
         return moves
 

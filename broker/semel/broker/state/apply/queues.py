@@ -30,7 +30,7 @@ from semel.broker.state.apply.extents import Extent, Extents
 from semel.protos.batch import BATCH_BYTES_DEFAULT, MESSAGE_BYTES_MAX
 from semel.protos.errors import OffsetOutOfRange
 from semel.protos.ids import Offset, QueueId, QueueKey, TopicId
-from semel.protos.levels import COMPACTION_LEVEL
+from semel.protos.levels import COMPACTION_LEVEL, DELAY_LIMIT_LEVEL, SPLIT_LEVEL
 from semel.protos.v1 import common_pb2, control_pb2
 
 SLOTS: Final = 65_536
@@ -303,12 +303,10 @@ class QueueState:
         """(index, position, length) of the live records in entries `[lo_index, hi_index)`."""
         return self.extents.records(lo_index, hi_index)
 
-    def parts(
-        self, *, lineage: bool, limits: bool = False, compaction: bool = False
-    ) -> list[bytes]:
-        """Canonical bytes; `lineage` adds parent and children (from version 2 of the state on),
-        `limits` what a second takes, `compaction` how it is compacted and how far (both from
-        version 8 on)."""
+    def parts(self, version: int, *, limits: bool = True) -> list[bytes]:
+        """Canonical bytes in a state of this version: from SPLIT_LEVEL on with parent and children,
+        from DELAY_LIMIT_LEVEL on with what a second takes (unless `limits` is false), from
+        COMPACTION_LEVEL on with how it is compacted and how far."""
         settings = self.settings
         fixed = _FIXED.pack(
             self.key.topic_id,
@@ -328,20 +326,18 @@ class QueueState:
             self.extents.total,
         )
         head = fixed + pack_text(self.topic) + self.expired.pack()
-        if lineage:
+        if version >= SPLIT_LEVEL:
             parent = -1 if self.parent is None else self.parent
             head += _LINEAGE.pack(parent, len(self.children))
             head += b"".join(_CHILD.pack(*child) for child in self.children)
-        if limits:
+        if version >= DELAY_LIMIT_LEVEL and limits:
             head += _LIMITS.pack(settings.delay_per_second_max)
-        if compaction:
+        if version >= COMPACTION_LEVEL:
             head += self.compaction.parts(settings.compaction)
         return [head, *self.extents.parts()]
 
     @classmethod
-    def read_parts(
-        cls, reader: Reader, *, lineage: bool, limits: bool = False, compaction: bool = False
-    ) -> QueueState:
+    def read_parts(cls, reader: Reader, version: int, *, limits: bool = True) -> QueueState:
         """The inverse of `parts`. Raises CorruptSegment."""
         (
             topic_id,
@@ -374,14 +370,14 @@ class QueueState:
         queue.last_append_us = last_append_us
         queue.token_floor = token_floor
         queue.expired = Expired.read(reader)
-        if lineage:
+        if version >= SPLIT_LEVEL:
             parent, count = reader.unpack(_LINEAGE)
             queue.parent = None if parent < 0 else parent
             queue.children = tuple(Child(*reader.unpack(_CHILD)) for _ in range(count))
-        if limits:
+        if version >= DELAY_LIMIT_LEVEL and limits:
             (delay_per_second_max,) = reader.unpack(_LIMITS)
             queue.settings = replace(settings, delay_per_second_max=delay_per_second_max)
-        if compaction:
+        if version >= COMPACTION_LEVEL:
             queue.compaction, compacted = Compaction.read(reader)
             queue.settings = replace(queue.settings, compaction=compacted)
         queue.extents = Extents.read_parts(reader, first, total)

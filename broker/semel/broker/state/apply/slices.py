@@ -92,7 +92,7 @@ def make_slice(
     metadata = version in _WITH_METADATA
     return control_pb2.QueueSlice(
         version=version,
-        queue=b"".join(bare.parts(lineage=True)),
+        queue=b"".join(bare.parts(SLICE_VERSION)),
         rows=b"".join(producers.only(queue.key).parts()),
         groups=b"".join(own_groups.parts(metadata=metadata)),
         extents=len(queue.extents),
@@ -117,7 +117,7 @@ def read_slice(data: bytes) -> Slice:
         Reader(part) for part in (message.queue, message.rows, message.groups, message.delayed)
     )
     found = Slice(
-        queue=QueueState.read_parts(queue_reader, lineage=True),
+        queue=QueueState.read_parts(queue_reader, SLICE_VERSION),
         producers=SequenceTable.read_parts(rows),
         groups=ConsumerGroups.read_parts(groups, metadata=message.version in _WITH_METADATA),
         extents=message.extents,

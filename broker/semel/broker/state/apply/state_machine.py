@@ -653,19 +653,13 @@ class State:
             parts.append(node.packed())
         parts.append(_COUNT.pack(len(self.queues)))
         for key in sorted(self.queues):
-            parts += self.queues[key].parts(
-                lineage=version >= 2,
-                limits=version >= DELAY_LIMIT_LEVEL,
-                compaction=version >= COMPACTION_LEVEL,
-            )
+            parts += self.queues[key].parts(version)
         parts += self.producers.parts()
         parts += self.groups.parts(metadata=version >= METADATA_LEVEL)
         if version >= 3:
             parts += self.transactions.parts(version)
         if version >= MOVE_LEVEL:
-            parts += self.moves.parts(
-                delayed=version >= DELAYED_MOVE_LEVEL, compaction=version >= COMPACTION_LEVEL
-            )
+            parts += self.moves.parts(version)
         if version >= DELAY_LEVEL:
             parts += self.delays.parts(
                 cancelled=version >= ID_LEVEL, origins=version >= DELAYED_MOVE_LEVEL
@@ -706,24 +700,14 @@ class State:
             learners=tuple(NodeRef.read(reader) for _ in range(learners)),
         )
         for _ in range(reader.unpack(_COUNT)[0]):
-            queue = QueueState.read_parts(
-                reader,
-                lineage=version >= 2,
-                limits=version >= DELAY_LIMIT_LEVEL,
-                compaction=version >= COMPACTION_LEVEL,
-            )
+            queue = QueueState.read_parts(reader, version)
             state.queues[queue.key] = queue
         state.producers = SequenceTable.read_parts(reader)
         state.groups = ConsumerGroups.read_parts(reader, metadata=version >= METADATA_LEVEL)
         if version >= 3:
             state.transactions = Transactions.read_parts(reader, version)
         if version >= MOVE_LEVEL:
-            state.moves = Moves.read_parts(
-                reader,
-                state.queues,
-                delayed=version >= DELAYED_MOVE_LEVEL,
-                compaction=version >= COMPACTION_LEVEL,
-            )
+            state.moves = Moves.read_parts(reader, state.queues, version)
         if version >= DELAY_LEVEL:
             state.delays = Delays.read_parts(
                 reader, cancelled=version >= ID_LEVEL, origins=version >= DELAYED_MOVE_LEVEL
