@@ -104,6 +104,7 @@ def _read_peers(_: click.Context, __: click.Parameter, text: str | None) -> dict
 @_option("broker_call_timeout_ms")
 @_option("request_timeout_ms")
 @_option("level_max")
+@_option("watches_max")
 @_option("stop_ms")
 @click.option("--json", "as_json", is_flag=True, help="Say on stdout, as JSON, that it serves.")
 @click.option("--verbose", is_flag=True, help="Log more.")

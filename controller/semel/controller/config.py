@@ -83,6 +83,10 @@ class ControllerConfig:
     """Highest feature level that this controller speaks. With a lower one it behaves as an older
     program would, for rehearsing an upgrade. Default: the newest that this program knows."""
 
+    watches_max: int = 2_000
+    """How many clients may watch the routes here. Those beyond it watch brokers' copies. Default
+    2,000."""
+
     stop_ms: int = 500
     """How long running calls may go on when the controller stops; watches are cut after that.
     Default 0.5 s."""
@@ -120,6 +124,7 @@ class ControllerConfig:
             "preferred_after_ms",
             "broker_call_timeout_ms",
             "request_timeout_ms",
+            "watches_max",
             "stop_ms",
         ):
             if getattr(self, name) < 1:

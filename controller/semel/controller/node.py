@@ -126,6 +126,7 @@ class ControllerNode:
             succession,
             request_timeout_s=config.request_timeout_ms / 1000,
             level_max=config.level_max,
+            watches_max=config.watches_max,
         )
         server = grpc.aio.server(
             interceptors=[ServerInterceptor(own_levels(config.level_max))],

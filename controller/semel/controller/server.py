@@ -29,11 +29,13 @@ from semel.controller.groups.memberships import MembershipService
 from semel.controller.producers import ProducerService
 from semel.controller.topics.topics import TopicService
 from semel.protos import compat
-from semel.protos.errors import NotMaster
+from semel.protos.errors import NotMaster, Throttled
 from semel.protos.levels import own_levels, program_version
 from semel.protos.v1 import controller_pb2 as pb
 from semel.protos.v1.controller_pb2_grpc import ControllerServicer
 
+WATCH_AGAIN_MS: Final = 60_000
+"""After so long a client that found no room for its watch may ask again."""
 DEADLINE_SHARE: Final = 0.9
 """Share of the caller's time that a call may use; the rest is for the answer's way back."""
 
@@ -70,8 +72,13 @@ def is_active(method: M) -> M:
 class ControllerService(ControllerServicer):
     """The methods of controller.proto."""
 
-    def __init__(self, role: ControllerRole, *, request_timeout_s: float, level_max: int) -> None:
+    def __init__(
+        self, role: ControllerRole, *, request_timeout_s: float, level_max: int, watches_max: int
+    ) -> None:
         self.role = role
+        self.watches = 0
+        """How many clients watch the routes now."""
+        self._watches_max = watches_max
         self._request_timeout_s = request_timeout_s
         self._level_max = level_max
 
@@ -149,14 +156,25 @@ class ControllerService(ControllerServicer):
     ) -> AsyncGenerator[pb.Routes]:
         active, seen = self.role.active(), 0
         topics, groups_only = set(request.topics), request.groups_only
-        while not active.changes.closed:
-            if not active.routes.concerns(seen, topics, groups_only=groups_only):
-                seen = active.routes.version
-                await active.changes.wait()
-                continue
-            routes = active.routes.snapshot(request.topics, groups_only=groups_only, strict=False)
-            seen = routes.version
-            yield routes
+        if self.watches >= self._watches_max:
+            raise Throttled(
+                f"{self.watches} clients watch the routes here: watch a broker's copy of them",
+                retry_after_ms=WATCH_AGAIN_MS,
+            )
+        self.watches += 1
+        try:
+            while not active.changes.closed:
+                if not active.routes.concerns(seen, topics, groups_only=groups_only):
+                    seen = active.routes.version
+                    await active.changes.wait()
+                    continue
+                routes = active.routes.snapshot(
+                    request.topics, groups_only=groups_only, strict=False
+                )
+                seen = routes.version
+                yield routes
+        finally:
+            self.watches -= 1
         if active.changes.reason is not None:
             raise active.changes.reason
 

@@ -22,6 +22,7 @@ from semel.protos.errors import (
     DataDirectoryError,
     InvalidRequest,
     SemelError,
+    Throttled,
     TimedOut,
     TopicExists,
     Unavailable,
@@ -251,7 +252,7 @@ async def test_a_slow_watcher_gets_the_newest_routes_and_not_each() -> None:
     changes = Changes()
     routes = RouteTable("c", 1, changes.notify)
     role: Any = SimpleNamespace(active=lambda: SimpleNamespace(routes=routes, changes=changes))
-    service = ControllerService(role, request_timeout_s=1, level_max=LEVEL_MAX)
+    service = ControllerService(role, request_timeout_s=1, level_max=LEVEL_MAX, watches_max=1)
     watch = service.WatchRoutes(pb.GetRoutesRequest(), None)
     first = await anext(watch)
     for term in range(1, 100):
@@ -269,6 +270,20 @@ async def test_a_slow_watcher_gets_the_newest_routes_and_not_each() -> None:
     await asyncio.sleep(0)
     changes.close()
     assert await waiting is None
+
+
+async def test_more_clients_than_there_is_room_for_are_sent_to_brokers() -> None:
+    changes = Changes()
+    routes = RouteTable("c", 1, changes.notify)
+    role: Any = SimpleNamespace(active=lambda: SimpleNamespace(routes=routes, changes=changes))
+    service = ControllerService(role, request_timeout_s=1, level_max=LEVEL_MAX, watches_max=1)
+    watch = service.WatchRoutes(pb.GetRoutesRequest(), None)
+    await anext(watch)
+    with pytest.raises(Throttled, match="watch a broker's copy"):
+        await anext(service.WatchRoutes(pb.GetRoutesRequest(), None))
+    await watch.aclose()
+    assert service.watches == 0
+    await anext(service.WatchRoutes(pb.GetRoutesRequest(), None))
 
 
 ENDED_OTHERWISE = {"WatchRoutes", "GetClusterStatus"}
@@ -289,7 +304,7 @@ async def test_the_end_of_the_epoch_ends_every_call(method: str) -> None:
         yield
 
     role: Any = SimpleNamespace(active=lambda: SimpleNamespace(call=call))
-    service = ControllerService(role, request_timeout_s=1, level_max=LEVEL_MAX)
+    service = ControllerService(role, request_timeout_s=1, level_max=LEVEL_MAX, watches_max=1)
     if method in ENDED_OTHERWISE:
         assert not hasattr(getattr(service, method), "__wrapped__"), "not an exception any more"
         return

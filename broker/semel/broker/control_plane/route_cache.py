@@ -5,6 +5,8 @@ newer version the node fetches what changed, at most once a second; it fetches a
 does not know what changed. The copy is in memory. Clients get topics out of it, and are never told
 that a topic does not exist: the copy may be older than the topic.
 
+Clients may also watch the groups of the copy, where the controllers have no room for more of them.
+
 Controllers also lend the node ids, which it gives to anonymous producers. From time to time it gets
 new ones, because queues that have forgotten producers with higher ids may refuse an old one.
 
@@ -22,10 +24,11 @@ Not here: fetching (`control_plane/reports.py`), serving (`server/routes.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
 from typing import Final
 
-from semel.protos.errors import NotMaster, Unavailable
+from semel.protos.errors import NotMaster, Throttled, Unavailable
 from semel.protos.v1.controller_pb2 import (
     GetRoutesRequest,
     OpenProducerReply,
@@ -38,6 +41,12 @@ EPOCH_SHIFT: Final = 32
 IDS_FRESH_S: Final = 3_600.0
 """Ids that were lent longer ago are replaced by new ones."""
 FIRST_EPOCH: Final = 1
+WATCHES_MAX: Final = 10_000
+"""How many clients may watch one node's copy."""
+PUSHES_A_SECOND: Final = 2_000
+"""The node tells so many watches of a change in a second: it has other work, too."""
+WATCH_AGAIN_MS: Final = 60_000
+"""After so long a client that found no room for its watch may ask again."""
 
 
 class RoutesCopy:
@@ -52,6 +61,9 @@ class RoutesCopy:
         self._epoch = 0
         self._ids = range(0)
         self._lent_s = 0.0
+        self._watches = 0
+        self._changed = asyncio.Event()
+        """Set, and replaced, when groups or controllers change."""
 
     @property
     def version(self) -> int:
@@ -81,12 +93,16 @@ class RoutesCopy:
             self._topics[topic.name] = topic
         for name in routes.removed_topics:
             self._topics.pop(name, None)
+        known = self._routes
         self._routes = Routes(
             version=routes.version,
             cluster_id=routes.cluster_id,
             groups=routes.groups,
             controllers=routes.controllers,
         )
+        if known.groups != routes.groups or known.controllers != routes.controllers:
+            self._changed.set()
+            self._changed = asyncio.Event()
 
     def on_epoch(self, number: int) -> None:
         """Notes that a controller of that epoch has sent something."""
@@ -134,6 +150,29 @@ class RoutesCopy:
             controllers=self._routes.controllers,
             copied=True,
         )
+
+    async def watch(self) -> AsyncGenerator[Routes]:
+        """The groups, now and after each change of them.
+
+        Raises NotMaster without a copy, Throttled if too many watch already.
+        """
+        groups = GetRoutesRequest(groups_only=True)
+        if self._watches >= WATCHES_MAX:
+            raise Throttled(
+                f"{self._watches} clients watch this broker's copy of the routes: watch another's",
+                retry_after_ms=WATCH_AGAIN_MS,
+            )
+        place = self._watches
+        self._watches += 1
+        try:
+            while True:
+                changed = self._changed
+                yield self.answer(groups)
+                await changed.wait()
+                if place >= PUSHES_A_SECOND // 10:
+                    await asyncio.sleep(place / PUSHES_A_SECOND)
+        finally:
+            self._watches -= 1
 
     def nodes_of(self, group_id: int) -> tuple[str, ...]:
         """HOST:PORT of a broker group's nodes, the master that the copy names in front; empty if

@@ -1,7 +1,8 @@
 """The service `Controller` at a broker's port: routes, and ids for producers without a name.
 
 How it works. A client may be given a broker instead of a controller, and every client asks brokers
-if no controller answers. All other methods are refused with the address of the active controller.
+if no controller answers. Clients for whose watches the controllers have no room watch here, groups
+only. All other methods are refused with the address of the active controller.
 
 Not here: the copy (`control_plane/route_cache.py`).
 """
@@ -31,6 +32,12 @@ def routes_handler(copy: RoutesCopy) -> grpc.GenericRpcHandler:
     async def refuse(request: bytes, context: Any) -> bytes:
         raise copy.not_master("this is a broker")
 
+    async def watch_routes(request: pb.GetRoutesRequest, context: Any) -> AsyncGenerator[pb.Routes]:
+        if not request.groups_only:
+            raise copy.not_master("a broker's copy tells changes of groups only")
+        async for routes in copy.watch():
+            yield routes
+
     async def refuse_stream(request: bytes, context: Any) -> AsyncGenerator[bytes]:
         raise copy.not_master("this is a broker")
         yield b""
@@ -50,5 +57,10 @@ def routes_handler(copy: RoutesCopy) -> grpc.GenericRpcHandler:
         open_producer,
         request_deserializer=pb.OpenProducerRequest.FromString,
         response_serializer=pb.OpenProducerReply.SerializeToString,
+    )
+    handlers["WatchRoutes"] = grpc.unary_stream_rpc_method_handler(
+        watch_routes,
+        request_deserializer=pb.GetRoutesRequest.FromString,
+        response_serializer=pb.Routes.SerializeToString,
     )
     return grpc.method_handlers_generic_handler(_SERVICE.full_name, handlers)

@@ -5,7 +5,9 @@ names another active controller, the call goes on to the others. While a call wa
 asks the controller from time to time whether it lives: a slow call stays with its controller, and a
 controller that hangs is given up if somebody else may be asked. A client that was given some of
 the controllers learns the others from the routes. Brokers keep a copy of the routes. So brokers may
-be given instead of controllers, and they are asked for routes when no controller answers.
+be given instead of controllers, and they are asked for routes when no controller answers. A
+controller takes a bounded number of watches. A client that finds no room watches a broker, chosen
+at random, so that very many clients are spread over all brokers.
 
 Invariants
 1. Only calls that may be repeated go through `call`: their first attempt may have taken effect.
@@ -46,6 +48,11 @@ COPIES_MAX: Final = 3
 """Most brokers that are asked for their copies in one round of a call."""
 CALL_POLICY: Final = BackoffPolicy(initial_ms=20, max_ms=300)
 WATCH_POLICY: Final = BackoffPolicy(initial_ms=100, max_ms=2_000)
+SCATTER_S: Final = 5.0
+"""Seconds over which clients spread when the broker ends that they all watched. None of them waits
+for it: a broker that is not the master any more tells so itself."""
+CROWDED_S: Final = 600.0
+"""Seconds for which a client that found no room at the controllers watches brokers only."""
 
 
 class Controllers:
@@ -65,6 +72,8 @@ class Controllers:
         self._copies = copies
         self._watch: asyncio.Future[None] | None = None
         self._watched = ""
+        self._crowded_until = 0.0
+        """Monotonic time until which brokers are watched: the controllers had no room."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -136,10 +145,18 @@ class Controllers:
                 backoff.reset()
 
         while True:
-            asked = Round(self._addresses)
+            copies = list(self._copies())
+            crowded = bool(copies) and time.monotonic() < self._crowded_until
+            if crowded:
+                asked = Round(random.sample(copies, len(copies)))
+            else:  # a broker that was given as an address names the controllers
+                own = [address for address in self._addresses if address not in copies]
+                asked = Round(own or self._addresses)
+            full_ms = 0
             while address := asked.next():
                 reading = self._watch = asyncio.ensure_future(read(address))
                 self._watched = address
+                began = time.monotonic()
                 try:
                     await asyncio.wait({reading})
                 finally:
@@ -154,7 +171,17 @@ class Controllers:
                 logger.debug("route watch ended address=%s error=%s", address, known)
                 if isinstance(known, NotMaster):
                     asked.ask_next(known.master_address)
-            await asyncio.sleep(backoff.next_ms() / 1000)
+                elif isinstance(known, Throttled):
+                    full_ms = known.retry_after_ms
+                    if not crowded:
+                        self._crowded_until = time.monotonic() + CROWDED_S
+                        break
+                elif crowded and time.monotonic() - began > SCATTER_S:
+                    await asyncio.sleep(random.uniform(0, SCATTER_S))
+            wait_ms = backoff.next_ms()
+            if full_ms and (crowded or not copies):  # there is room nowhere
+                wait_ms = max(wait_ms, full_ms * random.uniform(0.5, 1.0))
+            await asyncio.sleep(wait_ms / 1000)
 
     async def _ask(
         self, address: str, method: str, request: Any, timeout_s: float, *, others: bool
@@ -190,4 +217,6 @@ class Controllers:
             self._addresses.remove(address)
         self._addresses.insert(0, address)
         if self._watch is not None and self._watched != address:
+            if self._watched in self._copies():
+                return  # a broker's copy is watched on purpose
             self._watch.cancel()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 import grpc.aio
 import pytest
 
+from semel.broker.control_plane import route_cache
 from semel.broker.control_plane.load import WINDOW_S, Counters, LoadMeter
 from semel.broker.control_plane.route_cache import EPOCH_SHIFT, IDS_FRESH_S, RoutesCopy
 from semel.broker.server.routes import routes_handler
-from semel.protos.errors import NotMaster, SemelError, Unavailable
+from semel.protos.errors import NotMaster, SemelError, Throttled, Unavailable
 from semel.protos.rpc import ServerInterceptor, error_from_rpc
 from semel.protos.v1 import controller_pb2 as pb
 from semel.protos.v1.controller_pb2_grpc import ControllerStub
@@ -143,6 +145,35 @@ async def test_a_brokers_port_answers_routes_and_refuses_the_rest() -> None:
                     assert error.master_address == "h:2"
     finally:
         await server.stop(None)
+
+
+async def test_clients_watch_the_groups_of_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = RoutesCopy()
+    copy.on_answer("h:1", version(1, 0), ["h:1"])
+    refused = copy.watch()
+    with pytest.raises(NotMaster):
+        await anext(refused)
+    copy.on_routes(groups(version(1, 0), term=1))
+    watch = copy.watch()
+    first = await anext(watch)
+    assert (first.groups[0].term, first.copied, len(first.topics)) == (1, True, 0)
+    waiting = asyncio.ensure_future(anext(watch))
+    copy.on_routes(groups(version(1, 1), term=1))  # of a topic
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    copy.on_routes(groups(version(1, 2), term=2))
+    assert (await waiting).groups[0].term == 2
+    monkeypatch.setattr(route_cache, "WATCHES_MAX", 1)
+    full = copy.watch()
+    with pytest.raises(Throttled):
+        await anext(full)
+    await watch.aclose()
+    assert (await anext(copy.watch())).groups[0].term == 2
+
+
+def groups(number: int, *, term: int) -> pb.Routes:
+    group = pb.GroupRoute(group_id=1, master_id=1, term=term)
+    return pb.Routes(version=number, cluster_id="c", groups=[group], controllers=["h:1"])
 
 
 async def _error_of(call: Any) -> SemelError | None:

@@ -16,7 +16,14 @@ from semel.client.transport import controllers as module
 from semel.client.transport.connection import Connections
 from semel.client.transport.controllers import Controllers
 from semel.protos import compat
-from semel.protos.errors import NotMaster, SemelError, TimedOut, TopicExists, Unavailable
+from semel.protos.errors import (
+    NotMaster,
+    SemelError,
+    Throttled,
+    TimedOut,
+    TopicExists,
+    Unavailable,
+)
 from semel.protos.rpc import ServerInterceptor
 from semel.protos.v1 import controller_pb2 as pb
 from semel.protos.v1.controller_pb2_grpc import (
@@ -37,6 +44,8 @@ class Told(ControllerServicer):
         """What a call waits for while the controller itself lives."""
         self.copied = False
         """It is a broker with a copy of the routes."""
+        self.full = False
+        """It has no room for watches."""
         self.calls = 0
         self.left = asyncio.Event()
         """It is not active any more: watches end."""
@@ -50,6 +59,8 @@ class Told(ControllerServicer):
 
     async def WatchRoutes(self, request: Any, context: Any) -> AsyncGenerator[pb.Routes]:  # noqa: N802
         await self._pass()
+        if self.full:
+            raise Throttled("no room", retry_after_ms=100)
         yield pb.Routes(version=1, cluster_id=self.address)
         await self.left.wait()
         raise self._refusal()
@@ -274,3 +285,57 @@ async def test_a_watch_reaches_the_active_controller_although_a_standby_names_a_
             assert client.addresses[0] == active.address
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_who_finds_no_room_watches_a_broker_and_comes_back_when_that_ends() -> None:
+    async with told(3) as ((active, other, broker), client):
+        make_broker(broker, client)
+        client._addresses = [active.address]
+        active.full = True
+        seen: asyncio.Queue[str] = asyncio.Queue()
+        watching = asyncio.ensure_future(
+            client.watch(pb.GetRoutesRequest(), lambda routes: seen.put_nowait(routes.cluster_id))
+        )
+        async with compat.timeout(60):
+            assert await seen.get() == broker.address
+            assert await asked(client) == active.address, "calls go to the controllers as before"
+            assert seen.empty(), "and do not end the watch of the broker"
+            other.master = other.address
+            client._copies = lambda: [broker.address, other.address]
+            broker.full = True
+            broker.left.set()
+            assert await seen.get() == other.address
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_who_finds_room_nowhere_asks_again() -> None:
+    async with told(2) as ((active, broker), client):
+        make_broker(broker, client)
+        client._addresses = [active.address]
+        active.full = broker.full = True
+        seen: asyncio.Queue[str] = asyncio.Queue()
+        watching = asyncio.ensure_future(
+            client.watch(pb.GetRoutesRequest(), lambda routes: seen.put_nowait(routes.cluster_id))
+        )
+        async with compat.timeout(60):
+            while client._crowded_until == 0:
+                await asyncio.sleep(0.01)
+            broker.full = False
+            assert await seen.get() == broker.address
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_a_broker_that_was_given_as_an_address_is_not_watched() -> None:
+    async with told(2) as ((active, broker), client):
+        make_broker(broker, client)
+        client._addresses = [broker.address, active.address]
+        seen: asyncio.Queue[str] = asyncio.Queue()
+        watching = asyncio.ensure_future(
+            client.watch(pb.GetRoutesRequest(), lambda routes: seen.put_nowait(routes.cluster_id))
+        )
+        async with compat.timeout(60):
+            assert await seen.get() == active.address
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
