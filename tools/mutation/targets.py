@@ -120,6 +120,7 @@ TARGETS: Final = {
                 "apply/expired",
                 "apply/id_windows",
                 "apply/queues",
+                "apply/queue_table",
                 "admission/pending",
                 "apply/splits",
             )

@@ -47,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 PIECE_BYTES: Final = 1 << 20
 PIECE_EXTENTS: Final = 1_024
+_QUEUES_AT_ONCE: Final = 1_000
+"""After so many queues the loop's other work has its turn: a node may have very many."""
 
 
 class QueueCompaction:
@@ -70,7 +72,7 @@ class QueueCompaction:
             await asyncio.sleep(replica.config.compaction_check_ms / 1000)
             if not replica.is_master:
                 continue
-            for key in wanting(replica):
+            for key in await wanting(replica):
                 try:
                     await self._pass(key)
                 except (SemelError, OSError) as error:
@@ -153,11 +155,13 @@ class QueueCompaction:
         await asyncio.sleep((read + written) / self._replica.config.compaction_bytes_per_second)
 
 
-def wanting(replica: Replica) -> list[QueueKey]:
+async def wanting(replica: Replica) -> list[QueueKey]:
     """The queues that need a pass, the dirtiest first."""
     found = []
     now_us = replica.log_time_us()
-    for key, queue in replica.state.queues.items():
+    for number, (key, queue) in enumerate(list(replica.state.queues.items()), 1):
+        if number % _QUEUES_AT_ONCE == 0:
+            await asyncio.sleep(0)
         settings, compaction = queue.settings.compaction, queue.compaction
         if settings is None or queue.frozen:
             continue

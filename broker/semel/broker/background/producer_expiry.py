@@ -13,6 +13,8 @@ from semel.broker.replica.replica import Replica
 
 _CHECK_MIN_S: Final = 0.05
 _CHECK_MAX_S: Final = 60.0
+_QUEUES_AT_ONCE: Final = 256
+"""After so many queues the loop's other work has its turn: a node may have very many."""
 
 
 class ProducerExpiry:
@@ -27,5 +29,7 @@ class ProducerExpiry:
         pause_s = min(max(quarter_s, _CHECK_MIN_S), _CHECK_MAX_S)
         while True:
             await asyncio.sleep(pause_s)
-            for key in list(self._replica.state.queues):
+            for number, key in enumerate(self._replica.state.producers.queues()):
+                if number % _QUEUES_AT_ONCE == 0:
+                    await asyncio.sleep(0)
                 self._replica.expire_producers(key)

@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 _COPIED_PER_FREED: Final = 3
 """Bytes that may be copied to free one."""
+_QUEUES_AT_ONCE: Final = 1_000
+"""After so many queues the loop's other work has its turn: a node may have very many."""
 
 
 def worth_cleaning(segments: Sequence[int], live: Sequence[int]) -> int:
@@ -71,7 +73,9 @@ class Retention:
     async def _trim_queues(self) -> None:
         """One TRIM for each queue that is too old or too large."""
         now_us = self._replica.log_time_us()
-        for key, queue in list(self._replica.state.queues.items()):
+        for number, (key, queue) in enumerate(list(self._replica.state.queues.items()), 1):
+            if number % _QUEUES_AT_ONCE == 0:
+                await asyncio.sleep(0)
             target = queue.retention_target(now_us)
             if target is None:
                 continue

@@ -108,8 +108,7 @@ class IdCalls:
                 f"a message id has 1 to {COMPARED_ID_BYTES_MAX} bytes, not {len(message_id)}"
             )
         if topic_id not in state.id_windows.topics:
-            queues = (queue for key, queue in state.queues.items() if key.topic_id == topic_id)
-            queue = next(queues, None)
+            queue = next(state.queues.of_topic(topic_id), None)
             if queue is None:
                 raise UnknownQueue(
                     f"topic {topic_id} has no queue on broker group"

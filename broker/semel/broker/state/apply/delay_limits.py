@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 
 from semel.broker.state.apply.delays import Delays
 from semel.broker.state.apply.due_seconds import SECOND_US, second_of
+from semel.broker.state.apply.queue_table import QueueTable
 from semel.broker.state.apply.queues import SLOTS, QueueState
 from semel.broker.state.apply.stagers import StagedQueue
 from semel.broker.state.apply.staging import Staging
@@ -32,13 +33,10 @@ Second = tuple[int, int]
 """A topic and a second since 1970."""
 
 
-def slots_of(queues: Mapping[QueueKey, QueueState], topic_id: int) -> int:
+def slots_of(queues: QueueTable, topic_id: int) -> int:
     """How many slots of a topic belong to queues of this broker group that take messages."""
-    return sum(
-        queue.slot_end - queue.slot_start
-        for key, queue in queues.items()
-        if key.topic_id == topic_id and not queue.sealed
-    )
+    found = (queue for queue in queues.of_topic(topic_id) if not queue.sealed)
+    return sum(queue.slot_end - queue.slot_start for queue in found)
 
 
 def share_of(limit: int, slots: int) -> int:
@@ -75,7 +73,7 @@ def pin_refusal(
     record: transaction_records_pb2.PinTransaction,
     staging: Staging,
     delays: Delays,
-    queues: Mapping[QueueKey, QueueState],
+    queues: QueueTable,
 ) -> DelayThrottled | None:
     """Why a transaction cannot be pinned; None if there is room for all of its delayed messages.
 

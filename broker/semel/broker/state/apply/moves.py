@@ -46,6 +46,7 @@ from semel.broker.state.apply.locks import ConsumerGroups, unknown_queue
 from semel.broker.state.apply.move_ids import begin_ids, ids_misfit, supersede_ids, take_ids
 from semel.broker.state.apply.move_places import Incoming, MoveState, Place
 from semel.broker.state.apply.producers import SequenceTable
+from semel.broker.state.apply.queue_table import QueueTable
 from semel.broker.state.apply.queues import SLOTS, QueueSettings, QueueState
 from semel.broker.state.apply.results import MoveApplied
 from semel.broker.state.apply.slices import read_slice
@@ -79,7 +80,7 @@ _COUNT: Final = struct.Struct("<I")
 class Home(Protocol):
     """The parts of the replicated state that a step needs."""
 
-    queues: dict[QueueKey, QueueState]
+    queues: QueueTable
     producers: SequenceTable
     groups: ConsumerGroups
     transactions: Transactions
@@ -162,7 +163,9 @@ class Moves:
 
     def forget_window(self, topic_id: int, home: Home) -> None:
         """Forgets the ids of a topic that has no queue here any more, and none on its way."""
-        if not any(key.topic_id == topic_id for key in (*home.queues, *self.incoming)):
+        if home.queues.has_topic(topic_id):
+            return
+        if not any(key.topic_id == topic_id for key in self.incoming):
             home.id_windows.forget(topic_id)
 
     def _over(self, record: control_pb2.MoveQueue, key: QueueKey) -> InvalidRequest | None:

@@ -98,6 +98,10 @@ class SequenceTable:
             self.create(key, producer_id, row)
             self.set_name(ProducerId(producer_id), other._names.get(producer_id, ""))
 
+    def queues(self) -> list[QueueKey]:
+        """The queues that have rows."""
+        return list(self._queues)
+
     def _items(self, key: QueueKey) -> list[tuple[int, Row]]:
         """Producers and rows of a queue as they are now."""
         rows = self._queues.get(key)

@@ -41,6 +41,7 @@ from semel.broker.state.apply.id_windows import IdSettings, IdWindows
 from semel.broker.state.apply.locks import ConsumerGroups
 from semel.broker.state.apply.moves import Moves
 from semel.broker.state.apply.producers import SequenceTable
+from semel.broker.state.apply.queue_table import QueueTable
 from semel.broker.state.apply.queues import SLOTS, Child, QueueSettings, QueueState
 from semel.broker.state.apply.release_history import ReleaseHistory
 from semel.broker.state.apply.results import (
@@ -139,7 +140,7 @@ class State:
         self.log_time_us = 0
         self.feature_level = 0
         self.membership = Membership(index=Index(0))
-        self.queues: dict[QueueKey, QueueState] = {}
+        self.queues = QueueTable()
         self.producers = SequenceTable()
         self.groups = ConsumerGroups()
         self.transactions = Transactions()
@@ -352,10 +353,9 @@ class State:
 
     def _alter_topic(self, record: control_pb2.AlterTopic) -> Done:
         settings = self._settings(record.settings)
-        for key, queue in self.queues.items():
-            if key.topic_id == record.topic_id:
-                queue.alter(settings)  # also of one that a move has sealed, in an older log
-                self._configure_ids(key.topic_id, record.settings)
+        for queue in self.queues.of_topic(record.topic_id):
+            queue.alter(settings)  # also of one that a move has sealed, in an older log
+            self._configure_ids(record.topic_id, record.settings)
         return Done(what="alter_topic")
 
     def _settings(self, settings: common_pb2.TopicSettings) -> QueueSettings:
@@ -624,9 +624,9 @@ class State:
     def live_slots(self, topic_id: int) -> int:
         """How many slots of a topic the queues of this broker group have, with those on their
         way here."""
-        queues = (*self.queues.values(), *self.moves.stored())
-        mine = (queue for queue in queues if queue.key.topic_id == topic_id and not queue.sealed)
-        return sum(queue.slot_end - queue.slot_start for queue in mine)
+        coming = (queue for queue in self.moves.stored() if queue.key.topic_id == topic_id)
+        queues = (*self.queues.of_topic(topic_id), *coming)
+        return sum(queue.slot_end - queue.slot_start for queue in queues if not queue.sealed)
 
     def absent(self, key: QueueKey) -> SemelError:
         """The error for a queue that is not here: QueueMoved or UnknownQueue."""

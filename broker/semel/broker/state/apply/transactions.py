@@ -29,7 +29,7 @@ from semel.broker.state.apply.coordination import Begun, Coordination
 from semel.broker.state.apply.delay_limits import pin_refusal
 from semel.broker.state.apply.delays import Delays
 from semel.broker.state.apply.id_windows import IdWindow
-from semel.broker.state.apply.queues import QueueState
+from semel.broker.state.apply.queue_table import QueueTable
 from semel.broker.state.apply.results import (
     ApplyResult,
     Published,
@@ -51,7 +51,7 @@ from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import control_pb2, transaction_records_pb2
 
 Step = transaction_records_pb2.TransactionRecord
-Queues = dict[QueueKey, QueueState]
+Queues = QueueTable
 NO_WINDOWS: Final[Mapping[int, IdWindow]] = MappingProxyType({})
 
 
