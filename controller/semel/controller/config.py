@@ -83,9 +83,9 @@ class ControllerConfig:
     """Highest feature level that this controller speaks. With a lower one it behaves as an older
     program would, for rehearsing an upgrade. Default: the newest that this program knows."""
 
-    watches_max: int = 2_000
+    watches_max: int = 1_000
     """How many clients may watch the routes here. Those beyond it watch brokers' copies. Default
-    2,000."""
+    1,000."""
 
     stop_ms: int = 500
     """How long running calls may go on when the controller stops; watches are cut after that.
