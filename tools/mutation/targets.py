@@ -121,6 +121,7 @@ TARGETS: Final = {
                 "apply/id_windows",
                 "apply/queues",
                 "apply/queue_table",
+                "apply/tiered",
                 "admission/pending",
                 "apply/splits",
             )

@@ -443,6 +443,10 @@ class Proposer:
                 decision = self.admission.admit_fence(record.fence)
             case "compact":
                 decision = self.admission.queues.admit_compact(record.compact)
+            case "tiered":
+                decision = self.admission.queues.admit_tiered(record.tiered)
+            case "forget":
+                decision = self.admission.queues.admit_forget(record.forget)
             case "transaction":
                 decision = self.admission.admit_transaction(
                     record.transaction, item.looked_up, kept, self._index

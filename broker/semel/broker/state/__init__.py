@@ -77,6 +77,7 @@ from semel.broker.state.apply.results import (
     Staged,
     StagedChecked,
     StateDiverged,
+    TieredApplied,
     TopicArrivals,
     TransactionApplied,
     WindowEntry,
@@ -87,6 +88,7 @@ from semel.broker.state.apply.splits import ancestors, unread_error
 from semel.broker.state.apply.stagers import Pin, StagedExtent, Stager
 from semel.broker.state.apply.staging import Staging
 from semel.broker.state.apply.state_machine import State
+from semel.broker.state.apply.tiered import ColdRetention, TierState
 from semel.broker.state.apply.transactions import Transactions
 from semel.broker.state.lag import Progress, progress
 from semel.broker.state.lock_clock import LockClock
@@ -113,6 +115,7 @@ __all__ = [
     "Begun",
     "CheckedIds",
     "Child",
+    "ColdRetention",
     "CommitApplied",
     "CommitOutcome",
     "Compacted",
@@ -177,6 +180,8 @@ __all__ = [
     "State",
     "StateDiverged",
     "TableVerifier",
+    "TierState",
+    "TieredApplied",
     "TopicArrivals",
     "TransactionApplied",
     "TransactionIds",

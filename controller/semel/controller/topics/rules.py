@@ -90,7 +90,35 @@ def complete_settings(given: TopicSettings) -> TopicSettings:
                 f" {compaction.lag_ms}: use positive numbers of milliseconds, at most 100 years"
             )
         settings.compaction.CopyFrom(compaction)
+    settings.tier_after_ms = max(0, given.tier_after_ms)
+    settings.local_retention_ms = given.local_retention_ms
+    _check_tiering(settings)
     return settings
+
+
+def _check_tiering(settings: TopicSettings) -> None:
+    """Raises InvalidRequest for settings of which one keeps another from having an effect."""
+    after_ms, local_ms = settings.tier_after_ms, settings.local_retention_ms
+    if local_ms < UNLIMITED:
+        raise InvalidRequest(
+            f"local_retention_ms is {local_ms}: use a positive number, or -1 for no limit"
+        )
+    if local_ms > 0 and not after_ms:
+        raise InvalidRequest(
+            "local_retention_ms is for tiered topics: give tier_after_ms as well, or the log would"
+            " be the only place that has the messages"
+        )
+    if after_ms and settings.HasField("compaction"):
+        raise InvalidRequest(
+            "a topic cannot be tiered and compacted: the object store would keep what compaction"
+            " removes from the log"
+        )
+    for name, value in (("tier_after_ms", after_ms), ("local_retention_ms", local_ms)):
+        if settings.retention_ms != UNLIMITED and value >= settings.retention_ms:
+            raise InvalidRequest(
+                f"{name} is {value:,} and retention_ms {settings.retention_ms:,}: messages would be"
+                f" deleted before it has an effect; {name} must be the lower one"
+            )
 
 
 def topic_route(record: TopicRecord) -> TopicRoute:

@@ -20,7 +20,7 @@ class QueueRef(_message.Message):
     def __init__(self, topic_id: _Optional[int] = ..., queue_id: _Optional[int] = ...) -> None: ...
 
 class TopicSettings(_message.Message):
-    __slots__ = ("retention_ms", "retention_bytes", "message_bytes_max", "batch_bytes_max", "dedup", "delay_per_second_max", "compaction")
+    __slots__ = ("retention_ms", "retention_bytes", "message_bytes_max", "batch_bytes_max", "dedup", "delay_per_second_max", "compaction", "tier_after_ms", "local_retention_ms")
     RETENTION_MS_FIELD_NUMBER: _ClassVar[int]
     RETENTION_BYTES_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,8 @@ class TopicSettings(_message.Message):
     DEDUP_FIELD_NUMBER: _ClassVar[int]
     DELAY_PER_SECOND_MAX_FIELD_NUMBER: _ClassVar[int]
     COMPACTION_FIELD_NUMBER: _ClassVar[int]
+    TIER_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_RETENTION_MS_FIELD_NUMBER: _ClassVar[int]
     retention_ms: int
     retention_bytes: int
     message_bytes_max: int
@@ -35,7 +37,9 @@ class TopicSettings(_message.Message):
     dedup: IdDedup
     delay_per_second_max: int
     compaction: Compaction
-    def __init__(self, retention_ms: _Optional[int] = ..., retention_bytes: _Optional[int] = ..., message_bytes_max: _Optional[int] = ..., batch_bytes_max: _Optional[int] = ..., dedup: _Optional[_Union[IdDedup, _Mapping]] = ..., delay_per_second_max: _Optional[int] = ..., compaction: _Optional[_Union[Compaction, _Mapping]] = ...) -> None: ...
+    tier_after_ms: int
+    local_retention_ms: int
+    def __init__(self, retention_ms: _Optional[int] = ..., retention_bytes: _Optional[int] = ..., message_bytes_max: _Optional[int] = ..., batch_bytes_max: _Optional[int] = ..., dedup: _Optional[_Union[IdDedup, _Mapping]] = ..., delay_per_second_max: _Optional[int] = ..., compaction: _Optional[_Union[Compaction, _Mapping]] = ..., tier_after_ms: _Optional[int] = ..., local_retention_ms: _Optional[int] = ...) -> None: ...
 
 class Compaction(_message.Message):
     __slots__ = ("tombstone_ms", "lag_ms")

@@ -37,7 +37,7 @@ MOVE_STEP_IDS: MoveStep
 MOVE_STEP_SUPERSEDE: MoveStep
 
 class ControlRecord(_message.Message):
-    __slots__ = ("create_queue", "delete_queue", "alter_topic", "fence", "trim", "expire_producers", "acquire_lock", "release_lock", "commit_offsets", "reset_offset", "delete_group", "feature_level", "split_queue", "transaction", "move_queue", "release_delayed", "check_ids", "evict_ids", "cancel_delayed", "compact")
+    __slots__ = ("create_queue", "delete_queue", "alter_topic", "fence", "trim", "expire_producers", "acquire_lock", "release_lock", "commit_offsets", "reset_offset", "delete_group", "feature_level", "split_queue", "transaction", "move_queue", "release_delayed", "check_ids", "evict_ids", "cancel_delayed", "compact", "tiered", "forget")
     CREATE_QUEUE_FIELD_NUMBER: _ClassVar[int]
     DELETE_QUEUE_FIELD_NUMBER: _ClassVar[int]
     ALTER_TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +58,8 @@ class ControlRecord(_message.Message):
     EVICT_IDS_FIELD_NUMBER: _ClassVar[int]
     CANCEL_DELAYED_FIELD_NUMBER: _ClassVar[int]
     COMPACT_FIELD_NUMBER: _ClassVar[int]
+    TIERED_FIELD_NUMBER: _ClassVar[int]
+    FORGET_FIELD_NUMBER: _ClassVar[int]
     create_queue: CreateQueue
     delete_queue: DeleteQueue
     alter_topic: AlterTopic
@@ -78,7 +80,35 @@ class ControlRecord(_message.Message):
     evict_ids: EvictIds
     cancel_delayed: CancelDelayed
     compact: Compact
-    def __init__(self, create_queue: _Optional[_Union[CreateQueue, _Mapping]] = ..., delete_queue: _Optional[_Union[DeleteQueue, _Mapping]] = ..., alter_topic: _Optional[_Union[AlterTopic, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., trim: _Optional[_Union[Trim, _Mapping]] = ..., expire_producers: _Optional[_Union[ExpireProducers, _Mapping]] = ..., acquire_lock: _Optional[_Union[AcquireLock, _Mapping]] = ..., release_lock: _Optional[_Union[ReleaseLock, _Mapping]] = ..., commit_offsets: _Optional[_Union[CommitOffsets, _Mapping]] = ..., reset_offset: _Optional[_Union[ResetOffset, _Mapping]] = ..., delete_group: _Optional[_Union[DeleteGroup, _Mapping]] = ..., feature_level: _Optional[_Union[FeatureLevel, _Mapping]] = ..., split_queue: _Optional[_Union[SplitQueue, _Mapping]] = ..., transaction: _Optional[_Union[_transaction_records_pb2.TransactionRecord, _Mapping]] = ..., move_queue: _Optional[_Union[MoveQueue, _Mapping]] = ..., release_delayed: _Optional[_Union[ReleaseDelayed, _Mapping]] = ..., check_ids: _Optional[_Union[CheckIds, _Mapping]] = ..., evict_ids: _Optional[_Union[EvictIds, _Mapping]] = ..., cancel_delayed: _Optional[_Union[CancelDelayed, _Mapping]] = ..., compact: _Optional[_Union[Compact, _Mapping]] = ...) -> None: ...
+    tiered: Tiered
+    forget: Forget
+    def __init__(self, create_queue: _Optional[_Union[CreateQueue, _Mapping]] = ..., delete_queue: _Optional[_Union[DeleteQueue, _Mapping]] = ..., alter_topic: _Optional[_Union[AlterTopic, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., trim: _Optional[_Union[Trim, _Mapping]] = ..., expire_producers: _Optional[_Union[ExpireProducers, _Mapping]] = ..., acquire_lock: _Optional[_Union[AcquireLock, _Mapping]] = ..., release_lock: _Optional[_Union[ReleaseLock, _Mapping]] = ..., commit_offsets: _Optional[_Union[CommitOffsets, _Mapping]] = ..., reset_offset: _Optional[_Union[ResetOffset, _Mapping]] = ..., delete_group: _Optional[_Union[DeleteGroup, _Mapping]] = ..., feature_level: _Optional[_Union[FeatureLevel, _Mapping]] = ..., split_queue: _Optional[_Union[SplitQueue, _Mapping]] = ..., transaction: _Optional[_Union[_transaction_records_pb2.TransactionRecord, _Mapping]] = ..., move_queue: _Optional[_Union[MoveQueue, _Mapping]] = ..., release_delayed: _Optional[_Union[ReleaseDelayed, _Mapping]] = ..., check_ids: _Optional[_Union[CheckIds, _Mapping]] = ..., evict_ids: _Optional[_Union[EvictIds, _Mapping]] = ..., cancel_delayed: _Optional[_Union[CancelDelayed, _Mapping]] = ..., compact: _Optional[_Union[Compact, _Mapping]] = ..., tiered: _Optional[_Union[Tiered, _Mapping]] = ..., forget: _Optional[_Union[Forget, _Mapping]] = ...) -> None: ...
+
+class Tiered(_message.Message):
+    __slots__ = ("queue", "number", "length", "sha256", "previous_sha256", "tier_start", "tier_end")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_SHA256_FIELD_NUMBER: _ClassVar[int]
+    TIER_START_FIELD_NUMBER: _ClassVar[int]
+    TIER_END_FIELD_NUMBER: _ClassVar[int]
+    queue: _common_pb2.QueueRef
+    number: int
+    length: int
+    sha256: bytes
+    previous_sha256: bytes
+    tier_start: int
+    tier_end: int
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., number: _Optional[int] = ..., length: _Optional[int] = ..., sha256: _Optional[bytes] = ..., previous_sha256: _Optional[bytes] = ..., tier_start: _Optional[int] = ..., tier_end: _Optional[int] = ...) -> None: ...
+
+class Forget(_message.Message):
+    __slots__ = ("queue", "local_start")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_START_FIELD_NUMBER: _ClassVar[int]
+    queue: _common_pb2.QueueRef
+    local_start: int
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., local_start: _Optional[int] = ...) -> None: ...
 
 class Compact(_message.Message):
     __slots__ = ("queue", "from_offset", "to_offset", "fates", "places_crc", "compacted_to", "tombstones", "tombstones_below")

@@ -23,6 +23,7 @@ from semel.broker.state.apply import (
     rows,
     stagers,
     state_machine,
+    tiered,
 )
 from tests.kit.format_tables import fields, struct_format
 
@@ -40,6 +41,7 @@ DOCUMENT = "state.md"
         ("Lineage", 1, queues._CHILD),
         ("Compaction", 0, compacted._FIXED),
         ("Compaction", 1, compacted._MARK),
+        ("Tier", 0, tiered._FIXED),
         ("Row", 0, rows.ROW),
         ("Row", 1, rows.ENTRY),
         ("Consumer group", 0, locks._FIXED),

@@ -10,9 +10,10 @@ Invariants
    are two ways to the same table.
 2. Records are applied in the order in which they were accepted (asserted).
 3. Whatever an accepted, unapplied record will make is known here by its name: a queue that is
-   created, split off or begins to arrive by a move (or will not, by its ABORT), and the pin of a
-   transaction. The admission refuses everything else about that name until the record is applied.
-   So no two records in flight make the same thing, and none uses a thing that another one may end.
+   created, split off or begins to arrive by a move (or will not, by its ABORT), the pin of a
+   transaction, and the pointer to a manifest. The admission refuses everything else about that
+   name until the record is applied. So no two records in flight make the same thing, and none uses
+   a thing that another one may end.
 
 Not here: the rules (`admission.py`, `queue_admission.py`, `transaction_admission.py`,
 `delay_admission.py`).
@@ -37,6 +38,7 @@ from semel.broker.state.apply.results import (
     FenceApplied,
     MoveApplied,
     Published,
+    TieredApplied,
     TransactionApplied,
 )
 from semel.broker.state.apply.rows import Row
@@ -63,7 +65,13 @@ class TopicIds(NamedTuple):
     topic_id: int
 
 
-Name = QueueKey | TransactionRow | TopicIds | str
+class TierPointer(NamedTuple):
+    """Names the pointer to the manifest of a queue."""
+
+    queue_key: QueueKey
+
+
+Name = QueueKey | TransactionRow | TopicIds | TierPointer | str
 
 
 class InFlight(NamedTuple):
@@ -168,6 +176,7 @@ class RecordUse(Enum):
     PUBLISH = "publish"
     REWRITE = "rewrite"
     RELEASE = "release_delayed"
+    TIERED = "tiered"
     CANCEL = "cancel_delayed"
     BEGIN = "move_queue, begin"
     SEAL = "move_queue, seal"
@@ -285,6 +294,10 @@ class PendingState:
         """Whether an accepted, unapplied record begins or ends the comparing of message ids."""
         return TopicIds(topic_id) in self._names
 
+    def changes_tier(self, key: QueueKey) -> bool:
+        """Whether an accepted, unapplied record changes the queue's pointer to its manifest."""
+        return TierPointer(key) in self._names
+
     def row(self, queue: PendingQueue, producer_id: ProducerId) -> PendingRow:
         """The row as it will be, which may not exist. `use` makes it part of the overlay."""
         row = queue.rows.get(producer_id)
@@ -399,6 +412,8 @@ class PendingState:
                 done = self._next(_DONE[result.what])
             elif isinstance(result, TransactionApplied) and result.step in _STEPS:
                 done = self._next(_STEPS[result.step])
+            elif isinstance(result, TieredApplied):
+                done = self._next(RecordUse.TIERED)
             elif isinstance(result, Published):
                 done = self._next(RecordUse.PUBLISH)
                 assert done.names == (result.transaction_id,)

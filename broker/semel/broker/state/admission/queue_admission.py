@@ -1,4 +1,4 @@
-"""The master's decisions about queues: creating, deleting, splitting, moving and trimming them.
+"""The master's decisions about queues: creating, deleting, splitting, moving, trimming, tiering.
 
 Invariants
 1. A queue whose split is accepted accepts nothing more, and only an applied split is answered with
@@ -7,6 +7,7 @@ Invariants
    end here or at the new broker group.
 3. Two records in flight never make the same queue: whatever an accepted, unapplied record makes is
    refused to all others (`pending.py`). No queue is made that a move has brought elsewhere.
+4. Of two manifests that follow the same one, one is accepted.
 
 Not here: batches and fences (`admission.py`), how the records are applied
 (`state/apply/state_machine.py`, `state/apply/moves.py`).
@@ -17,7 +18,13 @@ from __future__ import annotations
 from semel.broker.state.admission.decisions import Accepted, ControlDecision, Refused, retry_later
 from semel.broker.state.admission.delay_admission import held_by_delays
 from semel.broker.state.admission.id_admission import IdAdmission
-from semel.broker.state.admission.pending import PendingQueue, PendingState, RecordUse, TopicIds
+from semel.broker.state.admission.pending import (
+    PendingQueue,
+    PendingState,
+    RecordUse,
+    TierPointer,
+    TopicIds,
+)
 from semel.broker.state.apply.expired import Expired
 from semel.broker.state.apply.queues import SLOTS, QueueSettings, QueueState
 from semel.broker.state.apply.splits import children_of, invalid_split_reason, sealed_error
@@ -30,6 +37,7 @@ from semel.protos.levels import (
     DELAYED_MOVE_LEVEL,
     MOVE_LEVEL,
     SPLIT_LEVEL,
+    TIER_LEVEL,
     lacking,
 )
 from semel.protos.queue_refs import queue_key_of
@@ -219,6 +227,59 @@ class QueueAdmission:
             return Refused(self._state.absent(queue_key_of(record.queue)))
         return self.moving(pending) or Accepted()
 
+    def admit_tiered(self, record: control_pb2.Tiered) -> ControlDecision:
+        """Compare-and-set: it must follow the applied pointer, with no other one in flight. Every
+        offset below `tier_end` is applied, so none can be lost."""
+        pending = self._tierable(record.queue)
+        if isinstance(pending, Refused):
+            return pending
+        if self._pending.changes_tier(pending.key):
+            return retry_later("another manifest of the queue is being decided")
+        queue = self._state.queues.get(pending.key)
+        if queue is None:
+            return retry_later("the queue is being created")
+        reason = queue.tier.misfit(record, queue.log_start_offset, queue.log_end_offset)
+        if reason is None and not queue.is_extent_edge(record.tier_end):
+            reason = f"it ends at {record.tier_end}, in the middle of a batch"
+        if reason is None and queue.settings.compaction is not None:
+            reason = "the topic is compacted"
+        if reason is not None:
+            return Refused(
+                InvalidRequest(
+                    f"queue {pending.key.queue_id} of {queue.topic!r} has {queue.tier}; manifest"
+                    f" {record.number} does not follow: {reason}. Begin anew with what the state"
+                    " says"
+                )
+            )
+        self._pending.use(RecordUse.TIERED, (pending,), (), (TierPointer(pending.key),))
+        return Accepted()
+
+    def admit_forget(self, record: control_pb2.Forget) -> ControlDecision:
+        """Extents are given up only for what the applied manifest has."""
+        pending = self._tierable(record.queue)
+        if isinstance(pending, Refused):
+            return pending
+        queue = self._state.queues.get(pending.key)
+        if queue is None or not 0 <= record.local_start <= queue.tier.end:
+            tier = "nothing" if queue is None else str(queue.tier)
+            return Refused(
+                InvalidRequest(
+                    f"queue {pending.key.queue_id} has {tier} in the object store, and cannot"
+                    f" forget up to {record.local_start}"
+                )
+            )
+        return Accepted()
+
+    def _tierable(self, reference: common_pb2.QueueRef) -> PendingQueue | Refused:
+        """The queue, unless it is away or sealed by a move, or the log's level is too low."""
+        key, level = queue_key_of(reference), self._state.feature_level
+        if level < TIER_LEVEL:
+            return Refused(lacking(TIER_LEVEL, level, "the broker group"))
+        pending = self._pending.queue(key)
+        if pending is None:
+            return Refused(self._state.absent(key))
+        return self.moving(pending) or pending
+
     def admit_alter_topic(self, record: control_pb2.AlterTopic) -> ControlDecision:
         """New settings take effect when they are applied.
 
@@ -244,6 +305,8 @@ class QueueAdmission:
         level = self._state.feature_level
         if settings.delay_per_second_max > 0 and level < DELAY_LIMIT_LEVEL:
             return Refused(lacking(DELAY_LIMIT_LEVEL, level, "the broker group"))
+        if settings.tier_after_ms and level < TIER_LEVEL:
+            return Refused(lacking(TIER_LEVEL, level, "the broker group"))
         return None
 
     def _taken(self, key: QueueKey) -> Refused | None:

@@ -320,6 +320,16 @@ class Extents:
         )
         return change
 
+    def columns(self, ordinal: int, end: int) -> tuple[I64, I64, I64]:
+        """Copies of columns of the extents `[ordinal, end)`: base offsets, lengths, append times.
+        `ordinal` is not below `first`."""
+        start = ordinal // CHUNK
+        if ordinal >= end:
+            return (*(np.empty(0, np.int64) for _ in range(3)),)  # type: ignore[return-value]
+        bases, _, places, times, _ = self._from_chunk(start, end)
+        at = ordinal - start * CHUNK
+        return bases[at:], places[at:] & _LENGTH_MASK, times[at:]
+
     def _from_chunk(self, chunk: int, end: int) -> list[npt.NDArray[Any]]:
         """Copies of the five columns, from the first ordinal of a chunk to ordinal `end`."""
         at = chunk - self.first // CHUNK

@@ -40,7 +40,6 @@ from semel.broker.state.apply.codec import Reader
 from semel.broker.state.apply.compacted import Compaction
 from semel.broker.state.apply.delayed_copies import DelayedCopies, ordinal_of_copy
 from semel.broker.state.apply.delays import DelayedExtent, Delays
-from semel.broker.state.apply.extents import Extents
 from semel.broker.state.apply.id_windows import IdSettings, IdWindows, arrivals_from
 from semel.broker.state.apply.locks import ConsumerGroups, unknown_queue
 from semel.broker.state.apply.move_ids import begin_ids, ids_misfit, supersede_ids, take_ids
@@ -286,9 +285,7 @@ class Moves:
             return self._wrong(record, key)
         queue = self.incoming[key].queue
         if record.offset > queue.log_end_offset:
-            queue.extents = Extents()
-            queue.bytes = 0
-            queue.log_start_offset = queue.log_end_offset = record.offset
+            queue.begin_at(record.offset)
         else:
             queue.trim(record.offset)
         return None
@@ -413,7 +410,7 @@ class Moves:
         queue.compaction = Compaction(gaps_to=incoming.queue.compaction.gaps_to)
         if record.HasField("create"):
             level = home.feature_level
-            queue.settings = QueueSettings.from_message(record.create.settings, level)
+            queue.alter(QueueSettings.from_message(record.create.settings, level))
             if home.feature_level >= ID_LEVEL:
                 ids = IdSettings.from_message(record.create.settings)
                 home.id_windows.replace(key.topic_id, ids)

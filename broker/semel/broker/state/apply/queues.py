@@ -6,9 +6,14 @@ Invariants
 2. `log_start_offset` and `log_end_offset` never fall; the start is never above the end.
 3. A trim never touches the sequence table: a retry of a trimmed batch is still a duplicate.
 4. A queue with children is sealed: its `log_end_offset` no longer changes.
+5. `log_start_offset <= local_start <= log_end_offset`, and the log has extents from `local_start`
+   on. Offsets below it are *cold*: if there are any, `tier.start <= log_start_offset` and
+   `local_start <= tier.end`, so the object store has them.
+6. A queue that has a manifest is not compacted, whatever its topic says.
 
-Not here: the columns of extents (`extents.py`), compaction (`compacted.py`), expired rows
-(`expired.py`), the rows of the sequence table (`producers.py`).
+Not here: the columns of extents (`extents.py`), compaction (`compacted.py`), the pointer into the
+object store (`tiered.py`), expired rows (`expired.py`), the rows of the sequence table
+(`producers.py`).
 """
 
 from __future__ import annotations
@@ -26,11 +31,13 @@ from semel.broker.state.apply.compacted import (
     apply_compact,
 )
 from semel.broker.state.apply.expired import Expired
-from semel.broker.state.apply.extents import Extent, Extents
+from semel.broker.state.apply.extents import I64, Extent, Extents
+from semel.broker.state.apply.results import StateDiverged
+from semel.broker.state.apply.tiered import ColdRetention, TierState, pack_tier, read_tier
 from semel.protos.batch import BATCH_BYTES_DEFAULT, MESSAGE_BYTES_MAX
-from semel.protos.errors import OffsetOutOfRange
+from semel.protos.errors import OffsetOutOfRange, Unavailable
 from semel.protos.ids import Offset, QueueId, QueueKey, TopicId
-from semel.protos.levels import COMPACTION_LEVEL, DELAY_LIMIT_LEVEL, SPLIT_LEVEL
+from semel.protos.levels import COMPACTION_LEVEL, DELAY_LIMIT_LEVEL, SPLIT_LEVEL, TIER_LEVEL
 from semel.protos.v1 import common_pb2, control_pb2
 
 SLOTS: Final = 65_536
@@ -60,14 +67,18 @@ class QueueSettings:
     delay_per_second_max: int = 0
     """0: no limit."""
     compaction: CompactionSettings | None = None
+    tier_after_ms: int = 0
+    """Messages of this age go to the object store; 0: none does."""
+    local_retention_ms: int = 0
+    """The log gives up what is in the object store at this age; 0 or -1: it never does."""
 
     @classmethod
     def from_message(cls, message: common_pb2.TopicSettings, level: int = 0) -> QueueSettings:
         """Reads the message; zero, which protobuf uses for "absent", means the default.
 
-        There is no compaction below the feature level that knows it.
+        There is neither compaction nor tiering below the feature level that knows it.
         """
-        compacted = level >= COMPACTION_LEVEL
+        compacted, tiered = level >= COMPACTION_LEVEL, level >= TIER_LEVEL
         return cls(
             compaction=CompactionSettings.from_message(message) if compacted else None,
             retention_ms=message.retention_ms or -1,
@@ -75,6 +86,8 @@ class QueueSettings:
             message_bytes_max=message.message_bytes_max or MESSAGE_BYTES_MAX,
             batch_bytes_max=message.batch_bytes_max or BATCH_BYTES_DEFAULT,
             delay_per_second_max=max(0, message.delay_per_second_max),
+            tier_after_ms=message.tier_after_ms if tiered else 0,
+            local_retention_ms=message.local_retention_ms if tiered else 0,
         )
 
 
@@ -90,12 +103,14 @@ class QueueState:
         "frozen",
         "key",
         "last_append_us",
+        "local_start",
         "log_end_offset",
         "log_start_offset",
         "parent",
         "settings",
         "slot_end",
         "slot_start",
+        "tier",
         "token_floor",
         "topic",
     )
@@ -114,7 +129,10 @@ class QueueState:
         self.slot_end = slot_end
         self.settings = settings
         self.log_start_offset = 0
+        self.local_start = 0
+        """First offset of which the log has extents: the start, unless something was forgotten."""
         self.log_end_offset = 0
+        self.tier = TierState()
         self.bytes = 0
         """Total length of the live extents; a batch with cancelled messages may have several."""
         self.last_append_us = 0
@@ -138,7 +156,14 @@ class QueueState:
         made.token_floor, made.expired = self.token_floor, self.expired.copy()
         made.parent, made.children = self.parent, self.children
         made.compaction = self.compaction.copy()
+        made.local_start, made.tier = self.local_start, self.tier
         return made
+
+    def begin_at(self, offset: int) -> None:
+        """Makes an empty queue of it that begins at an offset."""
+        self.extents = Extents()
+        self.bytes = 0
+        self.log_start_offset = self.local_start = self.log_end_offset = offset
 
     @property
     def sealed(self) -> bool:
@@ -176,16 +201,47 @@ class QueueState:
             return
         assert log_start_offset <= self.log_end_offset
         self.log_start_offset = log_start_offset
+        self._give_up(log_start_offset)
+
+    def forget(self, local_start: int) -> None:
+        """Gives up the extents below an offset, up to the tier's end; readers notice nothing. A
+        partly forgotten extent stays whole. Raises StateDiverged."""
+        if local_start > self.tier.end:
+            raise StateDiverged(
+                f"queue {self.key} cannot forget up to {local_start}: the object store has"
+                f" {self.tier}"
+            )
+        self._give_up(local_start)
+
+    def _give_up(self, local_start: int) -> None:
+        """Raises the offset from which on the log has extents, never lowers it."""
+        if local_start <= self.local_start:
+            return
+        self.local_start = local_start
         extents = self.extents
-        if log_start_offset == self.log_end_offset:
+        if local_start == self.log_end_offset:
             ordinal = extents.total
         else:
-            ordinal = extents.find_offset(log_start_offset)
+            ordinal = extents.find_offset(local_start)
         self.bytes -= extents.bytes_before(ordinal)
         extents.trim(ordinal)
 
+    def move_tier(self, record: control_pb2.Tiered) -> None:
+        """Applies a TIERED record. What the new manifest gave up, retention has taken: the queue
+        begins behind it. Raises StateDiverged."""
+        reason = self.tier.misfit(record, self.log_start_offset, self.log_end_offset)
+        if reason is not None:
+            raise StateDiverged(
+                f"queue {self.key} has {self.tier} and is given one that does not follow: {reason}"
+            )
+        self.tier = self.tier.next(record)
+        self.trim(record.tier_start)
+        self.alter(self.settings)
+
     def alter(self, settings: QueueSettings) -> None:
         """Takes new settings. When compaction ends, what it knows of tombstones does, too."""
+        if self.tier.number:
+            settings = replace(settings, compaction=None)
         self.settings = settings
         if settings.compaction is None:
             self.compaction.marks.clear()
@@ -220,7 +276,7 @@ class QueueState:
 
         There is at least one unless `offset` is the end. The first one may begin below `offset`,
         and even below the queue's start. Raises OffsetOutOfRange outside
-        `[log_start_offset, log_end_offset]`.
+        `[log_start_offset, log_end_offset]`, and Unavailable for a cold offset (`is_cold`).
         """
         if not self.log_start_offset <= offset <= self.log_end_offset:
             raise OffsetOutOfRange(
@@ -228,6 +284,11 @@ class QueueState:
                 f" of queue {self.key.queue_id} of {self.topic!r}",
                 log_start_offset=self.log_start_offset,
                 log_end_offset=self.log_end_offset,
+            )
+        if self.is_cold(offset):
+            raise Unavailable(
+                f"offset {offset} of queue {self.key.queue_id} of {self.topic!r} is in the object"
+                f" store alone; the log begins at {self.local_start}"
             )
         found: list[Extent] = []
         if offset == self.log_end_offset:
@@ -265,6 +326,63 @@ class QueueState:
         clean = extents.bytes_before(extents.find_offset(self.compaction.compacted_to))
         return (upto - clean) / upto if upto else 0.0
 
+    def is_cold(self, offset: int) -> bool:
+        """Whether only the object store has the offset."""
+        return self.log_start_offset <= offset < self.local_start
+
+    def is_time_cold(self, time_us: int) -> bool:
+        """Whether the first offset appended at `time_us` or later may be a cold one, so that
+        `offset_for_time` may be too high."""
+        return self.log_start_offset < self.local_start and not self._is_log_older(time_us)
+
+    def _is_log_older(self, time_us: int) -> bool:
+        """Whether anything that the log has, or had, was appended before `time_us` for sure, and so
+        everything cold was."""
+        extents = self.extents
+        if len(extents):
+            return extents.find_time(time_us) > extents.first
+        return self.last_append_us < time_us
+
+    @property
+    def tier_from(self) -> int:
+        """Where the next range to tier begins: where the tier ends, or, if the log has that no
+        more, where the log's first extent does."""
+        extents = self.extents
+        if not len(extents):
+            return self.log_end_offset
+        return max(self.tier.end, extents.base_offset(extents.first))
+
+    def tier_candidates(self, now_us: int) -> Offset | None:
+        """Up to where messages are to go to the tier at log time `now_us`, at an extent's end;
+        None if the topic is not tiered, or nothing new is old enough."""
+        if not self.settings.tier_after_ms:
+            return None
+        target = self.offset_for_time(now_us - self.settings.tier_after_ms * 1000 + 1)
+        return target if target > self.tier_from else None
+
+    def tier_columns(self, count: int) -> tuple[I64, I64, I64]:
+        """Columns of at most `count` extents from `tier_from` on: base offsets, lengths of their
+        records, append times. Of batches with cancelled messages several extents may follow."""
+        extents, at = self.extents, self.tier_from
+        first = extents.total if at >= self.log_end_offset else extents.find_offset(at)
+        return extents.columns(first, min(first + count, extents.total))
+
+    def is_extent_edge(self, offset: int) -> bool:
+        """Whether no extent of the log has offsets below and above."""
+        extents = self.extents
+        if not len(extents) or offset >= self.log_end_offset:
+            return True
+        return extents.base_offset(extents.find_offset(offset)) >= offset
+
+    def forget_target(self, now_us: int) -> Offset | None:
+        """The local_start that the settings demand at log time `now_us`, never above the tier's
+        end; None to leave it as it is."""
+        if self.settings.local_retention_ms <= 0 or self.local_start >= self.tier.end:
+            return None
+        old = self.offset_for_time(now_us - self.settings.local_retention_ms * 1000)
+        target = min(old, self.tier.end)
+        return Offset(target) if target > self.local_start else None
+
     def first_append_us(self, offset: int) -> int:
         """Append time of the first message at `offset` or above, or of the newest one below."""
         extents = self.extents
@@ -274,30 +392,49 @@ class QueueState:
         return next(extents.read(ordinal, self.log_end_offset)).append_time_us
 
     def offset_for_time(self, time_us: int) -> Offset:
-        """The first offset appended at `time_us` or later; the end offset if there is none."""
+        """The first offset of the log appended at `time_us` or later; the end offset if there is
+        none. A cold one may be lower, see `is_time_cold`."""
         return Offset(self._offset_of(self.extents.find_time(time_us)))
 
     def _offset_of(self, ordinal: int) -> int:
         if ordinal >= self.extents.total:
             return self.log_end_offset
-        return max(self.extents.base_offset(ordinal), self.log_start_offset)
+        return max(self.extents.base_offset(ordinal), self.local_start)
 
     def retention_target(self, now_us: int) -> Offset | None:
         """The new start that the settings demand at log time `now_us`; None to leave it as it is.
 
         Retention by age may remove everything; retention by size keeps the newest batch. Both
-        remove whole batches only.
+        remove whole batches only. Of a queue with cold offsets this is what the log alone can tell:
+        a target in the log takes all that is cold along; see `cold_retention` for the rest.
         """
         if self.log_start_offset == self.log_end_offset:
             return None  # most of very many queues
         target = self.log_start_offset
         settings = self.settings
         if settings.retention_ms >= 0:
-            target = max(target, self.offset_for_time(now_us - settings.retention_ms * 1000))
+            before_us = now_us - settings.retention_ms * 1000
+            if not self.is_time_cold(before_us):
+                target = max(target, self.offset_for_time(before_us))
         if 0 <= settings.retention_bytes < self.bytes:
             ordinal = self.extents.find_excess(self.bytes - settings.retention_bytes)
             target = max(target, self._offset_of(ordinal))
         return Offset(target) if target > self.log_start_offset else None
+
+    def cold_retention(self, now_us: int) -> ColdRetention | None:
+        """What the settings demand of the cold offsets at log time `now_us`, which only the
+        manifest can answer; None if nothing is cold or nothing is demanded.
+
+        Bytes of the log and of the files that the log has no more count together.
+        """
+        settings = self.settings
+        timed, sized = settings.retention_ms >= 0, settings.retention_bytes >= 0
+        if self.log_start_offset == self.local_start or not (timed or sized):
+            return None
+        return ColdRetention(
+            now_us - settings.retention_ms * 1000 if timed else None,
+            max(0, settings.retention_bytes - self.bytes) if sized else None,
+        )
 
     def live_records(self, lo_index: int, hi_index: int) -> Iterator[tuple[int, int, int]]:
         """(index, position, length) of the live records in entries `[lo_index, hi_index)`."""
@@ -306,7 +443,8 @@ class QueueState:
     def parts(self, version: int, *, limits: bool = True) -> list[bytes]:
         """Canonical bytes in a state of this version: from SPLIT_LEVEL on with parent and children,
         from DELAY_LIMIT_LEVEL on with what a second takes (unless `limits` is false), from
-        COMPACTION_LEVEL on with how it is compacted and how far."""
+        COMPACTION_LEVEL on with how it is compacted and how far, from TIER_LEVEL on with what of it
+        is in the object store."""
         settings = self.settings
         fixed = _FIXED.pack(
             self.key.topic_id,
@@ -334,6 +472,9 @@ class QueueState:
             head += _LIMITS.pack(settings.delay_per_second_max)
         if version >= COMPACTION_LEVEL:
             head += self.compaction.parts(settings.compaction)
+        if version >= TIER_LEVEL:
+            local = settings.tier_after_ms, settings.local_retention_ms, self.local_start
+            head += pack_tier(self.tier, *local)
         return [head, *self.extents.parts()]
 
     @classmethod
@@ -364,7 +505,7 @@ class QueueState:
         )
         key = QueueKey(TopicId(topic_id), QueueId(queue_id))
         queue = cls(key, reader.text(), slot_start, slot_end, settings)
-        queue.log_start_offset = log_start_offset
+        queue.log_start_offset = queue.local_start = log_start_offset
         queue.log_end_offset = log_end_offset
         queue.bytes = stored_bytes
         queue.last_append_us = last_append_us
@@ -380,5 +521,10 @@ class QueueState:
         if version >= COMPACTION_LEVEL:
             queue.compaction, compacted = Compaction.read(reader)
             queue.settings = replace(queue.settings, compaction=compacted)
+        if version >= TIER_LEVEL:
+            queue.tier, after_ms, local_ms, queue.local_start = read_tier(reader)
+            queue.settings = replace(
+                queue.settings, tier_after_ms=after_ms, local_retention_ms=local_ms
+            )
         queue.extents = Extents.read_parts(reader, first, total)
         return queue

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Self
 
 from semel.broker.state.apply.codec import Reader, pack_text
+from semel.broker.state.apply.tiered import TierState
 from semel.protos.errors import SemelError
 from semel.protos.ids import Index, NodeId, Offset, ProducerId, QueueKey, Sequence
 from semel.protos.v1.common_pb2 import NodeAddress
@@ -331,6 +332,14 @@ class Compacted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TieredApplied:
+    """A queue has this pointer to its manifest from now on."""
+
+    queue_key: QueueKey
+    tier: TierState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DelayedCancelled:
     """A message was taken out of a delayed batch."""
 
@@ -387,6 +396,7 @@ ApplyResult = (
     | DelayedReleased
     | DelayedCancelled
     | Compacted
+    | TieredApplied
     | MoveApplied
     | MembershipApplied
 )

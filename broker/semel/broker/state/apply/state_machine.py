@@ -62,6 +62,7 @@ from semel.broker.state.apply.results import (
     OffsetReset,
     ProducerState,
     StateDiverged,
+    TieredApplied,
 )
 from semel.broker.state.apply.rows import Outcome, OutcomeKind, Row
 from semel.broker.state.apply.splits import children_of, invalid_split_reason, unread_error
@@ -93,6 +94,7 @@ from semel.protos.levels import (
     METADATA_LEVEL,
     MOVE_LEVEL,
     SPLIT_LEVEL,
+    TIER_LEVEL,
     TRANSACTION_LEVEL,
 )
 from semel.protos.queue_refs import queue_key_of
@@ -169,6 +171,8 @@ class State:
             "evict_ids": self._evict_ids,
             "cancel_delayed": self._cancel_delayed,
             "compact": self._compact,
+            "tiered": self._tiered,
+            "forget": self._forget,
         }
         self._rewritten: list[Rewritten] = []
         """COMPACTED records of the entry that is being applied, for the COMPACT behind them."""
@@ -432,6 +436,26 @@ class State:
         queue = self.queues.get(key)
         done = queue is not None and queue.compact(record, batches, self.log_time_us)
         return Compacted(queue_key=key, done=done)
+
+    def _tiered(self, record: control_pb2.Tiered) -> TieredApplied:
+        queue = self._tiered_queue(record.queue)
+        queue.move_tier(record)
+        return TieredApplied(queue_key=queue.key, tier=queue.tier)
+
+    def _forget(self, record: control_pb2.Forget) -> Done:
+        queue = self._tiered_queue(record.queue)
+        queue.forget(record.local_start)
+        return Done(what="forget", queue_key=queue.key)
+
+    def _tiered_queue(self, reference: common_pb2.QueueRef) -> QueueState:
+        self._check_level(TIER_LEVEL)
+        queue = self.queues.get(queue_key_of(reference))
+        if queue is None or queue.frozen:
+            raise StateDiverged(
+                f"entry {self.applied_index + 1} is about the tier of queue"
+                f" {queue_key_of(reference)}, which is {'sealed' if queue else 'not here'}"
+            )
+        return queue
 
     def _release_delayed(self, record: control_pb2.ReleaseDelayed) -> DelayedReleased:
         self._check_level(DELAY_LEVEL)
