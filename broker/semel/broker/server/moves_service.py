@@ -91,7 +91,7 @@ class MovesService(broker_pb2_grpc.MovesServicer):
         await self._replica.wait_master()
         queue = self._queue(queue_key_of(request.queue))
         reply = broker_pb2.CopyQueueReply(
-            log_start_offset=queue.log_start_offset,
+            log_start_offset=queue.local_start,
             log_end_offset=queue.log_end_offset,
             bytes=queue.bytes,
             feature_level=self._replica.state.feature_level,
@@ -105,7 +105,7 @@ class MovesService(broker_pb2_grpc.MovesServicer):
                 MOVE_LEVEL
             )  # else the move would be refused only when it begins
             return reply
-        at = max(request.offset, queue.log_start_offset)
+        at = max(request.offset, queue.local_start)
         extents = queue.extents_from(at, min(request.max_bytes or COPY_BYTES, COPY_BYTES))
         log = self._replica.log
         for extent, stored in zip(
@@ -159,7 +159,7 @@ class MovesService(broker_pb2_grpc.MovesServicer):
             part=data[request.offset : request.offset + length],
             total_bytes=len(data),
             digest=digest,
-            log_start_offset=queue.log_start_offset,
+            log_start_offset=queue.local_start,
             feature_level=state.feature_level,
         )
 

@@ -66,6 +66,7 @@ class _Wanted:
 
     key: QueueKey
     log_start_offset: int
+    """First offset of which the log has extents; only the object store has those below."""
     log_end_offset: int
     expired: Expired
     extents: tuple[Extent, ...]
@@ -136,10 +137,10 @@ def _capture(state: State, key: QueueKey) -> _Wanted:
     delayed = state.delays.queues.get(key)
     return _Wanted(
         key=key,
-        log_start_offset=queue.log_start_offset,
+        log_start_offset=queue.local_start,
         log_end_offset=queue.log_end_offset,
         expired=queue.expired.copy(),
-        extents=tuple(queue.extents_from(queue.log_start_offset, 1 << 62)),
+        extents=tuple(queue.extents_from(queue.local_start, 1 << 62)),
         delayed=tuple(delayed or ()),
         cancelled={
             ordinal: len(rows)

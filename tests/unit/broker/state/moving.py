@@ -105,16 +105,16 @@ def copy_some(source: Home, target: Home, batches: int) -> None:
         if incoming is None or queue is None:
             return
         at = incoming.queue.log_end_offset
-        if at < queue.log_start_offset:
-            extents = queue.extents_from(queue.log_start_offset, 1)
-            at = extents[0].base_offset if extents else queue.log_start_offset
+        if at < queue.local_start:
+            extents = queue.extents_from(queue.local_start, 1)
+            at = extents[0].base_offset if extents else queue.local_start
             job = target.state.moves.places[key].job
             if at > incoming.queue.log_end_offset:
                 target.step("FLOOR", job, source.number, offset=at)
         if at >= queue.log_end_offset:
             return
         target.commit()
-        target.entry.append((RecordKind.COPY, [source.stored(max(at, queue.log_start_offset))]))
+        target.entry.append((RecordKind.COPY, [source.stored(max(at, queue.local_start))]))
         target.commit()
 
 

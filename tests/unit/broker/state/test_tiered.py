@@ -3,17 +3,14 @@ offsets, and what retention says of both halves."""
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import pytest
 
 from semel.broker.state import (
     Accepted,
-    ControlDecision,
     QueueState,
     Refused,
-    State,
     StateDiverged,
     TieredApplied,
     TierState,
@@ -21,32 +18,13 @@ from semel.broker.state import (
 from semel.protos.errors import InvalidRequest, OffsetOutOfRange, Unavailable, UnsupportedVersion
 from semel.protos.levels import TIER_LEVEL
 from semel.protos.v1 import common_pb2, control_pb2
-from tests.kit.state_log import KEY, START_US, Group, control, header, ref
+from tests.kit.state_log import KEY, START_US, control, header, ref
+from tests.unit.broker.state.tiering import Tiering, digest, tiered
 
 SECOND_US = 1_000_000
-RECORD = 160 + 16
-"""Bytes that one message takes in the log, with a body of its own."""
 
 
-def digest(number: int) -> bytes:
-    return hashlib.sha256(b"manifest %d" % number).digest()
-
-
-def tiered(number: int, start: int, end: int, **fields: Any) -> control_pb2.Tiered:
-    """The manifest that follows number - 1 of these."""
-    given: dict[str, Any] = {
-        "queue": ref(),
-        "number": number,
-        "length": 500 + number,
-        "sha256": digest(number),
-        "previous_sha256": digest(number - 1) if number > 1 else b"",
-        "tier_start": start,
-        "tier_end": end,
-    }
-    return control_pb2.Tiered(**given | fields)
-
-
-class TierGroup(Group):
+class TierGroup(Tiering):
     """A group with one queue of ten batches of ten messages, one a second."""
 
     def __init__(self, *, level: int = TIER_LEVEL, **settings: Any) -> None:
@@ -57,39 +35,6 @@ class TierGroup(Group):
         for at in range(10):
             self.now_us = START_US + at * SECOND_US
             self.produce(header(10 * at - 1, last=10 * at + 9))
-
-    @property
-    def queue(self) -> QueueState:
-        return self.state.queues[KEY]
-
-    def tier(self, record: control_pb2.Tiered, *, commit: bool = True) -> ControlDecision:
-        decision = self.admission.queues.admit_tiered(record)
-        if isinstance(decision, Accepted):
-            self.entry.append(control(tiered=record))
-            if commit:
-                self.commit()
-        return decision
-
-    def forget(self, local_start: int) -> ControlDecision:
-        record = control_pb2.Forget(queue=ref(), local_start=local_start)
-        decision = self.admission.queues.admit_forget(record)
-        if isinstance(decision, Accepted):
-            self.entry.append(control(forget=record))
-            self.commit()
-        return decision
-
-    def trim(self, start: int) -> None:
-        record = control_pb2.Trim(queue=ref(), log_start_offset=start)
-        assert isinstance(self.admission.queues.admit_trim(record), Accepted)
-        self.entry.append(control(trim=record))
-        self.commit()
-
-    def checked(self) -> State:
-        """The state, equal to a replay and to itself from canonical bytes."""
-        data = b"".join(self.state.to_parts())
-        assert b"".join(self.replayed().to_parts()) == data
-        assert b"".join(State.from_bytes(data).to_parts()) == data
-        return self.state
 
 
 def bounds(queue: QueueState) -> tuple[int, int, int]:

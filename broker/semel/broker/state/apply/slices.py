@@ -4,7 +4,8 @@ How it works. A slice holds the queue without its extents, its rows with their w
 their producers, its consumer groups and its delayed batches with their cancelled rows, each in the
 canonical bytes of the state. The messages are copied before, batch by batch. The slice says how
 many extents there are, how many bytes they have and where they begin and end, and it names each
-delayed batch, so that an incomplete copy is noticed before it takes effect.
+delayed batch, so that an incomplete copy is noticed before it takes effect. What the object store
+has is not copied: the slice has the pointer to its manifest.
 
 Invariants
 1. A frozen queue gives the same slice on every node of its group.
@@ -36,7 +37,9 @@ SLICE_WITH_METADATA: Final = 6
 """The version if a consumer group has metadata; broker groups below level 6 cannot read it."""
 SLICE_WITH_DELAYED: Final = 8
 """The version if batches are delayed; broker groups below level 8 cannot read it."""
-_WITH_METADATA: Final = (SLICE_WITH_METADATA, SLICE_WITH_DELAYED)
+SLICE_WITH_TIER: Final = 9
+"""The version if the queue has a manifest; broker groups below level 9 cannot read it."""
+_WITH_METADATA: Final = (SLICE_WITH_METADATA, SLICE_WITH_DELAYED, SLICE_WITH_TIER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +58,8 @@ class Slice:
     """Origins of those that came to the source with an earlier move."""
 
     def misfit(self, copied: QueueState, *, parts: bool) -> str | None:
-        """The first fault of a copy after a trim to the queue's start; None if it is whole.
+        """The first fault of a copy after a trim to where the queue's extents begin; None if it is
+        whole.
 
         Copies are dense and each has its own CRC, so it is enough to compare counts and bounds.
         With `parts`, batches of which messages are cancelled are copied without those: their
@@ -64,9 +68,9 @@ class Slice:
         queue = self.queue
         if copied.log_end_offset != queue.log_end_offset:
             return f"it ends at {copied.log_end_offset}, not {queue.log_end_offset}"
-        copied.trim(queue.log_start_offset)
-        found = (copied.log_start_offset, len(copied.extents))
-        wanted = (queue.log_start_offset, self.extents)
+        copied.trim(queue.local_start)
+        found = (copied.local_start, len(copied.extents))
+        wanted = (queue.local_start, self.extents)
         if found != wanted:
             return f"it has start and extents {found}, not {wanted}"
         if not parts and copied.bytes != queue.bytes:
@@ -89,10 +93,12 @@ def make_slice(
     version = SLICE_WITH_METADATA if own_groups.has_metadata else SLICE_VERSION
     if delayed is not None:
         version = SLICE_WITH_DELAYED
+    if queue.tier.number:
+        version = SLICE_WITH_TIER
     metadata = version in _WITH_METADATA
     return control_pb2.QueueSlice(
         version=version,
-        queue=b"".join(bare.parts(SLICE_VERSION)),
+        queue=b"".join(bare.parts(_version_of_queue(version))),
         rows=b"".join(producers.only(queue.key).parts()),
         groups=b"".join(own_groups.parts(metadata=metadata)),
         extents=len(queue.extents),
@@ -111,13 +117,13 @@ def read_slice(data: bytes) -> Slice:
     if message.version not in (SLICE_VERSION, *_WITH_METADATA):
         raise CorruptSegment(
             f"a slice of version {message.version}, known are {SLICE_VERSION},"
-            f" {SLICE_WITH_METADATA} and {SLICE_WITH_DELAYED}: upgrade this group"
+            f" {', '.join(map(str, _WITH_METADATA))}: upgrade this group"
         )
     queue_reader, rows, groups, delayed = (
         Reader(part) for part in (message.queue, message.rows, message.groups, message.delayed)
     )
     found = Slice(
-        queue=QueueState.read_parts(queue_reader, SLICE_VERSION),
+        queue=QueueState.read_parts(queue_reader, _version_of_queue(message.version)),
         producers=SequenceTable.read_parts(rows),
         groups=ConsumerGroups.read_parts(groups, metadata=message.version in _WITH_METADATA),
         extents=message.extents,
@@ -132,3 +138,8 @@ def read_slice(data: bytes) -> Slice:
         reader.finish()
     found.queue.extents = Extents()
     return found
+
+
+def _version_of_queue(version: int) -> int:
+    """The version of the queue's own bytes in a slice of this version."""
+    return version if version >= SLICE_WITH_TIER else SLICE_VERSION
