@@ -202,6 +202,7 @@ TARGETS: Final = {
                 "background/publication",
                 "background/transaction_work",
                 "background/compaction_passes",
+                "background/queues_in_turns",
                 "control_plane/group_calls",
                 "replica/confirmed_reads",
                 "replica/log_view",

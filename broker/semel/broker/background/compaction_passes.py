@@ -30,6 +30,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from semel.broker.background.queues_in_turns import queues_in_turns
 from semel.broker.compaction import NewestOffsets, RunBuilder
 from semel.broker.log import Log
 from semel.broker.replica.replica import Replica
@@ -47,8 +48,6 @@ logger = logging.getLogger(__name__)
 
 PIECE_BYTES: Final = 1 << 20
 PIECE_EXTENTS: Final = 1_024
-_QUEUES_AT_ONCE: Final = 1_000
-"""After so many queues the loop's other work has its turn: a node may have very many."""
 
 
 class QueueCompaction:
@@ -159,12 +158,9 @@ async def wanting(replica: Replica) -> list[QueueKey]:
     """The queues that need a pass, the dirtiest first."""
     found = []
     now_us = replica.log_time_us()
-    for number, (key, queue) in enumerate(list(replica.state.queues.items()), 1):
-        if number % _QUEUES_AT_ONCE == 0:
-            await asyncio.sleep(0)
+    async for queue in queues_in_turns(replica.state, _may_want):
         settings, compaction = queue.settings.compaction, queue.compaction
-        if settings is None or queue.frozen:
-            continue
+        assert settings is not None, "such queues are wanted"
         share = queue.dirty_share(now_us)
         waited_us = now_us - queue.first_append_us(compaction.compacted_to)
         overdue = share and waited_us >= settings.tombstone_ms * 1000
@@ -172,8 +168,12 @@ async def wanting(replica: Replica) -> list[QueueKey]:
             now_us, settings.tombstone_ms
         )
         if purging or overdue or (share and share * 100 >= replica.config.compaction_dirty_percent):
-            found.append((share, key))
+            found.append((share, queue.key))
     return [key for _, key in sorted(found, reverse=True)]
+
+
+def _may_want(queue: QueueState) -> bool:
+    return queue.settings.compaction is not None and not queue.frozen
 
 
 def piece(queue: QueueState, at: int, end: int) -> list[Extent]:

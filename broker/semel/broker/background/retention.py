@@ -21,8 +21,10 @@ from typing import Final
 
 from semel.broker.background.checkpointing import Checkpointing
 from semel.broker.background.propose import propose
+from semel.broker.background.queues_in_turns import queues_in_turns
 from semel.broker.log import RecordRef
 from semel.broker.replica.replica import Replica
+from semel.broker.state import QueueState
 from semel.protos.errors import SemelError
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import control_pb2
@@ -31,8 +33,6 @@ logger = logging.getLogger(__name__)
 
 _COPIED_PER_FREED: Final = 3
 """Bytes that may be copied to free one."""
-_QUEUES_AT_ONCE: Final = 1_000
-"""After so many queues the loop's other work has its turn: a node may have very many."""
 
 
 def worth_cleaning(segments: Sequence[int], live: Sequence[int]) -> int:
@@ -73,13 +73,11 @@ class Retention:
     async def _trim_queues(self) -> None:
         """One TRIM for each queue that is too old or too large."""
         now_us = self._replica.log_time_us()
-        for number, (key, queue) in enumerate(list(self._replica.state.queues.items()), 1):
-            if number % _QUEUES_AT_ONCE == 0:
-                await asyncio.sleep(0)
+        async for queue in queues_in_turns(self._replica.state, _has_messages):
             target = queue.retention_target(now_us)
             if target is None:
                 continue
-            trim = control_pb2.Trim(queue=queue_ref(key), log_start_offset=target)
+            trim = control_pb2.Trim(queue=queue_ref(queue.key), log_start_offset=target)
             await propose(self._replica, control_pb2.ControlRecord(trim=trim))
 
     async def _clean(self) -> None:
@@ -146,3 +144,7 @@ class Retention:
             else:
                 lo = middle + 1
         return lo
+
+
+def _has_messages(queue: QueueState) -> bool:
+    return queue.log_start_offset != queue.log_end_offset
