@@ -173,6 +173,7 @@ TARGETS: Final = {
                 "replica/term_and_vote",
                 "replica/ack_sink",
                 "replica/proposer",
+                "replica/requests",
                 "replica/stored_batches",
                 "membership/status",
                 "membership/asking",

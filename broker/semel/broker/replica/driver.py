@@ -60,7 +60,8 @@ from semel.broker.replica.log_view import CoreLog
 from semel.broker.replica.mastership import Mastership
 from semel.broker.replica.member_book import Members
 from semel.broker.replica.peers import Peers
-from semel.broker.replica.proposer import Proposer, RecordParts
+from semel.broker.replica.proposer import Proposer
+from semel.broker.replica.requests import RecordParts
 from semel.broker.replica.term_and_vote import TermAndVote
 from semel.broker.state import State
 from semel.protos.errors import DiskFull, NotMaster

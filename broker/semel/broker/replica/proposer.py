@@ -15,8 +15,8 @@ Invariants
    dies.
 4. A duplicate of an unapplied batch is answered after that batch, and with the same result.
 
-Not here: rules (`state/admission/admission.py`), durability and order of leaving
-(`replica/driver.py`).
+Not here: what waits (`replica/requests.py`), rules (`state/admission/admission.py`), durability and
+order of leaving (`replica/driver.py`).
 """
 
 from __future__ import annotations
@@ -24,14 +24,27 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import assert_never
 
 from semel.broker.compaction import CompactedBatch
 from semel.broker.replica.ack_sink import AckSink
+from semel.broker.replica.requests import (
+    Batch,
+    Control,
+    Copy,
+    Entry,
+    Eviction,
+    Expiry,
+    Item,
+    Preceding,
+    RecordParts,
+    Release,
+    answer_with,
+    control_parts,
+    size_of,
+)
 from semel.broker.state import (
-    EXPIRED_ROWS_MAX,
     RELEASE_BATCHES_MAX,
     Accepted,
     Admission,
@@ -62,87 +75,13 @@ from semel.protos.ids import Offset, ProducerId, QueueKey, Term
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.staging import STAGER_ID_MIN
 from semel.protos.v1.control_pb2 import ControlRecord, MoveQueue
-from semel.protos.values import value
 
-RecordParts = tuple[RecordKind, Sequence[bytes | memoryview]]
 _RECORD_OVERHEAD = 64
-_EXPIRY_BYTES = 64 + 10 * EXPIRED_ROWS_MAX
-_RELEASE_BYTES = 64
 _NEVER_MS = 1 << 40
 _BUSY_MS = 10_000
 """Producers that wrote or fenced within this time keep their rows, however many there are: they
 would come back at once."""
 _FULL_LOOK_US = 1_000_000
-
-
-@value
-class _Batch:
-    header: BatchHeader
-    data: bytes
-    sink: AckSink
-    ids: CheckedIds | None = None
-    """Its message ids, looked up."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Control:
-    record: ControlRecord
-    future: asyncio.Future[ApplyResult]
-    looked_up: TransactionIds | None = None
-    """For a publication to topics that compare message ids, and for a rewrite."""
-    compacted: tuple[CompactedBatch, ...] = ()
-    """For a COMPACT record: the batches that take the places of others."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Copy:
-    """A stored batch of another broker group; it is decided at apply."""
-
-    stored: bytes
-    future: asyncio.Future[ApplyResult]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Expiry:
-    """A look at the rows of a queue. Nobody waits for it; the next look does the rest."""
-
-    queue_key: QueueKey
-    now_us: int
-    idle_ms: int
-    rows_max: int
-    spare_ms: int = 0
-    """Surplus rows that have changed since are left alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Release:
-    """Delayed batches of a queue are due. Nobody waits for it."""
-
-    queue_key: QueueKey
-
-
-@dataclass(frozen=True, slots=True)
-class _Eviction:
-    """A topic's window of message ids may be too large. Nobody waits for it."""
-
-    topic_id: int
-    arrival: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Preceding:
-    """A record that must stand before another one. Nobody waits for it."""
-
-
-_Item = _Batch | _Control | _Copy | _Eviction | _Expiry | _Release
-
-
-@value
-class Entry:
-    """Records of one entry to append now."""
-
-    records: list[RecordParts]
-    size: int
 
 
 class Proposer:
@@ -164,14 +103,14 @@ class Proposer:
         self._look_up = look_up
         self._add_moved = add_moved
         self._answer_again = answer_again
-        self._queue: deque[_Item] = deque()
-        self._entries: dict[int, list[_Item | _Preceding]] = {}
-        self._duplicates: dict[BatchKey, list[tuple[_Batch, int]]] = {}
+        self._queue: deque[Item] = deque()
+        self._entries: dict[int, list[Item | Preceding]] = {}
+        self._duplicates: dict[BatchKey, list[tuple[Batch, int]]] = {}
         self._dropped: dict[BatchKey, bytes] = {}
         """Messages of accepted batches that are not stored, packed for the producer."""
         self._preceding: list[RecordParts] = []
         """The records that must stand before the one that was just accepted."""
-        self._parked: dict[ParkKey, _Batch] = {}
+        self._parked: dict[ParkKey, Batch] = {}
         self._releasing: set[QueueKey] = set()
         """Queues whose release waits in the queue."""
         self._index = 0
@@ -219,7 +158,7 @@ class Proposer:
     ) -> None:
         """`data` is the client batch, checked; `sink` gets the answer. `ids` are its message ids
         in a topic that compares them."""
-        self._queue.append(_Batch(header, data, sink, ids))
+        self._queue.append(Batch(header, data, sink, ids))
         self.pending_bytes += len(data)
 
     def submit_control(
@@ -239,9 +178,9 @@ class Proposer:
         if (refusal := record_refusal(record)) is not None:
             future.set_exception(refusal)
         else:
-            item = _Control(record, future, looked_up, compacted)
+            item = Control(record, future, looked_up, compacted)
             self._queue.append(item)
-            size = _size(item)
+            size = size_of(item)
             self.pending_control_bytes += size
             self.pending_bytes += size
         return future
@@ -249,7 +188,7 @@ class Proposer:
     def submit_copy(self, stored: bytes) -> asyncio.Future[ApplyResult]:
         """`stored` is a batch of a queue that moves here, checked; the future gives its result."""
         future: asyncio.Future[ApplyResult] = asyncio.get_running_loop().create_future()
-        self._queue.append(_Copy(stored, future))
+        self._queue.append(Copy(stored, future))
         self.pending_bytes += len(stored)
         return future
 
@@ -258,19 +197,19 @@ class Proposer:
     ) -> None:
         """Ends the idle and surplus rows of a queue."""
         self._queue.append(
-            _Expiry(queue_key=queue_key, now_us=now_us, idle_ms=idle_ms, rows_max=rows_max)
+            Expiry(queue_key=queue_key, now_us=now_us, idle_ms=idle_ms, rows_max=rows_max)
         )
 
     def submit_release(self, queue_key: QueueKey) -> None:
         """Gives offsets to the due batches of a queue; does nothing while such a release waits."""
         if queue_key not in self._releasing:
             self._releasing.add(queue_key)
-            self._queue.append(_Release(queue_key))
+            self._queue.append(Release(queue_key))
 
     def submit_eviction(self, topic_id: int, arrival: int = 0) -> None:
         """Shortens a topic's window of message ids if it is too large, or begins below
         `arrival`."""
-        self._queue.append(_Eviction(topic_id, arrival))
+        self._queue.append(Eviction(topic_id, arrival))
 
     def is_stored(self, header: BatchHeader) -> bool:
         """Whether the batch is stored and applied already."""
@@ -283,46 +222,46 @@ class Proposer:
         self._releasing.clear()
         self.pending_bytes = self.pending_control_bytes = 0
         for item in waiting:
-            if isinstance(item, _Batch) and (stored := self.admission.find_stored(item.header)):
+            if isinstance(item, Batch) and (stored := self.admission.find_stored(item.header)):
                 self._answer_duplicate(item, stored)
             else:
-                _answer(item, error)
+                answer_with(item, error)
 
     def next_entry(
         self, index: int, term: int, time_us: int, now_ms: int, bytes_target: int
     ) -> Entry | None:
         """One entry of about `bytes_target` bytes; None if no waiting request was accepted."""
         records: list[RecordParts] = []
-        owners: list[_Item | _Preceding] = []
+        owners: list[Item | Preceding] = []
         size = self._released = 0
         self._index, self._time_us = index, time_us
         queue = self._queue
         while queue and len(records) < FRAME_RECORDS_MAX - 1:  # one may need another before it
             item = queue[0]
-            length = _size(item)
+            length = size_of(item)
             if records and size + length > bytes_target:
                 break
-            if isinstance(item, _Release) and self._released >= RELEASE_BATCHES_MAX:
+            if isinstance(item, Release) and self._released >= RELEASE_BATCHES_MAX:
                 break  # the next entry takes the rest
-            if isinstance(item, _Control) and (item.looked_up or item.compacted) and records:
+            if isinstance(item, Control) and (item.looked_up or item.compacted) and records:
                 break  # it may fill an entry alone
             queue.popleft()
-            if isinstance(item, _Batch | _Control | _Copy):
+            if isinstance(item, Batch | Control | Copy):
                 self.pending_bytes -= length
-            if isinstance(item, _Batch):
+            if isinstance(item, Batch):
                 accepted = self._admit_batch(item, time_us, term, now_ms)
-            elif isinstance(item, _Control):
+            elif isinstance(item, Control):
                 self.pending_control_bytes -= length
                 room = self.admission.forget_before(item.record.transaction)
                 if room is not None:
-                    records.append(_control_parts(ControlRecord(transaction=room)))
-                    owners.append(_Preceding())
+                    records.append(control_parts(ControlRecord(transaction=room)))
+                    owners.append(Preceding())
                 accepted = self._admit_control(item, time_us, term)
-            elif isinstance(item, _Copy):
+            elif isinstance(item, Copy):
                 accepted = RecordKind.COPY, (item.stored,)
-            elif isinstance(item, _Release):
+            elif isinstance(item, Release):
                 accepted = self._propose_release(item, time_us)
-            elif isinstance(item, _Eviction):
+            elif isinstance(item, Eviction):
                 accepted = self._propose_eviction(item, time_us)
             else:
                 accepted = self._propose_expiry(item)
@@ -330,7 +269,7 @@ class Proposer:
                 continue
             for preceding in self._preceding:
                 records.append(preceding)
-                owners.append(_Preceding())
+                owners.append(Preceding())
                 size += sum(map(len, preceding[1])) + _RECORD_OVERHEAD
             self._preceding.clear()
             records.append(accepted)
@@ -343,9 +282,7 @@ class Proposer:
         self.unapplied_bytes += size
         return Entry(records, size)
 
-    def _admit_batch(
-        self, item: _Batch, time_us: int, term: int, now_ms: int
-    ) -> RecordParts | None:
+    def _admit_batch(self, item: Batch, time_us: int, term: int, now_ms: int) -> RecordParts | None:
         header = item.header
         staged = header.producer_id >= STAGER_ID_MIN
         decision: BatchDecision
@@ -360,7 +297,7 @@ class Proposer:
             if decision.checked is not None:
                 data = decision.checked.decision.batch
                 record = ControlRecord(check_ids=decision.checked.record)
-                self._preceding.append(_control_parts(record))
+                self._preceding.append(control_parts(record))
                 if decision.checked.decision.answer:
                     key = BatchKey(header.queue_key, header.producer_id, header.base_sequence)
                     self._dropped[key] = decision.checked.decision.answer
@@ -389,7 +326,7 @@ class Proposer:
             assert_never(decision)
         return None
 
-    def _answer_duplicate(self, item: _Batch, stored: Duplicate) -> None:
+    def _answer_duplicate(self, item: Batch, stored: Duplicate) -> None:
         if stored.dropped:
             assert self._answer_again is not None, "a node that drops messages remembers which"
             self._answer_again(item.header, stored.base_offset, item.sink)
@@ -399,7 +336,7 @@ class Proposer:
 
     def _unpark(self, queue_key: QueueKey, producer_id: ProducerId) -> None:
         """A batch or a fence was accepted: those that waited for it are decided next, in order."""
-        ready: list[_Batch] = []
+        ready: list[Batch] = []
         while (key := self.admission.unpark(queue_key, producer_id)) is not None:
             ready.append(self._parked.pop(key))
         self._queue.extendleft(reversed(ready))
@@ -415,7 +352,7 @@ class Proposer:
             item = self._parked.pop(key)
             item.sink.refuse(item.header, error)
 
-    def _admit_control(self, item: _Control, time_us: int, term: int) -> RecordParts | None:
+    def _admit_control(self, item: Control, time_us: int, term: int) -> RecordParts | None:
         record = item.record
         decision: ControlDecision | LookUpIds = Accepted()  # all others are decided at apply
         kept: list[KeptBatch] = []
@@ -456,7 +393,7 @@ class Proposer:
         if isinstance(decision, LookUpIds):
             decision = retry_later("the transaction's message ids must be looked up (again)")
         if isinstance(decision, Refused):
-            _answer(item, decision.error)
+            answer_with(item, decision.error)
             return None
         if record.move_queue.ids:
             self._add_moved(record.move_queue)
@@ -469,7 +406,7 @@ class Proposer:
             )
             self._preceding.append((RecordKind.COMPACTED, (header.encode(), made.batch)))
         for batch in kept:
-            self._preceding.append(_control_parts(ControlRecord(check_ids=batch.record)))
+            self._preceding.append(control_parts(ControlRecord(check_ids=batch.record)))
             parts = batch_record_parts(
                 batch.batch,
                 base_offset=batch.base_offset,
@@ -481,7 +418,7 @@ class Proposer:
             for queue in record.fence.queues:
                 self._unpark(queue_key_of(queue), ProducerId(record.fence.producer_id))
                 self._make_room(queue_key_of(queue))
-        return _control_parts(record)
+        return control_parts(record)
 
     def _make_room(self, queue_key: QueueKey) -> None:
         """Ends rows of a queue as soon as there are too many, because the regular look would come
@@ -493,7 +430,7 @@ class Proposer:
             return
         self._full_until_us[queue_key] = self._time_us + _FULL_LOOK_US
         self._queue.append(
-            _Expiry(
+            Expiry(
                 queue_key=queue_key,
                 now_us=self._time_us,
                 idle_ms=_NEVER_MS,
@@ -502,7 +439,7 @@ class Proposer:
             )
         )
 
-    def _propose_expiry(self, item: _Expiry) -> RecordParts | None:
+    def _propose_expiry(self, item: Expiry) -> RecordParts | None:
         record = self.admission.propose_expiry(
             item.queue_key,
             now_us=item.now_us,
@@ -512,9 +449,9 @@ class Proposer:
         )
         if record is None:
             return None
-        return _control_parts(ControlRecord(expire_producers=record))
+        return control_parts(ControlRecord(expire_producers=record))
 
-    def _propose_release(self, item: _Release, time_us: int) -> RecordParts | None:
+    def _propose_release(self, item: Release, time_us: int) -> RecordParts | None:
         self._releasing.discard(item.queue_key)
         record = self.admission.propose_release(
             item.queue_key, now_us=time_us, batches_max=RELEASE_BATCHES_MAX - self._released
@@ -522,11 +459,11 @@ class Proposer:
         if record is None:
             return None
         self._released += record.batches
-        return _control_parts(ControlRecord(release_delayed=record))
+        return control_parts(ControlRecord(release_delayed=record))
 
-    def _propose_eviction(self, item: _Eviction, time_us: int) -> RecordParts | None:
+    def _propose_eviction(self, item: Eviction, time_us: int) -> RecordParts | None:
         record = self.admission.ids.propose_eviction(item.topic_id, time_us, item.arrival)
-        return None if record is None else _control_parts(ControlRecord(evict_ids=record))
+        return None if record is None else control_parts(ControlRecord(evict_ids=record))
 
     def on_applied(self, index: int, results: Sequence[ApplyResult]) -> None:
         """Answers the requests behind the records of this entry."""
@@ -537,14 +474,14 @@ class Proposer:
         self.unapplied_bytes -= self._sizes.pop(index)
         assert len(owners) == len(results), f"entry {index} has {len(results)} results"
         for item, result in zip(owners, results, strict=True):
-            if isinstance(item, _Eviction | _Expiry | _Preceding):
+            if isinstance(item, Eviction | Expiry | Preceding):
                 continue
-            if isinstance(item, _Release):
+            if isinstance(item, Release):
                 assert isinstance(result, DelayedReleased)
                 self._on_released(result)
                 self.submit_release(result.queue_key)  # more may be due
                 continue
-            if isinstance(item, _Control | _Copy):
+            if isinstance(item, Control | Copy):
                 if not item.future.done():
                     item.future.set_result(result)
                 continue
@@ -565,7 +502,7 @@ class Proposer:
 
     def on_lost(self, error: Callable[[], SemelError]) -> None:
         """Mastership is lost: all requests get `error`. Appended ones may still be committed."""
-        waiting: list[_Item | _Preceding] = [*self._queue, *self._parked.values()]
+        waiting: list[Item | Preceding] = [*self._queue, *self._parked.values()]
         waiting += chain.from_iterable(self._entries.values())
         waiting += [item for found in self._duplicates.values() for item, _ in found]
         self._queue.clear()
@@ -577,28 +514,4 @@ class Proposer:
         self._sizes.clear()
         self.pending_bytes = self.pending_control_bytes = self.unapplied_bytes = 0
         for item in waiting:
-            _answer(item, error())
-
-
-def _answer(item: _Item | _Preceding, error: SemelError) -> None:
-    if isinstance(item, _Batch):
-        item.sink.refuse(item.header, error)
-    elif isinstance(item, _Control | _Copy) and not item.future.done():
-        item.future.set_exception(error)
-
-
-def _control_parts(record: ControlRecord) -> RecordParts:
-    return RecordKind.CONTROL, (record.SerializeToString(deterministic=True),)
-
-
-def _size(item: _Item) -> int:
-    """Upper bound of the record's payload, broker header aside."""
-    if isinstance(item, _Batch):
-        return len(item.data)
-    if isinstance(item, _Copy):
-        return len(item.stored)
-    if isinstance(item, _Control):
-        return item.record.ByteSize() + sum(len(each.batch) for each in item.compacted)
-    if isinstance(item, _Release | _Eviction):
-        return _RELEASE_BYTES
-    return _EXPIRY_BYTES
+            answer_with(item, error())
