@@ -253,6 +253,15 @@ class OffsetOutOfRange(CallerError):
     log_end_offset: int = 0
 
 
+class OffsetsLost(CallerError):
+    """The messages from this offset on are lost: they were only in the memory of a majority of
+    nodes that died together. The queue goes on at `next_offset`."""
+
+    code = errors_pb2.ERROR_CODE_OFFSETS_LOST
+    status = "DATA_LOSS"
+    next_offset: int = 0
+
+
 class MessageTooLarge(CallerError):
     """A message, batch or request exceeds a limit."""
 

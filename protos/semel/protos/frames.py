@@ -66,6 +66,8 @@ class RecordKind(IntEnum):
     COMPACTED = 7
     """A stored batch in the place of one of which compaction has removed messages. Feature level
     8."""
+    MEMORY = 8
+    """A stored batch without its body, which is in the memory of a majority. Feature level 9."""
 
 
 _KINDS: Final = {kind.value: kind for kind in RecordKind}

@@ -45,6 +45,7 @@ from semel.broker.replica.requests import (
     size_of,
 )
 from semel.broker.state import (
+    RECORD_BYTES,
     RELEASE_BATCHES_MAX,
     Accepted,
     Admission,
@@ -233,6 +234,7 @@ class Proposer:
         """One entry of about `bytes_target` bytes; None if no waiting request was accepted."""
         records: list[RecordParts] = []
         owners: list[Item | Preceding] = []
+        bodies: list[tuple[int, bytes]] = []
         size = self._released = 0
         self._index, self._time_us = index, time_us
         queue = self._queue
@@ -272,6 +274,11 @@ class Proposer:
                 owners.append(Preceding())
                 size += sum(map(len, preceding[1])) + _RECORD_OVERHEAD
             self._preceding.clear()
+            if accepted[0] is RecordKind.MEMORY:
+                stored = bytes(accepted[1][0])
+                accepted = RecordKind.MEMORY, (stored[:RECORD_BYTES],)
+                if len(stored) > RECORD_BYTES:
+                    bodies.append((len(records), stored))
             records.append(accepted)
             owners.append(item)
             size += length + _RECORD_OVERHEAD
@@ -280,7 +287,7 @@ class Proposer:
         self._entries[index] = owners
         self._sizes[index] = size
         self.unapplied_bytes += size
-        return Entry(records, size)
+        return Entry(records, size, bodies)
 
     def _admit_batch(self, item: Batch, time_us: int, term: int, now_ms: int) -> RecordParts | None:
         header = item.header
@@ -310,6 +317,8 @@ class Proposer:
             if staged:
                 return RecordKind.STAGED, parts
             self._unpark(header.queue_key, header.producer_id)
+            if self.admission.in_memory(header.queue_key):
+                return RecordKind.MEMORY, (b"".join(parts),)  # `next_entry` takes the body away
             return RecordKind.BATCH, parts
         if isinstance(decision, Duplicate):
             self._answer_duplicate(item, decision)
@@ -378,6 +387,8 @@ class Proposer:
                 decision = self.admission.queues.admit_trim(record.trim)
             case "fence":
                 decision = self.admission.admit_fence(record.fence)
+            case "lose_memory":
+                decision = self.admission.queues.admit_lose_memory(record.lose_memory)
             case "compact":
                 decision = self.admission.queues.admit_compact(record.compact)
             case "tiered":

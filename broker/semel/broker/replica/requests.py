@@ -92,6 +92,8 @@ class Entry:
 
     records: list[RecordParts]
     size: int
+    bodies: list[tuple[int, bytes]]
+    """The stored batches of MEMORY records, by the numbers of the records."""
 
 
 def answer_with(item: Item | Preceding, error: SemelError) -> None:

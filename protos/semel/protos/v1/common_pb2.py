@@ -24,25 +24,27 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1csemel/protos/v1/common.proto\x12\x0fsemel.protos.v1\"\x15\n\x05\x46rame\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\".\n\x08QueueRef\x12\x10\n\x08topic_id\x18\x01 \x01(\x04\x12\x10\n\x08queue_id\x18\x02 \x01(\r\"\x9d\x02\n\rTopicSettings\x12\x14\n\x0cretention_ms\x18\x01 \x01(\x03\x12\x17\n\x0fretention_bytes\x18\x02 \x01(\x03\x12\x19\n\x11message_bytes_max\x18\x03 \x01(\r\x12\x17\n\x0f\x62\x61tch_bytes_max\x18\x04 \x01(\r\x12\'\n\x05\x64\x65\x64up\x18\x05 \x01(\x0b\x32\x18.semel.protos.v1.IdDedup\x12\x1c\n\x14\x64\x65lay_per_second_max\x18\x06 \x01(\x03\x12/\n\ncompaction\x18\x08 \x01(\x0b\x32\x1b.semel.protos.v1.Compaction\x12\x15\n\rtier_after_ms\x18\t \x01(\x03\x12\x1a\n\x12local_retention_ms\x18\n \x01(\x03\"2\n\nCompaction\x12\x14\n\x0ctombstone_ms\x18\x01 \x01(\x03\x12\x0e\n\x06lag_ms\x18\x02 \x01(\x03\"R\n\x07IdDedup\x12\x14\n\x0cwindow_bytes\x18\x01 \x01(\x04\x12\x0f\n\x07keep_ms\x18\x02 \x01(\x03\x12\x12\n\nkeep_first\x18\x03 \x01(\x08\x12\x0c\n\x04seed\x18\x04 \x01(\x0c\"C\n\x06Levels\x12\x0b\n\x03min\x18\x01 \x01(\r\x12\x0b\n\x03max\x18\x02 \x01(\r\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0e\n\x06\x61\x63tive\x18\x04 \x01(\r\"=\n\x0bNodeAddress\x12\x0f\n\x07node_id\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0c\n\x04rack\x18\x03 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1csemel/protos/v1/common.proto\x12\x0fsemel.protos.v1\"\x15\n\x05\x46rame\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\".\n\x08QueueRef\x12\x10\n\x08topic_id\x18\x01 \x01(\x04\x12\x10\n\x08queue_id\x18\x02 \x01(\r\"\xde\x02\n\rTopicSettings\x12\x14\n\x0cretention_ms\x18\x01 \x01(\x03\x12\x17\n\x0fretention_bytes\x18\x02 \x01(\x03\x12\x19\n\x11message_bytes_max\x18\x03 \x01(\r\x12\x17\n\x0f\x62\x61tch_bytes_max\x18\x04 \x01(\r\x12\'\n\x05\x64\x65\x64up\x18\x05 \x01(\x0b\x32\x18.semel.protos.v1.IdDedup\x12\x1c\n\x14\x64\x65lay_per_second_max\x18\x06 \x01(\x03\x12/\n\ncompaction\x18\x08 \x01(\x0b\x32\x1b.semel.protos.v1.Compaction\x12\x15\n\rtier_after_ms\x18\t \x01(\x03\x12\x1a\n\x12local_retention_ms\x18\n \x01(\x03\x12)\n\x07storage\x18\r \x01(\x0e\x32\x18.semel.protos.v1.Storage\x12\x14\n\x0cmemory_bytes\x18\x0e \x01(\x03\"2\n\nCompaction\x12\x14\n\x0ctombstone_ms\x18\x01 \x01(\x03\x12\x0e\n\x06lag_ms\x18\x02 \x01(\x03\"R\n\x07IdDedup\x12\x14\n\x0cwindow_bytes\x18\x01 \x01(\x04\x12\x0f\n\x07keep_ms\x18\x02 \x01(\x03\x12\x12\n\nkeep_first\x18\x03 \x01(\x08\x12\x0c\n\x04seed\x18\x04 \x01(\x0c\"C\n\x06Levels\x12\x0b\n\x03min\x18\x01 \x01(\r\x12\x0b\n\x03max\x18\x02 \x01(\r\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0e\n\x06\x61\x63tive\x18\x04 \x01(\r\"=\n\x0bNodeAddress\x12\x0f\n\x07node_id\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0c\n\x04rack\x18\x03 \x01(\t*G\n\x07Storage\x12\x17\n\x13STORAGE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bSTORAGE_LOG\x10\x01\x12\x12\n\x0eSTORAGE_MEMORY\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'semel.protos.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_STORAGE']._serialized_start=741
+  _globals['_STORAGE']._serialized_end=812
   _globals['_FRAME']._serialized_start=49
   _globals['_FRAME']._serialized_end=70
   _globals['_QUEUEREF']._serialized_start=72
   _globals['_QUEUEREF']._serialized_end=118
   _globals['_TOPICSETTINGS']._serialized_start=121
-  _globals['_TOPICSETTINGS']._serialized_end=406
-  _globals['_COMPACTION']._serialized_start=408
-  _globals['_COMPACTION']._serialized_end=458
-  _globals['_IDDEDUP']._serialized_start=460
-  _globals['_IDDEDUP']._serialized_end=542
-  _globals['_LEVELS']._serialized_start=544
-  _globals['_LEVELS']._serialized_end=611
-  _globals['_NODEADDRESS']._serialized_start=613
-  _globals['_NODEADDRESS']._serialized_end=674
+  _globals['_TOPICSETTINGS']._serialized_end=471
+  _globals['_COMPACTION']._serialized_start=473
+  _globals['_COMPACTION']._serialized_end=523
+  _globals['_IDDEDUP']._serialized_start=525
+  _globals['_IDDEDUP']._serialized_end=607
+  _globals['_LEVELS']._serialized_start=609
+  _globals['_LEVELS']._serialized_end=676
+  _globals['_NODEADDRESS']._serialized_start=678
+  _globals['_NODEADDRESS']._serialized_end=739
 # @@protoc_insertion_point(module_scope)

@@ -1,9 +1,19 @@
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class Storage(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STORAGE_UNSPECIFIED: _ClassVar[Storage]
+    STORAGE_LOG: _ClassVar[Storage]
+    STORAGE_MEMORY: _ClassVar[Storage]
+STORAGE_UNSPECIFIED: Storage
+STORAGE_LOG: Storage
+STORAGE_MEMORY: Storage
 
 class Frame(_message.Message):
     __slots__ = ("data",)
@@ -20,7 +30,7 @@ class QueueRef(_message.Message):
     def __init__(self, topic_id: _Optional[int] = ..., queue_id: _Optional[int] = ...) -> None: ...
 
 class TopicSettings(_message.Message):
-    __slots__ = ("retention_ms", "retention_bytes", "message_bytes_max", "batch_bytes_max", "dedup", "delay_per_second_max", "compaction", "tier_after_ms", "local_retention_ms")
+    __slots__ = ("retention_ms", "retention_bytes", "message_bytes_max", "batch_bytes_max", "dedup", "delay_per_second_max", "compaction", "tier_after_ms", "local_retention_ms", "storage", "memory_bytes")
     RETENTION_MS_FIELD_NUMBER: _ClassVar[int]
     RETENTION_BYTES_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +40,8 @@ class TopicSettings(_message.Message):
     COMPACTION_FIELD_NUMBER: _ClassVar[int]
     TIER_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
     LOCAL_RETENTION_MS_FIELD_NUMBER: _ClassVar[int]
+    STORAGE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     retention_ms: int
     retention_bytes: int
     message_bytes_max: int
@@ -39,7 +51,9 @@ class TopicSettings(_message.Message):
     compaction: Compaction
     tier_after_ms: int
     local_retention_ms: int
-    def __init__(self, retention_ms: _Optional[int] = ..., retention_bytes: _Optional[int] = ..., message_bytes_max: _Optional[int] = ..., batch_bytes_max: _Optional[int] = ..., dedup: _Optional[_Union[IdDedup, _Mapping]] = ..., delay_per_second_max: _Optional[int] = ..., compaction: _Optional[_Union[Compaction, _Mapping]] = ..., tier_after_ms: _Optional[int] = ..., local_retention_ms: _Optional[int] = ...) -> None: ...
+    storage: Storage
+    memory_bytes: int
+    def __init__(self, retention_ms: _Optional[int] = ..., retention_bytes: _Optional[int] = ..., message_bytes_max: _Optional[int] = ..., batch_bytes_max: _Optional[int] = ..., dedup: _Optional[_Union[IdDedup, _Mapping]] = ..., delay_per_second_max: _Optional[int] = ..., compaction: _Optional[_Union[Compaction, _Mapping]] = ..., tier_after_ms: _Optional[int] = ..., local_retention_ms: _Optional[int] = ..., storage: _Optional[_Union[Storage, str]] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class Compaction(_message.Message):
     __slots__ = ("tombstone_ms", "lag_ms")

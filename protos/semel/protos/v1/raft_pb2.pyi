@@ -198,3 +198,19 @@ class IdsChunk(_message.Message):
     place_columns: bytes
     crc: int
     def __init__(self, lacking: _Optional[bool] = ..., first_arrival: _Optional[int] = ..., end_arrival: _Optional[int] = ..., ids: _Optional[int] = ..., id_columns: _Optional[bytes] = ..., place_columns: _Optional[bytes] = ..., crc: _Optional[int] = ...) -> None: ...
+
+class PullBodiesRequest(_message.Message):
+    __slots__ = ("records", "caller")
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    records: _containers.RepeatedCompositeFieldContainer[RecordRef]
+    caller: PeerCaller
+    def __init__(self, records: _Optional[_Iterable[_Union[RecordRef, _Mapping]]] = ..., caller: _Optional[_Union[PeerCaller, _Mapping]] = ...) -> None: ...
+
+class BodyChunk(_message.Message):
+    __slots__ = ("record", "data")
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    record: RecordRef
+    data: bytes
+    def __init__(self, record: _Optional[_Union[RecordRef, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...

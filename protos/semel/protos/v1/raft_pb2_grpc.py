@@ -136,6 +136,11 @@ class SnapshotsStub:
                 request_serializer=semel_dot_protos_dot_v1_dot_raft__pb2.PullIdsRequest.SerializeToString,
                 response_deserializer=semel_dot_protos_dot_v1_dot_raft__pb2.IdsChunk.FromString,
                 _registered_method=True)
+        self.PullBodies = channel.unary_stream(
+                '/semel.protos.v1.Snapshots/PullBodies',
+                request_serializer=semel_dot_protos_dot_v1_dot_raft__pb2.PullBodiesRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_raft__pb2.BodyChunk.FromString,
+                _registered_method=True)
 
 
 class SnapshotsServicer:
@@ -177,6 +182,13 @@ class SnapshotsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PullBodies(self, request, context):
+        """Batches of topics in memory, for a node that lacks their bodies.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SnapshotsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -204,6 +216,11 @@ def add_SnapshotsServicer_to_server(servicer, server):
                     servicer.PullIds,
                     request_deserializer=semel_dot_protos_dot_v1_dot_raft__pb2.PullIdsRequest.FromString,
                     response_serializer=semel_dot_protos_dot_v1_dot_raft__pb2.IdsChunk.SerializeToString,
+            ),
+            'PullBodies': grpc.unary_stream_rpc_method_handler(
+                    servicer.PullBodies,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_raft__pb2.PullBodiesRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_raft__pb2.BodyChunk.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -342,6 +359,33 @@ class Snapshots:
             '/semel.protos.v1.Snapshots/PullIds',
             semel_dot_protos_dot_v1_dot_raft__pb2.PullIdsRequest.SerializeToString,
             semel_dot_protos_dot_v1_dot_raft__pb2.IdsChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PullBodies(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/semel.protos.v1.Snapshots/PullBodies',
+            semel_dot_protos_dot_v1_dot_raft__pb2.PullBodiesRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_raft__pb2.BodyChunk.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,7 +46,7 @@ from collections.abc import Sequence as Many
 from functools import partial
 from typing import Final
 
-from semel.broker.state.admission.batch_limits import batch_refusal
+from semel.broker.state.admission.batch_limits import batch_refusal, staging_refusal
 from semel.broker.state.admission.cancel_admission import admit_cancel
 from semel.broker.state.admission.decisions import (
     NO_OFFSET,
@@ -211,7 +211,13 @@ class Admission:
             bytes_max=self._pending.batch_bytes_max(queue),
             level=self._state.feature_level,
             time_us=time_us,
+            in_memory=queue.in_memory,
         )
+
+    def in_memory(self, key: QueueKey) -> bool:
+        """Whether the log gets only the headers of a queue's batches."""
+        queue = self._pending.queue(key)
+        return queue is not None and queue.in_memory
 
     def _accept(
         self,
@@ -453,7 +459,8 @@ class Admission:
         state = self._state
         for reference in step.open_stager.queues:
             key = queue_key_of(reference)
-            if (barred := state.moves.barred(key, state.queues.get(key))) is not None:
+            queue = state.queues.get(key)
+            if (barred := state.moves.barred(key, queue) or staging_refusal(queue)) is not None:
                 return Refused(barred)
         return admit_step(
             state.transactions,

@@ -127,6 +127,7 @@ class PendingQueue:
         "delaying",
         "deleted",
         "expired",
+        "in_memory",
         "key",
         "log_end_offset",
         "releasing",
@@ -137,9 +138,17 @@ class PendingQueue:
     )
 
     def __init__(
-        self, key: QueueKey, log_end_offset: int, batch_bytes_max: int, expired: Expired
+        self,
+        key: QueueKey,
+        log_end_offset: int,
+        batch_bytes_max: int,
+        expired: Expired,
+        *,
+        in_memory: bool = False,
     ) -> None:
         self.key = key
+        self.in_memory = in_memory
+        """The log has only the headers of its batches; this never changes."""
         self.log_end_offset = log_end_offset
         self.batch_bytes_max = batch_bytes_max
         """Counts until the creation of the queue is applied; see `PendingState.batch_bytes_max`."""
@@ -263,7 +272,9 @@ class PendingState:
         if queue is None:
             return None
         batch_bytes_max = queue.settings.batch_bytes_max
-        return PendingQueue(key, queue.log_end_offset, batch_bytes_max, queue.expired)
+        return PendingQueue(
+            key, queue.log_end_offset, batch_bytes_max, queue.expired, in_memory=queue.in_memory
+        )
 
     def batch_bytes_max(self, queue: PendingQueue) -> int:
         """The largest batch that the queue takes, in bytes, by its settings as they are applied.

@@ -35,6 +35,7 @@ from semel.protos.levels import (
     COMPACTION_LEVEL,
     DELAY_LIMIT_LEVEL,
     DELAYED_MOVE_LEVEL,
+    MEMORY_LEVEL,
     MOVE_LEVEL,
     SPLIT_LEVEL,
     TIER_LEVEL,
@@ -103,8 +104,10 @@ class QueueAdmission:
             if isinstance(named, Refused):
                 return named
             names = named
-            settings = QueueSettings.from_message(record.settings)
-            queue = PendingQueue(key, 0, settings.batch_bytes_max, Expired())
+            settings = QueueSettings.from_message(record.settings, self._state.feature_level)
+            queue = PendingQueue(
+                key, 0, settings.batch_bytes_max, Expired(), in_memory=settings.memory_bytes > 0
+            )
         self._pending.use(RecordUse.CREATE, (queue,), (), names)
         return Accepted()
 
@@ -168,6 +171,8 @@ class QueueAdmission:
                 return retry_later("the queue is being split")
             if queue.sealing:
                 return retry_later("the queue is being sealed already")
+            if queue.in_memory:
+                return Refused(_stays())
             bound = self._pinned(queue)
             if bound is None and self._state.feature_level < DELAYED_MOVE_LEVEL:
                 bound = held_by_delays(self._state.delays, queue)
@@ -180,6 +185,8 @@ class QueueAdmission:
         elif record.step in (control_pb2.MOVE_STEP_BEGIN, control_pb2.MOVE_STEP_ACTIVATE):
             if (lacks := self._lacks(record.create.settings)) is not None:
                 return lacks
+            if record.create.settings.storage == common_pb2.STORAGE_MEMORY:
+                return Refused(_stays())
             begin = record.step == control_pb2.MOVE_STEP_BEGIN
             ids: tuple[TopicIds, ...] = ()
             if begin or record.HasField("create"):
@@ -278,7 +285,28 @@ class QueueAdmission:
         pending = self._pending.queue(key)
         if pending is None:
             return Refused(self._state.absent(key))
+        if pending.in_memory:
+            return Refused(InvalidRequest(f"queue {key.queue_id} is of a topic in memory"))
         return self.moving(pending) or pending
+
+    def admit_lose_memory(self, record: control_pb2.LoseMemory) -> ControlDecision:
+        """Applied offsets of a queue in memory may be lost, again and again."""
+        key = queue_key_of(record.queue)
+        queue, pending = self._state.queues.get(key), self._pending.queue(key)
+        if queue is None or pending is None:
+            return Refused(self._state.absent(key))
+        if not queue.in_memory:
+            return Refused(InvalidRequest(f"queue {key.queue_id} is in the log, not in memory"))
+        if not 0 <= record.from_offset < record.to_offset <= queue.log_end_offset:
+            return Refused(
+                OffsetOutOfRange(
+                    f"queue {key.queue_id} has no offsets {record.from_offset} to"
+                    f" {record.to_offset} to lose",
+                    log_start_offset=queue.log_start_offset,
+                    log_end_offset=queue.log_end_offset,
+                )
+            )
+        return Accepted()
 
     def admit_alter_topic(self, record: control_pb2.AlterTopic) -> ControlDecision:
         """New settings take effect when they are applied.
@@ -290,6 +318,15 @@ class QueueAdmission:
             return Refused(InvalidRequest("retention must be -1 (no limit) or a positive number"))
         if (lacks := self._lacks(record.settings)) is not None:
             return lacks
+        wanted = record.settings.storage == common_pb2.STORAGE_MEMORY
+        for key, applied in self._state.queues.items():
+            if key.topic_id == record.topic_id and applied.in_memory is not wanted:
+                return Refused(
+                    InvalidRequest(
+                        f"topic {applied.topic!r} is in {'the log' if wanted else 'memory'} for its"
+                        " whole life: make another topic"
+                    )
+                )
         for key in (*self._pending.sealing, *self._state.moves.places):
             queue = self._pending.queue(key) if key.topic_id == record.topic_id else None
             if queue is not None and (refused := self.moving(queue)) is not None:
@@ -307,6 +344,17 @@ class QueueAdmission:
             return Refused(lacking(DELAY_LIMIT_LEVEL, level, "the broker group"))
         if settings.tier_after_ms and level < TIER_LEVEL:
             return Refused(lacking(TIER_LEVEL, level, "the broker group"))
+        if settings.storage == common_pb2.STORAGE_MEMORY:
+            if level < MEMORY_LEVEL:
+                return Refused(lacking(MEMORY_LEVEL, level, "the broker group"))
+            if settings.HasField("compaction") or settings.HasField("dedup"):
+                return Refused(
+                    InvalidRequest(
+                        "a topic in memory is neither compacted nor compares message ids"
+                    )
+                )
+            if settings.tier_after_ms:
+                return Refused(InvalidRequest("a topic in memory has no tier in an object store"))
         return None
 
     def _taken(self, key: QueueKey) -> Refused | None:
@@ -325,3 +373,10 @@ class QueueAdmission:
         if self._pending.may_pin or self._state.transactions.staging.is_pinned(queue.key):
             return retry_later("a transaction is being committed to the queue")
         return None
+
+
+def _stays() -> InvalidRequest:
+    """The refusal of a move of a queue in memory."""
+    return InvalidRequest(
+        "a queue of a topic in memory stays with its broker group: it cannot be moved"
+    )

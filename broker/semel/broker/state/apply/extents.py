@@ -411,9 +411,10 @@ class Extents:
                 place = self._places[at]
                 yield index, place >> 32, place & _LENGTH_MASK
 
-    def add_live_bytes(self, bounds: I64, sums: I64) -> None:
+    def add_live_bytes(self, bounds: I64, sums: I64, each: int = 0) -> None:
         """Adds to `sums[k]` the lengths of the live extents' records in the entries `[bounds[k],
-        bounds[k + 1])`. A record that has several extents counts for each of them."""
+        bounds[k + 1])`. A record that has several extents counts for each of them. With `each`,
+        every record has that length in the log."""
         ordinal = self.first
         for sealed in self._sealed:
             at = ordinal % CHUNK
@@ -422,13 +423,17 @@ class Extents:
             first, last = np.searchsorted(bounds, ends, side="right") - 1
             if first == last and not at:
                 if 0 <= first < len(sums):
-                    sums[first] += sealed.total_bytes
+                    sums[first] += each * CHUNK or sealed.total_bytes
             elif last >= 0 and first < len(sums):
                 quads = np.frombuffer(sealed.data, np.int64, 3 * CHUNK)
                 lengths = quads[_PLACE_AT + at :] & _LENGTH_MASK
+                if each:
+                    lengths = np.full_like(lengths, each)
                 add_lengths(quads[_INDEX_AT + at : _PLACE_AT], lengths, bounds, sums)
         at = ordinal % CHUNK
         lengths = np.array(self._places[at:], np.int64) & _LENGTH_MASK
+        if each:
+            lengths = np.full_like(lengths, each)
         add_lengths(np.array(self._indexes[at:], np.int64), lengths, bounds, sums)
 
     def parts(self) -> list[bytes]:

@@ -550,6 +550,11 @@ def move_refusal(queues: dict[QueueKey, QueueState], queue: QueueState) -> Semel
             f"queue {number} of {queue.topic!r} is compacted, which must not go on while it is"
             " copied. Alter the topic to --cleanup delete, move the queue, and alter it back"
         )
+    if queue.in_memory:
+        return InvalidRequest(
+            f"queue {number} of {queue.topic!r} is of a topic in memory, and stays with its broker"
+            " group: it cannot be moved"
+        )
     if queue.children:
         return InvalidRequest(
             f"queue {number} of {queue.topic!r} was split and cannot move. Move its children once"

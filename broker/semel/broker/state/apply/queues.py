@@ -11,9 +11,11 @@ Invariants
    `local_start <= tier.end`, so the object store has them.
 6. A queue that has a manifest is not compacted, whatever its topic says.
 
+7. A queue is in memory, or in the log, for its whole life.
+
 Not here: the columns of extents (`extents.py`), compaction (`compacted.py`), the pointer into the
-object store (`tiered.py`), expired rows (`expired.py`), the rows of the sequence table
-(`producers.py`).
+object store (`tiered.py`), lost offsets of a queue in memory (`memory.py`), expired rows
+(`expired.py`), the rows of the sequence table (`producers.py`).
 """
 
 from __future__ import annotations
@@ -32,12 +34,19 @@ from semel.broker.state.apply.compacted import (
 )
 from semel.broker.state.apply.expired import Expired
 from semel.broker.state.apply.extents import I64, Extent, Extents
+from semel.broker.state.apply.memory import RECORD_BYTES, Lost, memory_bytes_of
 from semel.broker.state.apply.results import StateDiverged
 from semel.broker.state.apply.tiered import ColdRetention, TierState, pack_tier, read_tier
 from semel.protos.batch import BATCH_BYTES_DEFAULT, MESSAGE_BYTES_MAX
 from semel.protos.errors import OffsetOutOfRange, Unavailable
 from semel.protos.ids import Offset, QueueId, QueueKey, TopicId
-from semel.protos.levels import COMPACTION_LEVEL, DELAY_LIMIT_LEVEL, SPLIT_LEVEL, TIER_LEVEL
+from semel.protos.levels import (
+    COMPACTION_LEVEL,
+    DELAY_LIMIT_LEVEL,
+    MEMORY_LEVEL,
+    SPLIT_LEVEL,
+    TIER_LEVEL,
+)
 from semel.protos.v1 import common_pb2, control_pb2
 
 SLOTS: Final = 65_536
@@ -71,12 +80,16 @@ class QueueSettings:
     """Messages of this age go to the object store; 0: none does."""
     local_retention_ms: int = 0
     """The log gives up what is in the object store at this age; 0 or -1: it never does."""
+    memory_bytes: int = 0
+    """The bodies of a topic in memory, at most so many bytes of them; 0: the topic is in the
+    log."""
 
     @classmethod
     def from_message(cls, message: common_pb2.TopicSettings, level: int = 0) -> QueueSettings:
         """Reads the message; zero, which protobuf uses for "absent", means the default.
 
-        There is neither compaction nor tiering below the feature level that knows it.
+        There is neither compaction nor tiering nor a topic in memory below the feature level that
+        knows it.
         """
         compacted, tiered = level >= COMPACTION_LEVEL, level >= TIER_LEVEL
         return cls(
@@ -88,6 +101,7 @@ class QueueSettings:
             delay_per_second_max=max(0, message.delay_per_second_max),
             tier_after_ms=message.tier_after_ms if tiered else 0,
             local_retention_ms=message.local_retention_ms if tiered else 0,
+            memory_bytes=memory_bytes_of(message, level),
         )
 
 
@@ -106,6 +120,7 @@ class QueueState:
         "local_start",
         "log_end_offset",
         "log_start_offset",
+        "lost",
         "parent",
         "settings",
         "slot_end",
@@ -147,6 +162,7 @@ class QueueState:
         self.frozen = False
         """A move has sealed the queue (`moves.py`): nothing changes until the move ends."""
         self.compaction = Compaction()
+        self.lost = Lost()
 
     def bare(self) -> QueueState:
         """A copy without the extents."""
@@ -157,6 +173,7 @@ class QueueState:
         made.parent, made.children = self.parent, self.children
         made.compaction = self.compaction.copy()
         made.local_start, made.tier = self.local_start, self.tier
+        made.lost = self.lost.copy()
         return made
 
     def begin_at(self, offset: int) -> None:
@@ -164,6 +181,16 @@ class QueueState:
         self.extents = Extents()
         self.bytes = 0
         self.log_start_offset = self.local_start = self.log_end_offset = offset
+
+    @property
+    def in_memory(self) -> bool:
+        """The log has only the headers of its batches."""
+        return self.settings.memory_bytes > 0
+
+    @property
+    def log_bytes(self) -> int:
+        """Total length of the records of the live extents in the log."""
+        return len(self.extents) * RECORD_BYTES if self.in_memory else self.bytes
 
     @property
     def sealed(self) -> bool:
@@ -202,6 +229,8 @@ class QueueState:
         assert log_start_offset <= self.log_end_offset
         self.log_start_offset = log_start_offset
         self._give_up(log_start_offset)
+        if self.lost.ranges:
+            self.lost.trim(log_start_offset)
 
     def forget(self, local_start: int) -> None:
         """Gives up the extents below an offset, up to the tier's end; readers notice nothing. A
@@ -226,6 +255,12 @@ class QueueState:
         self.bytes -= extents.bytes_before(ordinal)
         extents.trim(ordinal)
 
+    def lose(self, from_offset: int, to_offset: int) -> None:
+        """Applies a LOSE_MEMORY record: these offsets, as far as they are not trimmed, are lost."""
+        from_offset = max(from_offset, self.log_start_offset)
+        if from_offset < to_offset:
+            self.lost.add(from_offset, to_offset)
+
     def move_tier(self, record: control_pb2.Tiered) -> None:
         """Applies a TIERED record. What the new manifest gave up, retention has taken: the queue
         begins behind it. Raises StateDiverged."""
@@ -239,7 +274,10 @@ class QueueState:
         self.alter(self.settings)
 
     def alter(self, settings: QueueSettings) -> None:
-        """Takes new settings. When compaction ends, what it knows of tombstones does, too."""
+        """Takes new settings, but stays where it is, in memory or in the log. When compaction ends,
+        what it knows of tombstones does, too."""
+        if (settings.memory_bytes > 0) is not self.in_memory:
+            settings = replace(settings, memory_bytes=self.settings.memory_bytes)
         if self.tier.number:
             settings = replace(settings, compaction=None)
         self.settings = settings
@@ -438,13 +476,16 @@ class QueueState:
 
     def live_records(self, lo_index: int, hi_index: int) -> Iterator[tuple[int, int, int]]:
         """(index, position, length) of the live records in entries `[lo_index, hi_index)`."""
-        return self.extents.records(lo_index, hi_index)
+        records = self.extents.records(lo_index, hi_index)
+        if self.in_memory:
+            return ((index, position, RECORD_BYTES) for index, position, _ in records)
+        return records
 
     def parts(self, version: int, *, limits: bool = True) -> list[bytes]:
         """Canonical bytes in a state of this version: from SPLIT_LEVEL on with parent and children,
         from DELAY_LIMIT_LEVEL on with what a second takes (unless `limits` is false), from
         COMPACTION_LEVEL on with how it is compacted and how far, from TIER_LEVEL on with what of it
-        is in the object store."""
+        is in the object store, from MEMORY_LEVEL on with what is lost."""
         settings = self.settings
         fixed = _FIXED.pack(
             self.key.topic_id,
@@ -475,6 +516,8 @@ class QueueState:
         if version >= TIER_LEVEL:
             local = settings.tier_after_ms, settings.local_retention_ms, self.local_start
             head += pack_tier(self.tier, *local)
+        if version >= MEMORY_LEVEL:
+            head += self.lost.parts(settings.memory_bytes)
         return [head, *self.extents.parts()]
 
     @classmethod
@@ -526,5 +569,8 @@ class QueueState:
             queue.settings = replace(
                 queue.settings, tier_after_ms=after_ms, local_retention_ms=local_ms
             )
+        if version >= MEMORY_LEVEL:
+            queue.lost, memory_bytes = Lost.read(reader)
+            queue.settings = replace(queue.settings, memory_bytes=memory_bytes)
         queue.extents = Extents.read_parts(reader, first, total)
         return queue

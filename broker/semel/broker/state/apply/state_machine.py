@@ -39,6 +39,7 @@ from semel.broker.state.apply.compacted import Rewritten, rewritten
 from semel.broker.state.apply.delays import COLUMN_FLAG, Delays
 from semel.broker.state.apply.id_windows import IdSettings, IdWindows
 from semel.broker.state.apply.locks import ConsumerGroups
+from semel.broker.state.apply.memory import RECORD_BYTES
 from semel.broker.state.apply.moves import Moves
 from semel.broker.state.apply.producers import SequenceTable
 from semel.broker.state.apply.queue_table import QueueTable
@@ -91,6 +92,7 @@ from semel.protos.levels import (
     HISTORY_LEVEL,
     ID_LEVEL,
     LEVEL_MAX,
+    MEMORY_LEVEL,
     METADATA_LEVEL,
     MOVE_LEVEL,
     SPLIT_LEVEL,
@@ -173,6 +175,7 @@ class State:
             "compact": self._compact,
             "tiered": self._tiered,
             "forget": self._forget,
+            "lose_memory": self._lose_memory,
         }
         self._rewritten: list[Rewritten] = []
         """COMPACTED records of the entry that is being applied, for the COMPACT behind them."""
@@ -196,6 +199,10 @@ class State:
                 match kind:
                     case RecordKind.BATCH:
                         results.append(self._apply_batch(header, position, payload))
+                    case RecordKind.MEMORY:
+                        self._check_level(MEMORY_LEVEL)
+                        result = self._apply_batch(header, position, payload, in_memory=True)
+                        results.append(result)
                     case RecordKind.CONTROL:
                         results.append(self._apply_control(payload))
                     case RecordKind.MEMBERSHIP:
@@ -231,7 +238,16 @@ class State:
                 f" time {header.time_us} after {self.log_time_us}"
             )
 
-    def _apply_batch(self, frame: FrameHeader, position: int, payload: memoryview) -> BatchApplied:
+    def _apply_batch(
+        self,
+        frame: FrameHeader,
+        position: int,
+        payload: memoryview,
+        *,
+        in_memory: bool = False,
+    ) -> BatchApplied:
+        """A record that is `in_memory` has no body: the length of its extent is that of the whole
+        stored batch all the same."""
         if len(payload) < _STORED.size:
             raise StateDiverged(
                 f"entry {frame.index} at {position}: a batch of {len(payload)} bytes"
@@ -258,7 +274,7 @@ class State:
             flags = due_us = 0  # it was admitted by a program that did not know delivery times
         queue = self.queues.get((topic_id, queue_id))  # type: ignore[call-overload]
         row = None if queue is None else self.producers.change(queue.key, producer_id)
-        length = len(payload)
+        length = BROKER_HEADER_BYTES + HEADER_BYTES + body_length
         if (
             queue is None
             or row is None
@@ -275,7 +291,9 @@ class State:
             or append_time_us < queue.last_append_us
             # A queue that was moved here may have batches that are later than this group's clock.
             or (append_time_us > frame.time_us and append_time_us != queue.last_append_us)
-            or length != BROKER_HEADER_BYTES + HEADER_BYTES + body_length
+            or len(payload) != (RECORD_BYTES if in_memory else length)
+            or queue.in_memory is not in_memory
+            or (in_memory and due_us)
         ):
             raise StateDiverged(self._why_not(frame, position, payload))
         if self.id_windows.topics:
@@ -428,6 +446,19 @@ class State:
                 )
             queue.trim(record.log_start_offset)
         return Done(what="trim", queue_key=key)
+
+    def _lose_memory(self, record: control_pb2.LoseMemory) -> Done:
+        self._check_level(MEMORY_LEVEL)
+        key = queue_key_of(record.queue)
+        queue = self.queues.get(key)
+        if queue is not None:
+            if not queue.in_memory or record.to_offset > queue.log_end_offset:
+                raise StateDiverged(
+                    f"queue {key} ends at {queue.log_end_offset}; it cannot lose"
+                    f" {record.from_offset} to {record.to_offset} from memory"
+                )
+            queue.lose(record.from_offset, record.to_offset)
+        return Done(what="lose_memory", queue_key=key)
 
     def _compact(self, record: control_pb2.Compact) -> Compacted:
         self._check_level(COMPACTION_LEVEL)
@@ -628,16 +659,17 @@ class State:
         edges = np.array(bounds, np.int64)
         sums = np.zeros(len(bounds) - 1, np.int64)
         for queue in self.stored_queues():
-            queue.extents.add_live_bytes(edges, sums)
+            each = RECORD_BYTES if queue.in_memory else 0
+            queue.extents.add_live_bytes(edges, sums, each)
         self.transactions.staging.add_live_bytes(edges, sums)
         self.delays.add_live_bytes(edges, sums)
         return [int(each) for each in sums]
 
     @property
     def live_bytes(self) -> int:
-        """Total length of the batches of queues, and of staged and delayed batches."""
+        """Total length in the log of the batches of queues, and of staged and delayed batches."""
         on_hold = self.transactions.staging.bytes + self.delays.bytes + self.moves.delayed_bytes
-        queues = sum(queue.bytes for queue in self.queues.values())
+        queues = sum(queue.log_bytes for queue in self.queues.values())
         return queues + sum(queue.bytes for queue in self.moves.stored()) + on_hold
 
     def stored_queues(self) -> Iterator[QueueState]:

@@ -44,6 +44,7 @@ from semel.protos.batch import (
     BatchHeader,
     check_batch,
     decode_broker_header,
+    decode_header,
 )
 from semel.protos.columns import decode_columns
 from semel.protos.compacted_rows import offsets_of_rows
@@ -140,6 +141,36 @@ class BatchVerifier:
         `append_time_us` says when it got the offsets. The first extent may begin below the queue's
         start.
         """
+        self._feed(offset, count, stored, first_row, append_time_us)
+
+    def feed_headers(
+        self, offset: int, count: int, headers: bytes, held: bytes | None, append_time_us: int
+    ) -> None:
+        """Reads the next extent of a queue in memory: the headers of its batch, from the log, and
+        what the node holds of it, headers and body, or None.
+
+        Nodes may hold other bodies, which are no part of the digest.
+        """
+        if held is not None:
+            if held[: len(headers)] != headers:
+                self._problem(f"offset {offset}: the batch in memory is that of another record")
+            try:
+                check_batch(held, BROKER_HEADER_BYTES)
+            except CorruptBatch as error:
+                self._problem(f"offset {offset}, in memory: {error}")
+        self._feed(offset, count, headers, 0, append_time_us, bare=True)
+
+    def _feed(
+        self,
+        offset: int,
+        count: int,
+        stored: bytes,
+        first_row: int,
+        append_time_us: int | None,
+        *,
+        bare: bool = False,
+    ) -> None:
+        """`stored` of a batch in memory is `bare`: it has no body."""
         self._digest.update(_OFFSET.pack(offset))
         self._digest.update(stored)
         begin = max(offset, self._start) if self._next == self._start else offset
@@ -152,7 +183,8 @@ class BatchVerifier:
         self._next = max(self._next, offset + count)
         try:
             head = decode_broker_header(stored)
-            batch = check_batch(stored, BROKER_HEADER_BYTES)
+            check = decode_header if bare else check_batch
+            batch = check(stored, BROKER_HEADER_BYTES)
         except CorruptBatch as error:
             self._missing += count
             self._problem(f"offset {offset}: {error}")

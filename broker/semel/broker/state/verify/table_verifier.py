@@ -107,7 +107,7 @@ class TableVerifier:
         if head.index != self.index + 1:
             raise CorruptSegment(f"entry {head.index} came after {self.index}")
         for _, kind, payload in iter_records(frame):
-            if kind is RecordKind.BATCH:
+            if kind is RecordKind.BATCH or kind is RecordKind.MEMORY:
                 self._batch(payload, head.time_us)
             elif kind is RecordKind.STAGED and self._checked is not None:
                 checked, self._checked = self._checked, None
