@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import gc
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 from semel.broker.config import BrokerConfig
 from semel.broker.identity import NodeIdentity
 from semel.broker.log import OsFiles
+from semel.broker.memory import Carried
 from semel.broker.raft import Message, MessageKind, encode_message
 from semel.broker.replication.receiver import PeerPort
 from semel.protos import compat
@@ -43,7 +44,12 @@ class Sink:
     def __init__(self) -> None:
         self.messages: asyncio.Queue[Message] = asyncio.Queue()
 
-    def on_message(self, message: Message, frames: Sequence[bytes]) -> None:
+    def on_message(
+        self,
+        message: Message,
+        frames: Sequence[bytes],
+        carried: Mapping[int, Sequence[Carried]] | None = None,
+    ) -> None:
         self.messages.put_nowait(message)
 
 

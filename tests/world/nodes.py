@@ -22,6 +22,7 @@ from typing import Any
 
 from semel.broker.config import BrokerConfig
 from semel.broker.log import IndexUnavailable, LogConfig
+from semel.broker.memory import pack_bodies
 from semel.broker.node import BrokerNode
 from semel.broker.raft import Message, encode_message
 from semel.broker.replica.replica import Replica
@@ -101,7 +102,9 @@ class SimLink:
         host = self._host
         world = host.world
         host.on_send(message, self._replica)
-        data = b"".join((encode_message(message), *frames))
+        bodies = self._replica.bodies
+        carried = pack_bodies(message.entries[0].index, frames, bodies) if frames else ()
+        data = b"".join((encode_message(message), *frames, *carried))
         target = host.cluster[self._peer]
         assert host.node is not None
         caller = host.node.identity.caller(self._peer)
@@ -306,8 +309,8 @@ class BrokerHost:
         except SemelError:
             return
         replica = node.replica
-        message, frames = split_message(memoryview(data))
-        replica.driver.on_message(message, frames)
+        message, frames, carried = split_message(memoryview(data))
+        replica.driver.on_message(message, frames, carried)
 
     def _peers_hear(self) -> None:
         """A broken connection tells the peers, unless the link is cut."""

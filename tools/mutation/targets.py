@@ -99,6 +99,10 @@ TARGETS: Final = {
             "tests/unit/broker/state/test_id_transactions.py",
         ),
     ),
+    "memory": Target(
+        files=(f"{_BROKER}/memory",),
+        tests=("tests/unit/broker/memory",),
+    ),
     "compaction": Target(
         files=(f"{_BROKER}/compaction", f"{_BROKER}/state/apply/compacted.py"),
         tests=("tests/unit/broker/compaction", "tools/mutation/few_worlds.py"),
@@ -115,6 +119,7 @@ TARGETS: Final = {
                 "admission/id_admission",
                 "admission/record_limits",
                 "apply/results",
+                "apply/memory",
                 "admission/parking",
                 "apply/dropped_batches",
                 "apply/expired",

@@ -186,6 +186,8 @@ def _optional_address(context: click.Context, parameter: click.Parameter, value:
 @log_option("sync_by", type=click.Choice(SYNC_BY))
 @node_option("catch_up_bytes_per_second", "--catch-up-rate", type=RATE)
 @node_option("move_bytes_per_second", "--move-rate", type=RATE)
+@node_option("memory_topic_bytes_max", type=COUNT)
+@node_option("memory_wait_ms", type=COUNT)
 @click.option("--json", "as_json", is_flag=True, help="Say when it listens as one JSON line.")
 @click.option("--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR.")
 @click.pass_obj

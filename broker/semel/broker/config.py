@@ -172,6 +172,14 @@ class BrokerConfig:
     """Highest rate, in bytes a second, at which a snapshot is pulled from a peer. Default 256
     MiB."""
 
+    memory_topic_bytes_max: int = 4 << 30
+    """Bytes that all topics in memory may have on this node; beyond it the oldest messages go. The
+    master's value counts, so give all nodes of a group the same. Default 4 GiB."""
+
+    memory_wait_ms: int = 30_000
+    """How long a master waits for members that do not answer before it gives up messages of topics
+    in memory that no other member has. Default 30 s: a node that restarts is back by then."""
+
     move_bytes_per_second: int = 64 << 20
     """Highest rate, in bytes a second, at which a queue is copied from another broker group, so
     that both groups go on serving. The little that is left when the queue is sealed is copied

@@ -32,6 +32,8 @@ import grpc.aio
 from semel.broker.background.compaction_passes import QueueCompaction
 from semel.broker.background.delayed_release import DelayedRelease
 from semel.broker.background.maintenance import maintain
+from semel.broker.background.memory_bodies import MemoryBodies
+from semel.broker.background.memory_bounds import MemoryBounds
 from semel.broker.background.transaction_work import TransactionWork
 from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.group_calls import GroupCalls
@@ -205,6 +207,9 @@ class BrokerNode:
         self.scrub = Scrub(replica, self.checkpoints, self.identity.check_disk)
         self.changes = MembershipChanges(config, replica)
         self.compaction = QueueCompaction(replica)
+        rate = config.catch_up_bytes_per_second
+        self.memory = MemoryBodies(replica, self.identity.caller, bytes_per_second=rate)
+        self.memory_bounds = MemoryBounds(replica)
         await self._serve()
         self._stack.push_async_callback(self._cancel_tasks)
         self._start(status.run())
@@ -225,8 +230,9 @@ class BrokerNode:
         self._start(self._transactions.run())
         self._start(DelayedRelease(self.replica).run())
         self._start(self.compaction.run())
-        rate = config.catch_up_bytes_per_second
         self._start(IdPull(self.replica, self.identity.caller, bytes_per_second=rate).run())
+        self._start(self.memory.run())
+        self._start(self.memory_bounds.run())
         self._start(Repair(self.replica, self.catch_up.rebuild, self.identity).run())
         self._start(self.scrub.run())
         self._start(self._tick())
@@ -301,6 +307,8 @@ class BrokerNode:
             fetch,
             moves,
             self.compaction,
+            self.memory,
+            self.memory_bounds,
         )
         direct = DirectStreams(
             {
@@ -431,6 +439,7 @@ class BrokerNode:
             route=self.config.peer_streams_at.get(peer, ""),
             levels=self.replica.levels,
             level_needed=lambda: self.replica.feature_levels.needed,
+            bodies=self.replica.bodies,
         )
         self.replica.peers.links[peer] = link
         self._links[peer] = address, self._start(link.run())

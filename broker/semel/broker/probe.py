@@ -16,6 +16,8 @@ from importlib.metadata import version
 from typing import Final
 
 from semel.broker.background.compaction_passes import QueueCompaction
+from semel.broker.background.memory_bodies import MemoryBodies
+from semel.broker.background.memory_bounds import MemoryBounds
 from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.load import Counters
 from semel.broker.repair.scrub import Scrub
@@ -190,6 +192,26 @@ METRICS: Final = (
         " only.",
         "topic",
     ),
+    _gauge("memory_bytes", "bytes", "Batches of topics in memory that this node has."),
+    _gauge(
+        "memory_pulling",
+        "0 or 1",
+        "1 while this node may lack bodies that others have: no other node may stop.",
+    ),
+    _gauge("memory_missing_bytes", "bytes", "Batches that it lacked when it looked last."),
+    _counter("memory_pulled_bytes_total", "bytes", "Batches that it got from its peers."),
+    _counter(
+        "memory_dropped_messages_total",
+        "messages",
+        "Messages in memory that this node, as master, has dropped because of a bound.",
+        "topic",
+    ),
+    _counter(
+        "memory_lost_messages_total",
+        "messages",
+        "Messages that were lost with the memory of a majority. Master only.",
+        "topic",
+    ),
     _counter("compaction_passes_total", "passes", "Passes of compaction over a queue."),
     _counter("compaction_read_bytes_total", "bytes", "Bytes of batches that they read."),
     _counter("compaction_written_bytes_total", "bytes", "Bytes of batches that they wrote."),
@@ -225,8 +247,12 @@ class Probe:
         fetch: FetchHandler,
         moves: MovesService,
         compaction: QueueCompaction,
+        memory: MemoryBodies,
+        memory_bounds: MemoryBounds,
     ) -> None:
         self._compaction = compaction
+        self._memory = memory
+        self._memory_bounds = memory_bounds
         self._config = config
         self._replica = replica
         self._checkpoints = checkpoints
@@ -260,6 +286,7 @@ class Probe:
             page.add("semel_broker_delayed_bytes", self._replica.state.delays.bytes)
             await self._add_topics(page)
             await self._add_compaction(page)
+            await self._add_lost(page)
             await self._add_ids(page)
             await self._add_consumers(page)
         return page
@@ -313,6 +340,10 @@ class Probe:
         page.add("semel_broker_damaged_entries", stats.damaged + len(log.damaged_records))
         page.add("semel_broker_lost_entries", len(self._replica.lost_entries))
         page.add("semel_broker_scrub_passes_total", self._scrub.passes)
+        page.add("semel_broker_memory_bytes", self._replica.bodies.bytes)
+        page.add("semel_broker_memory_pulling", self._replica.bodies.missing_to > 0)
+        page.add("semel_broker_memory_missing_bytes", self._memory.missing_bytes)
+        page.add("semel_broker_memory_pulled_bytes_total", self._memory.pulled_bytes)
 
     def _add_streams(self, page: Samples) -> None:
         produced, fetched = self._produce.counters, self._fetch.counters
@@ -394,6 +425,19 @@ class Probe:
                 await asyncio.sleep(0)
         for topic, share in sorted(dirty.items()):
             page.add("semel_broker_compaction_dirty_ratio", share, topic=topic)
+
+    async def _add_lost(self, page: Samples) -> None:
+        """Adds what topics in memory have lost."""
+        lost: dict[str, int] = defaultdict(int)
+        for number, queue in enumerate(list(self._replica.state.queues.values()), 1):
+            if queue.in_memory:
+                lost[queue.topic] += queue.lost.messages
+            if number % _ROWS == 0:
+                await asyncio.sleep(0)
+        for topic, messages in sorted(lost.items()):
+            page.add("semel_broker_memory_lost_messages_total", messages, topic=topic)
+            dropped = self._memory_bounds.dropped[topic]
+            page.add("semel_broker_memory_dropped_messages_total", dropped, topic=topic)
 
     async def _add_ids(self, page: Samples) -> None:
         """Adds the windows of message ids, as far as queues of their topics are here."""

@@ -115,7 +115,9 @@ def runtime() -> str:
     return f"{platform.python_implementation()} {platform.python_version()}, {loop}"
 
 
-def parts_writer(transport: asyncio.WriteTransport) -> Callable[[Sequence[bytes]], None]:
+def parts_writer(
+    transport: asyncio.WriteTransport,
+) -> Callable[[Sequence[bytes | memoryview]], None]:
     """Returns a function that sends several parts in a row, as `writelines` should. It copies them
     only where `writelines` is faulty."""
     if type(transport).__module__.partition(".")[0] != "asyncio":

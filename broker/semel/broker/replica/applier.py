@@ -26,6 +26,7 @@ from semel.broker.config import BrokerConfig
 from semel.broker.dedup.id_store import CorruptIndex
 from semel.broker.dedup.published_ids import ArrivedIds
 from semel.broker.log import DamagedEntry, Log
+from semel.broker.memory import BodyStore
 from semel.broker.raft import RaftCore
 from semel.broker.replica.clock import monotonic_ms
 from semel.broker.replica.fatal import halting
@@ -64,8 +65,10 @@ class Applier:
         mastership: Mastership,
         readers: Executor,
         ids: MessageIds,
+        bodies: BodyStore,
     ) -> None:
         self._ids = ids
+        self._bodies = bodies
         self.config = replica.config
         self._replica = replica
         self._log = log
@@ -138,6 +141,8 @@ class Applier:
                 return False
             results = state.apply_frame(frame)
             self._ids.on_applied(frame, results)
+            if self._bodies.bytes:
+                self._bodies.on_applied(state, results)
             if mastership.proposer is not None:
                 mastership.proposer.on_applied(state.applied_index, results)
                 if mastership.lock_clock is not None:

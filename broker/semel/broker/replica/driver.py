@@ -5,6 +5,7 @@ in which the master makes an entry. Each is handed to the Raft core, and what th
 performed at once (`_perform`), in this order:
 
 1. Entries are truncated and appended: handed to the log's writer, which syncs them beside all this.
+   Bodies of topics in memory are in this node's memory from then on.
 2. A new term or vote is written and synced at once, on the loop: elections are rare, and no message
    of the new term may leave before it. While the disk has no room for it, everything else is
    performed all the same (a deposed master admits nothing more), the messages that depend on it
@@ -33,13 +34,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 from semel.broker.config import BrokerConfig
 from semel.broker.log import Log
+from semel.broker.memory import BodyStore, Carried
 from semel.broker.raft import (
     EntryMeta,
     HardState,
@@ -72,6 +74,7 @@ logger = logging.getLogger(__name__)
 
 TICK_MS = 25
 _LOOP_GAP_MS = 300
+_NOTHING: Final[Mapping[int, Sequence[Carried]]] = {}
 _CONTROL_BYTES = 64 << 10
 """What the control records and headers of one entry take, generously."""
 
@@ -106,6 +109,7 @@ class Driver:
         mastership: Mastership,
         feature_levels: FeatureLevels,
         applier: Applier,
+        bodies: BodyStore,
     ) -> None:
         self.config = replica.config
         self._replica = replica
@@ -118,11 +122,14 @@ class Driver:
         self._mastership = mastership
         self._feature_levels = feature_levels
         self._applier = applier
+        self._bodies = bodies
         self.reads = ConfirmedReads(self._start_read_round)
         self.on_snapshot_offer: Callable[[Message], None] = lambda _: None
         self._loop = asyncio.get_running_loop()
         self._frames_in_step: dict[int, bytes] = {}
         """Frames of the message that the core is looking at, by index."""
+        self._carried_in_step: Mapping[int, Sequence[Carried]] = {}
+        """What came beside them: bodies of topics in memory."""
         self._turn_scheduled = False
         self._giving_up: asyncio.Future[None] | None = None
         """The confirmed read for which the answers to overdue batches wait."""
@@ -140,8 +147,14 @@ class Driver:
     # ------------------------------------------------------------------ inputs
 
     @halting
-    def on_message(self, message: Message, frames: Sequence[bytes]) -> None:
-        """A message of a peer arrived, its frames checked."""
+    def on_message(
+        self,
+        message: Message,
+        frames: Sequence[bytes],
+        carried: Mapping[int, Sequence[Carried]] = _NOTHING,
+    ) -> None:
+        """A message of a peer arrived, its frames checked; `carried` are bodies of topics in
+        memory, by entry."""
         if self._term_and_vote.unsaved is not None:
             return  # as if it were lost: no answer could leave
         if frames and not self._log.can_append(sum(map(len, frames)), len(frames)):
@@ -149,11 +162,19 @@ class Driver:
         self._frames_in_step = {
             meta.index: frame for meta, frame in zip(message.entries, frames, strict=True)
         }
+        self._carried_in_step = carried
+        if carried:
+            # Also of entries that are here: their bodies may not be. An answer says that they are.
+            for meta in message.entries:
+                if self._log.term_at(meta.index) == meta.term:
+                    found = carried.get(meta.index, ())
+                    self._bodies.put_again(meta.index, found, self._replica.state)
         if message.kind is MessageKind.VOTE_REPLY and not message.rejected:
             self._log_time.on_vote(message)
         self._core.step(message, monotonic_ms())
         self.drain()
         self._frames_in_step = {}
+        self._carried_in_step = _NOTHING
 
     @halting
     def on_stream_broken(self, peer: NodeId) -> None:
@@ -275,7 +296,7 @@ class Driver:
             # and only then this node writes its own copy.
             self._log.hold_writes()
             self._loop.call_soon(self._log.release_writes)
-            self._propose(index, term, time_us, entry.records)
+            self._propose(index, term, time_us, entry.records, bodies=entry.bodies)
             self.drain()
         if proposer.pending_bytes <= config.pending_bytes_max:
             self._mastership.room.set()
@@ -293,12 +314,16 @@ class Driver:
     def _perform(self, ready: Ready) -> None:
         if ready.truncate_from is not None:
             self._log.truncate(ready.truncate_from)
+            self._bodies.truncate(ready.truncate_from)
             self._core_log.truncated(ready.truncate_from)
             self._peers.truncate(ready.truncate_from)
         if ready.append:
             for meta in ready.append:
                 self._core_log.appended(meta)
             self._append([self._frames_in_step[meta.index] for meta in ready.append])
+            if self._carried_in_step:
+                for meta in ready.append:
+                    self._bodies.put_carried(meta.index, self._carried_in_step.get(meta.index, ()))
             self._follow_members(ready.append)
         if ready.hard_state is not None:
             self._term_and_vote.save(ready.hard_state, ready.messages_after_hard_state)
@@ -395,11 +420,16 @@ class Driver:
         time_us: int,
         records: Sequence[RecordParts],
         membership: Membership | None = None,
+        bodies: Sequence[tuple[int, bytes]] = (),
     ) -> None:
-        """Appends an entry that this master makes; the caller drains."""
-        frame, _ = build_frame(index, term, time_us, records)
+        """Appends an entry that this master makes; the caller drains. `bodies` are the stored
+        batches of MEMORY records, by their numbers."""
+        frame, positions = build_frame(index, term, time_us, records)
         self._append((frame,))
-        meta = EntryMeta(index=index, term=term, size=len(frame), membership=membership)
+        for number, stored in bodies:
+            self._bodies.put(index, positions[number], stored)
+        size = len(frame) + self._bodies.entry_bytes(index)
+        meta = EntryMeta(index=index, term=term, size=size, membership=membership)
         self._core_log.appended(meta)
         self._core.proposed(meta)
 

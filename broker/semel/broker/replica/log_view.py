@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from semel.broker.log import Log
+from semel.broker.memory import BodyStore
 from semel.broker.raft import EntryMeta, Membership
 
 
 class CoreLog:
     """Implements `raft.LogView` over the log, and remembers the memberships in it."""
 
-    def __init__(self, log: Log, memberships: dict[int, Membership]) -> None:
+    def __init__(self, log: Log, memberships: dict[int, Membership], bodies: BodyStore) -> None:
+        """`bodies` travel with the entries of this log and count for their sizes."""
         self._log = log
+        self._bodies = bodies
         self._memberships = memberships
         """Memberships of the entries that may still be truncated, by index."""
         self.unreadable_through = 0
@@ -37,7 +40,14 @@ class CoreLog:
         return self._log.term_at(index)
 
     def fit(self, lo: int, hi_max: int, max_bytes: int) -> int:
-        return self._log.fit(lo, hi_max, max_bytes)
+        hi = self._log.fit(lo, hi_max, max_bytes)
+        if not self._bodies.bytes:
+            return hi
+        for index in range(lo, hi):
+            max_bytes -= self._log.size_of(index) + self._bodies.entry_bytes(index)
+            if max_bytes < 0:
+                return max(index, min(lo + 1, hi))
+        return hi
 
     def meta(self, index: int) -> EntryMeta:
         term = self._log.term_at(index)
@@ -45,7 +55,7 @@ class CoreLog:
         return EntryMeta(
             index=index,
             term=term,
-            size=self._log.size_of(index),
+            size=self._log.size_of(index) + self._bodies.entry_bytes(index),
             membership=self._memberships.get(index),
         )
 

@@ -25,6 +25,8 @@ from semel.broker.compaction import CompactedBatch
 from semel.broker.config import BrokerConfig
 from semel.broker.dedup.id_store import IdStore
 from semel.broker.log import HardStateFile, Log
+from semel.broker.memory import BodyStore
+from semel.broker.memory.bounds import is_crowded
 from semel.broker.raft import RaftCore, Role
 from semel.broker.replica.ack_sink import AckSink
 from semel.broker.replica.applier import Applier
@@ -84,9 +86,12 @@ class Replica:
         self._unfit: set[str] = set()
         self._role_waiters: list[asyncio.Future[None]] = []
         self.peers = Peers(config, founding, state.membership, logged_members)
+        self.bodies = BodyStore(log.last_index)
         term_and_vote = self._term_and_vote = TermAndVote(hard_state)
         core_log = self._core_log = CoreLog(
-            log, {index: members.membership for index, members in logged_members.items()}
+            log,
+            {index: members.membership for index, members in logged_members.items()},
+            self.bodies,
         )
         core = self.core = RaftCore(
             config.raft,
@@ -114,6 +119,7 @@ class Replica:
             mastership=self.mastership,
             readers=readers,
             ids=self.ids,
+            bodies=self.bodies,
         )
         self.watchers: QueueWatchers = self.applier.watchers
         self.driver = Driver(
@@ -127,6 +133,7 @@ class Replica:
             mastership=self.mastership,
             feature_levels=self.feature_levels,
             applier=self.applier,
+            bodies=self.bodies,
         )
 
     # ------------------------------------------------------------------ what this node is
@@ -284,11 +291,32 @@ class Replica:
         if self.mastership.proposer is None:
             sink.refuse(header, self.not_master())
             return
+        if self.bodies.bytes and self._is_crowded(header):
+            sink.refuse(
+                header,
+                Throttled(
+                    f"topic {header.topic_id} has more bytes in memory than it may, and its oldest"
+                    " messages are about to go; send again",
+                    retry_after_ms=_RETRY_AFTER_MS,
+                ),
+            )
+            return
         if self.ids.compares(header.topic_id):
             self.ids.submit(header, data, sink)
             return
         self.mastership.proposer.submit_batch(header, data, sink)
         self.driver.schedule_turn()
+
+    def _is_crowded(self, header: BatchHeader) -> bool:
+        """Whether a batch must wait until there is room in memory; one that is stored need not."""
+        bodies = self.bodies
+        bound = bodies.bounds.get(header.topic_id)
+        if bound is None:
+            return False
+        crowded = is_crowded(bodies.topics[header.topic_id], bound)
+        crowded = crowded or is_crowded(bodies.bytes, self.config.memory_topic_bytes_max)
+        assert self.mastership.proposer is not None
+        return crowded and not self.mastership.proposer.is_stored(header)
 
     def look_up_pinned(self, transaction_id: str, attempt: int) -> PinnedLookUp:
         """What looks up the pinned batches of topics that compare message ids. Raises NotMaster and
@@ -408,6 +436,7 @@ class Replica:
         """A snapshot has taken the place of log and state."""
         self.state = state
         self._core_log.truncated(0)
+        self.bodies.clear(self.log.last_index)
         self.peers.install(state)
         self.ids.follow(installed=True)
 

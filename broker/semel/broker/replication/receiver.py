@@ -3,7 +3,8 @@
 How it works. A peer asks over gRPC for a stream. Its identity is checked there, and it gets a
 ticket. With that it connects to the peer port and sends Raft messages, which are not answered on
 the stream (`replication/framed_port.py`). Each message is decoded and its frames are checked (both
-CRCs); the node gets it in the same loop turn in which its last byte arrived.
+CRCs), and so are the bodies of topics in memory behind them; the node gets it in the same loop turn
+in which its last byte arrived.
 
 Invariants
 1. A stream ends if its bytes are malformed or if it carries messages of another node; the node goes
@@ -15,10 +16,12 @@ Not here: the sending side (`replication/sender.py`), snapshots' bytes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from semel.broker.identity import NodeIdentity
+from semel.broker.memory import Carried, read_bodies
+from semel.broker.memory.carried import MAGIC as BODIES_MAGIC
 from semel.broker.raft import EntryMeta, Membership, Message, decode_message, envelope_length
 from semel.broker.replication.framed_port import FramedStream, TicketPort
 from semel.broker.replication.sender import SILENCE_MAX_S
@@ -42,7 +45,12 @@ from semel.protos.v1.common_pb2 import Levels
 class MessageSink(Protocol):
     """The node, as this module needs it."""
 
-    def on_message(self, message: Message, frames: Sequence[bytes]) -> None: ...
+    def on_message(
+        self,
+        message: Message,
+        frames: Sequence[bytes],
+        carried: Mapping[int, Sequence[Carried]] = ...,
+    ) -> None: ...
 
 
 def frame_meta(frame: bytes, header: FrameHeader) -> EntryMeta:
@@ -56,18 +64,26 @@ def frame_meta(frame: bytes, header: FrameHeader) -> EntryMeta:
     return EntryMeta(index=header.index, term=header.term, size=len(frame), membership=membership)
 
 
-def split_message(data: memoryview) -> tuple[Message, list[bytes]]:
-    """The message and the frames behind it, all checked. Raises SemelError."""
+def split_message(
+    data: memoryview,
+) -> tuple[Message, list[bytes], Mapping[int, Sequence[Carried]]]:
+    """The message, the frames behind it, and the bodies of their MEMORY records by entry, all
+    checked. Raises SemelError."""
     at = envelope_length(data)
     end = len(data)
     frames: list[bytes] = []
     metas: list[EntryMeta] = []
+    carried: Mapping[int, Sequence[Carried]] = {}
     while at < end:
+        if bytes(data[at : at + len(BODIES_MAGIC)]) == BODIES_MAGIC:
+            indexes = [meta.index for meta in metas]
+            carried = read_bodies(data, at, list(zip(indexes, frames, strict=True)))
+            break
         frame = bytes(data[at : at + frame_length_at(data, at)])
         metas.append(frame_meta(frame, check_frame(frame)))
         frames.append(frame)
         at += len(frame)
-    return decode_message(data, tuple(metas)), frames
+    return decode_message(data, tuple(metas)), frames, carried
 
 
 class PeerPort(raft_pb2_grpc.RaftPeerServicer):
@@ -139,7 +155,7 @@ class _Incoming:
 
     def on_message(self, data: memoryview, *, owned: bool) -> None:
         """Raises InvalidRequest and other SemelErrors when `data` is malformed."""
-        message, frames = split_message(data)
+        message, frames, carried = split_message(data)
         if message.source != self._peer or message.target != self._own:
             raise InvalidRequest(
                 f"message of node {message.source} to node {message.target} on a stream of node "
@@ -150,7 +166,7 @@ class _Incoming:
                 f"node {self._own} belongs to another founding of its group than when node "
                 f"{self._peer} opened the stream"
             )
-        self._sink.on_message(message, frames)
+        self._sink.on_message(message, frames, carried)
 
     def on_writable(self) -> None:
         """Peers are answered on their own streams."""

@@ -37,6 +37,7 @@ import grpc.aio
 
 from semel.broker.identity import NodeIdentity
 from semel.broker.log import IndexUnavailable, Log
+from semel.broker.memory import BodyStore, pack_bodies
 from semel.broker.raft import Message, MessageKind, encode_message
 from semel.protos import compat
 from semel.protos.addresses import Address
@@ -77,12 +78,14 @@ class PeerLink:
         route: str = "",
         levels: Callable[[], Levels] = own_levels,
         level_needed: Callable[[], int] = int,
+        bodies: BodyStore | None = None,
     ) -> None:
         """`on_broken` hears of each stream that was open and is lost, `on_unreachable` of each
         reconnect after that which was refused because nobody listens there.
 
         `route` is HOST:PORT under which the peer's stream port is reached, if not directly;
-        `levels` are this node's, and `level_needed` what every member must know, as they are now.
+        `levels` are this node's, and `level_needed` what every member must know, as they are now;
+        `bodies` are those of topics in memory.
         """
         self.peer_id = peer_id
         self.address = address
@@ -94,6 +97,7 @@ class PeerLink:
         self._route = route
         self._own_levels = levels
         self._level_needed = level_needed
+        self._bodies = bodies
         self._streams: list[_Stream | None] = [None, None]
         """For control messages and for entries; None while not open."""
         self.levels: Levels | None = None
@@ -116,7 +120,7 @@ class PeerLink:
         complaint = ""
         was_open = False
         while True:
-            stream = _Stream(self.peer_id, self._log, self._readers)
+            stream = _Stream(self.peer_id, self._log, self._readers, self._bodies)
             gone = False
             try:
                 async with compat.timeout(_OPEN_TIMEOUT_S):
@@ -193,8 +197,11 @@ class PeerLink:
 class _Stream(asyncio.Protocol):
     """One connection to the peer and the messages that wait for it."""
 
-    def __init__(self, peer_id: NodeId, log: Log, readers: Executor) -> None:
+    def __init__(
+        self, peer_id: NodeId, log: Log, readers: Executor, bodies: BodyStore | None = None
+    ) -> None:
         self._peer_id = peer_id
+        self._bodies = bodies
         self._log = log
         self._readers = readers
         self._transport: asyncio.Transport | None = None
@@ -286,8 +293,11 @@ class _Stream(asyncio.Protocol):
         if not frames:
             self._transport.write(encode_head(len(head)) + head)
             return
-        length = len(head) + sum(map(len, frames))
-        self._write_parts((encode_head(length) + head, *frames))
+        bodies: list[bytes | memoryview] = []
+        if self._bodies is not None:
+            bodies = pack_bodies(message.entries[0].index, frames, self._bodies)
+        length = len(head) + sum(map(len, frames)) + sum(map(len, bodies))
+        self._write_parts((encode_head(length) + head, *frames, *bodies))
 
     def _cached(self, message: Message) -> list[bytes] | None:
         """The entries' frames, if none of them must be read from disk."""

@@ -79,6 +79,8 @@ class NodeStatusCall:
             ],
             version=_VERSION,
             runtime=compat.runtime(),
+            memory_bytes=replica.bodies.bytes,
+            memory_pulling=replica.bodies.missing_to > 0,
             resident_bytes=resident_bytes(),
             pid=os.getpid(),
             members=member_statuses(replica),

@@ -1,8 +1,9 @@
 """One queue's part of a fetch reply: the stored batches from an offset on.
 
 How it works. Extents name the stored batches; the tail cache has the newest of them, the reader
-pool reads the others from disk. A fetch under a lock is checked against its fencing token, and
-counts as a delivery for the lock's clock.
+pool reads the others from disk. Those of a topic in memory are in this node's memory, or are lost
+(`OffsetsLost`), or come from a peer soon (`Unavailable`). A fetch under a lock is checked against
+its fencing token, and counts as a delivery for the lock's clock.
 
 Invariants
 1. Batches of a result are in offset order without a gap, and the first one contains `offset`.
@@ -20,14 +21,17 @@ from concurrent.futures import Executor
 from typing import NamedTuple, Protocol
 
 from semel.broker.log import IndexUnavailable, Log
+from semel.broker.memory import BodyStore
 from semel.broker.state import Extent, QueueState, State
 from semel.protos.batch import BROKER_HEADER_BYTES, NEWER_FLAGS, decode_header
 from semel.protos.errors import (
     CorruptBatch,
     LockLost,
     OffsetOutOfRange,
+    OffsetsLost,
     SemelError,
     StorageError,
+    Unavailable,
     UnsupportedVersion,
     to_detail,
 )
@@ -51,6 +55,9 @@ class ReadNode(Protocol):
 
     @property
     def readers(self) -> Executor: ...
+
+    @property
+    def bodies(self) -> BodyStore: ...
 
     def on_delivered(
         self, group: str, queue_key: QueueKey, token: int, end_offset: int
@@ -141,7 +148,10 @@ class QueueReader:
         extents = queue.extents_from(wanted.offset, min(wanted.max_bytes or room, room))
         if not alone and extents[0].length > room:
             return None
-        batches = await self._stored(extents)
+        if queue.in_memory:
+            extents, batches = self._in_memory(queue, wanted.offset, extents)
+        else:
+            batches = await self._stored(extents)
         found = _found(result, wanted.offset, extents, batches)
         if wanted.group:
             self._node.on_delivered(wanted.group, key, wanted.token, found.next_offset)
@@ -162,8 +172,13 @@ class QueueReader:
         if not start <= wanted.offset < end:
             return None
         extents = queue.extents_from(wanted.offset, room)
-        batches = self._cached(extents)
-        if len(batches) < len(extents):
+        if queue.in_memory:
+            if _lost_at(queue, wanted.offset) is not None:
+                return None
+            extents, batches = self._held(queue, extents)
+        else:
+            batches = self._cached(extents)
+        if not batches or len(batches) < len(extents):
             return None
         result = broker_pb2.FetchResult(
             queue=wanted.queue, log_start_offset=start, high_watermark=end
@@ -174,6 +189,35 @@ class QueueReader:
         """Token of the lock that a consumer group holds on the queue; 0 for none."""
         held = self._node.state.groups.lookup(group, key)
         return held.token if held is not None and held.owner else 0
+
+    def _in_memory(
+        self, queue: QueueState, offset: int, extents: list[Extent]
+    ) -> tuple[list[Extent], list[Part]]:
+        """The first extents with their batches. Raises OffsetsLost and Unavailable."""
+        if (end := _lost_at(queue, offset)) is not None:
+            raise OffsetsLost(
+                f"messages {offset} to {end - 1} of queue {queue.key.queue_id} of {queue.topic!r}"
+                f" are lost: they were in the memory of nodes that died. It goes on at {end}",
+                next_offset=end,
+            )
+        held, batches = self._held(queue, extents)
+        if not batches:
+            raise Unavailable(
+                f"message {offset} of queue {queue.key.queue_id} of {queue.topic!r} is not in the"
+                " memory of this node yet: ask again"
+            )
+        return held, batches
+
+    def _held(self, queue: QueueState, extents: list[Extent]) -> tuple[list[Extent], list[Part]]:
+        """The first extents whose batches are in memory and not lost, with those batches."""
+        bodies = self._node.bodies
+        batches: list[Part] = []
+        for extent in extents:
+            stored = bodies.get(extent.index, extent.position)
+            if stored is None or (batches and _lost_at(queue, extent.base_offset) is not None):
+                break
+            batches.append(stored)
+        return extents[: len(batches)], batches
 
     async def _stored(self, extents: Sequence[Extent]) -> list[Part]:
         """Stored batches of the extents: from the cache, or all from disk in one job."""
@@ -196,6 +240,11 @@ class QueueReader:
                 break
             cached.append(view)
         return cached
+
+
+def _lost_at(queue: QueueState, offset: int) -> int | None:
+    """Where the lost range of an offset ends; None if it is not lost."""
+    return queue.lost.end_at(offset) if queue.lost.ranges else None
 
 
 def _found(

@@ -28,9 +28,11 @@ from typing import Final
 
 from semel.broker.compaction import NewestOffsets
 from semel.broker.log import IndexUnavailable, Log
+from semel.broker.memory import BodyStore
 from semel.broker.replica.replica import Replica
 from semel.broker.server.stored_ids import StoredIds
 from semel.broker.state import (
+    RECORD_BYTES,
     BatchVerifier,
     DelayedExtent,
     Extent,
@@ -86,6 +88,10 @@ class _Wanted:
     window_begin: int | None
     """Where the topic's window of message ids begins; None if it compares none."""
     live_table_digest: bytes
+    bodies: BodyStore | None
+    """Where the bodies are, if the queue is in memory."""
+    lost: int
+    """How many of its offsets are lost."""
 
 
 async def verify_queues(
@@ -98,7 +104,7 @@ async def verify_queues(
     applied = replica.state.applied_index
     index = index or applied
     assert index <= applied
-    wanted = [_capture(replica.state, key) for key in keys]
+    wanted = [_capture(replica, key) for key in keys]
     loop = asyncio.get_running_loop()
     base = await loop.run_in_executor(replica.readers, _base, replica.log, index)
     total = sum(extent.length for one in wanted for extent in one.extents)
@@ -132,7 +138,8 @@ class _CallerGone(Exception):
     """Stop reading."""
 
 
-def _capture(state: State, key: QueueKey) -> _Wanted:
+def _capture(replica: Replica, key: QueueKey) -> _Wanted:
+    state = replica.state
     queue, window = state.queues[key], state.id_windows.topics.get(key.topic_id)
     delayed = state.delays.queues.get(key)
     return _Wanted(
@@ -153,6 +160,8 @@ def _capture(state: State, key: QueueKey) -> _Wanted:
         compactions=queue.compaction.records,
         window_begin=None if window is None else window.first_arrival,
         live_table_digest=state.producers.queue_digest(key),
+        bodies=replica.bodies if queue.in_memory else None,
+        lost=sum(each.to_offset - each.from_offset for each in queue.lost.ranges),
     )
 
 
@@ -243,6 +252,7 @@ def _verify(
             delayed=found.delayed + late[one.key],
             id_duplicates=twice.get(one.key, 0),
             compactions=one.compactions,
+            lost=one.lost,
         )
         report(
             broker_pb2.VerifyQueuesReply(
@@ -289,7 +299,8 @@ def _cut(log: Log, one: _Wanted, end: int, index: int) -> _Wanted:
     delayed = [extent for extent in one.delayed if extent.entry <= index]
     cancelled = dict(one.cancelled)
     # A batch with cancelled messages has one extent for each stretch that is left.
-    for place, group in groupby(one.extents[len(extents) :], _record_of):
+    later = one.extents[len(extents) :] if one.bodies is None else ()
+    for place, group in groupby(later, _record_of):
         parts = list(group)
         if parts[0].index <= index and (batch := _delayed(log, parts[0])):
             ordinal = -1 - len(delayed)
@@ -335,6 +346,10 @@ def _read_queue(
     )
     newest = NewestOffsets(secrets.token_bytes(16), 1 << 62)
     for extent in one.extents:
+        if one.bodies is not None:
+            _feed_headers(log, verifier, extent, one.bodies)
+            progress(extent.length)
+            continue
         try:
             stored = bytes(log.read_record(extent.index, extent.position, extent.length))
         except (StorageError, IndexUnavailable):
@@ -360,6 +375,16 @@ def _read_queue(
         text = f"{older} messages below {one.compacted_to} have newer ones of their keys there"
         found = replace(found, problems=(*found.problems, text))
     return found
+
+
+def _feed_headers(log: Log, verifier: BatchVerifier, extent: Extent, bodies: BodyStore) -> None:
+    """Feeds the headers of a batch in memory from the log, and its body if it is here."""
+    try:
+        headers = bytes(log.read_record(extent.index, extent.position, RECORD_BYTES))
+    except (StorageError, IndexUnavailable):
+        return  # the verifier counts the offsets as missing
+    held = bodies.get(extent.index, extent.position)
+    verifier.feed_headers(extent.base_offset, extent.count, headers, held, extent.append_time_us)
 
 
 def _add_keys(newest: NewestOffsets, extent: Extent, stored: bytes) -> None:

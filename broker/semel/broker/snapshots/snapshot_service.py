@@ -44,6 +44,7 @@ _Asking = (
     | raft_pb2.PullRecordsRequest
     | raft_pb2.DescribeEntriesRequest
     | raft_pb2.PullIdsRequest
+    | raft_pb2.PullBodiesRequest
 )
 
 
@@ -129,6 +130,15 @@ class SnapshotService(raft_pb2_grpc.SnapshotsServicer):
                 yield raft_pb2.RecordChunk(record=ref, gone=not damaged, damaged=damaged)
             else:
                 yield raft_pb2.RecordChunk(record=ref, data=data, crc=google_crc32c.value(data))
+
+    async def PullBodies(  # noqa: N802
+        self, request: raft_pb2.PullBodiesRequest, context: object
+    ) -> AsyncIterator[raft_pb2.BodyChunk]:
+        """The batches of topics in memory that are asked for, in that order."""
+        self._check(request)
+        for ref in request.records[:_RECORDS_PER_PULL]:
+            stored = self._replica.bodies.get(ref.index, ref.position)
+            yield raft_pb2.BodyChunk(record=ref, data=stored or b"")
 
     def _live(self, refs: Sequence[raft_pb2.RecordRef]) -> set[tuple[int, int]]:
         """Index and position of those of `refs` that are live in this node's state."""

@@ -16,7 +16,7 @@ from typing import Final
 from semel.controller.topics.id_dedup import complete_dedup, without_seed
 from semel.controller.topics.splits import Queue, after_splits, queues_of, split_records
 from semel.protos.errors import InvalidRequest
-from semel.protos.v1.common_pb2 import QueueRef, TopicSettings
+from semel.protos.v1.common_pb2 import STORAGE_MEMORY, QueueRef, TopicSettings
 from semel.protos.v1.control_pb2 import AlterTopic, ControlRecord, CreateQueue, DeleteQueue
 from semel.protos.v1.controller_pb2 import QueueRoute, TopicRoute
 from semel.protos.v1.metadata_pb2 import TopicRecord
@@ -31,6 +31,10 @@ MESSAGE_BYTES_MAX: Final = MIB
 BATCH_BYTES_MAX: Final = 4 * MIB
 BATCH_BYTES_CAP: Final = 8 * MIB
 """A frame holds at least one batch and is cut at 8 MiB."""
+MEMORY_BYTES: Final = 1024 * MIB
+MEMORY_BYTES_MAX: Final = 1 << 50
+MEMORY_BATCHES_MIN: Final = 4
+"""A topic in memory has room for so many of its largest batches."""
 BATCH_OVERHEAD: Final = 1024
 """Room for the headers and column offsets of a batch with a single message."""
 RECORDS_A_CALL: Final = 1_000
@@ -93,6 +97,10 @@ def complete_settings(given: TopicSettings) -> TopicSettings:
     settings.tier_after_ms = max(0, given.tier_after_ms)
     settings.local_retention_ms = given.local_retention_ms
     _check_tiering(settings)
+    if given.storage == STORAGE_MEMORY:
+        _complete_memory(settings, given.memory_bytes)
+    elif given.memory_bytes:
+        raise InvalidRequest("memory_bytes is a bound of topics in memory (storage memory)")
     return settings
 
 
@@ -119,6 +127,42 @@ def _check_tiering(settings: TopicSettings) -> None:
                 f"{name} is {value:,} and retention_ms {settings.retention_ms:,}: messages would be"
                 f" deleted before it has an effect; {name} must be the lower one"
             )
+
+
+def _complete_memory(settings: TopicSettings, memory_bytes: int) -> None:
+    """Makes the settings those of a topic in memory. Raises InvalidRequest."""
+    if settings.HasField("compaction"):
+        raise InvalidRequest("a topic in memory cannot be compacted: leave one of the two out")
+    if settings.HasField("dedup"):
+        raise InvalidRequest(
+            "a topic in memory cannot compare message ids: leave one of the two out"
+        )
+    if settings.delay_per_second_max:
+        raise InvalidRequest(
+            "a topic in memory takes no delayed messages, so it has no limit of them"
+        )
+    if settings.tier_after_ms:
+        raise InvalidRequest(
+            "a topic in memory cannot have a tier in an object store: leave one of the two out"
+        )
+    least = MEMORY_BATCHES_MIN * settings.batch_bytes_max
+    if memory_bytes and not least <= memory_bytes <= MEMORY_BYTES_MAX:
+        raise InvalidRequest(
+            f"memory_bytes is {memory_bytes:,}: use {least:,} ({MEMORY_BATCHES_MIN} batches) to"
+            f" {MEMORY_BYTES_MAX:,}"
+        )
+    settings.storage = STORAGE_MEMORY
+    settings.memory_bytes = memory_bytes or MEMORY_BYTES
+
+
+def check_storage(record: TopicRecord, wanted: TopicSettings) -> None:
+    """Raises InvalidRequest if a topic would change between memory and log."""
+    before = record.settings.storage == STORAGE_MEMORY
+    if before is not (wanted.storage == STORAGE_MEMORY):
+        raise InvalidRequest(
+            f"topic {record.name!r} is in {'memory' if before else 'the log'} for its whole life:"
+            " make another topic"
+        )
 
 
 def topic_route(record: TopicRecord) -> TopicRoute:

@@ -8,8 +8,14 @@ from __future__ import annotations
 from typing import Protocol
 
 from semel.protos.errors import Throttled
-from semel.protos.levels import COMPACTION_LEVEL, DELAY_LIMIT_LEVEL, TIER_LEVEL, lacking
-from semel.protos.v1.common_pb2 import TopicSettings
+from semel.protos.levels import (
+    COMPACTION_LEVEL,
+    DELAY_LIMIT_LEVEL,
+    MEMORY_LEVEL,
+    TIER_LEVEL,
+    lacking,
+)
+from semel.protos.v1.common_pb2 import STORAGE_MEMORY, TopicSettings
 from semel.protos.v1.metadata_pb2 import TopicRecord
 
 
@@ -30,6 +36,8 @@ def require_levels_of(
         require_level(record, COMPACTION_LEVEL, level, groups)
     if wanted.tier_after_ms:
         require_level(record, TIER_LEVEL, level, groups)
+    if wanted.storage == STORAGE_MEMORY:
+        require_level(record, MEMORY_LEVEL, level, groups)
 
 
 def require_level(record: TopicRecord, needed: int, level: int, groups: GroupLevels) -> None:

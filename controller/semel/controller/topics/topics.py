@@ -242,6 +242,7 @@ class TopicService:
             self._split(record, plan(record))
             if complete is not None:
                 self._require_no_move(record, complete)
+                topic_rules.check_storage(record, complete)
                 setting_levels.require_levels_of(record, complete, self._epoch.level, self._groups)
                 id_dedup.change_settings(record, complete, self._epoch.level, self._groups)
                 record.settings_pending = True

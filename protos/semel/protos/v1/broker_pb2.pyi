@@ -749,7 +749,7 @@ class MemberStatus(_message.Message):
     def __init__(self, node: _Optional[_Union[_common_pb2.NodeAddress, _Mapping]] = ..., membership: _Optional[_Union[MembershipStatus, str]] = ...) -> None: ...
 
 class NodeStatusReply(_message.Message):
-    __slots__ = ("cluster_id", "group_id", "node_id", "role", "term", "master_id", "master_address", "commit_index", "applied_index", "log_end_index", "log_first_index", "checkpoint_index", "queues", "producers", "disk_bytes", "peers", "version", "resident_bytes", "pid", "members", "membership_index", "non_counting", "electable", "scrub_passes", "scrub_bytes", "scrub_total_bytes", "damaged", "lost", "disk_free_bytes", "disk_total_bytes", "disk_full", "wall_us", "log_time_us", "producer_idle_ms", "synced_index", "founding_id", "prepared_id", "knows_foundings", "levels", "runtime")
+    __slots__ = ("cluster_id", "group_id", "node_id", "role", "term", "master_id", "master_address", "commit_index", "applied_index", "log_end_index", "log_first_index", "checkpoint_index", "queues", "producers", "disk_bytes", "peers", "version", "resident_bytes", "pid", "members", "membership_index", "non_counting", "electable", "scrub_passes", "scrub_bytes", "scrub_total_bytes", "damaged", "lost", "disk_free_bytes", "disk_total_bytes", "disk_full", "wall_us", "log_time_us", "producer_idle_ms", "synced_index", "founding_id", "prepared_id", "knows_foundings", "levels", "runtime", "memory_bytes", "memory_pulling")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -790,6 +790,8 @@ class NodeStatusReply(_message.Message):
     KNOWS_FOUNDINGS_FIELD_NUMBER: _ClassVar[int]
     LEVELS_FIELD_NUMBER: _ClassVar[int]
     RUNTIME_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_PULLING_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     group_id: int
     node_id: int
@@ -830,7 +832,9 @@ class NodeStatusReply(_message.Message):
     knows_foundings: bool
     levels: _common_pb2.Levels
     runtime: str
-    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node_id: _Optional[int] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., master_id: _Optional[int] = ..., master_address: _Optional[str] = ..., commit_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., log_end_index: _Optional[int] = ..., log_first_index: _Optional[int] = ..., checkpoint_index: _Optional[int] = ..., queues: _Optional[int] = ..., producers: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., version: _Optional[str] = ..., resident_bytes: _Optional[int] = ..., pid: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., membership_index: _Optional[int] = ..., non_counting: _Optional[bool] = ..., electable: _Optional[bool] = ..., scrub_passes: _Optional[int] = ..., scrub_bytes: _Optional[int] = ..., scrub_total_bytes: _Optional[int] = ..., damaged: _Optional[int] = ..., lost: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., disk_total_bytes: _Optional[int] = ..., disk_full: _Optional[bool] = ..., wall_us: _Optional[int] = ..., log_time_us: _Optional[int] = ..., producer_idle_ms: _Optional[int] = ..., synced_index: _Optional[int] = ..., founding_id: _Optional[str] = ..., prepared_id: _Optional[str] = ..., knows_foundings: _Optional[bool] = ..., levels: _Optional[_Union[_common_pb2.Levels, _Mapping]] = ..., runtime: _Optional[str] = ...) -> None: ...
+    memory_bytes: int
+    memory_pulling: bool
+    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node_id: _Optional[int] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., master_id: _Optional[int] = ..., master_address: _Optional[str] = ..., commit_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., log_end_index: _Optional[int] = ..., log_first_index: _Optional[int] = ..., checkpoint_index: _Optional[int] = ..., queues: _Optional[int] = ..., producers: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., version: _Optional[str] = ..., resident_bytes: _Optional[int] = ..., pid: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., membership_index: _Optional[int] = ..., non_counting: _Optional[bool] = ..., electable: _Optional[bool] = ..., scrub_passes: _Optional[int] = ..., scrub_bytes: _Optional[int] = ..., scrub_total_bytes: _Optional[int] = ..., damaged: _Optional[int] = ..., lost: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., disk_total_bytes: _Optional[int] = ..., disk_full: _Optional[bool] = ..., wall_us: _Optional[int] = ..., log_time_us: _Optional[int] = ..., producer_idle_ms: _Optional[int] = ..., synced_index: _Optional[int] = ..., founding_id: _Optional[str] = ..., prepared_id: _Optional[str] = ..., knows_foundings: _Optional[bool] = ..., levels: _Optional[_Union[_common_pb2.Levels, _Mapping]] = ..., runtime: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., memory_pulling: _Optional[bool] = ...) -> None: ...
 
 class ChangeMemberRequest(_message.Message):
     __slots__ = ("cluster_id", "group_id", "node", "membership")
@@ -963,7 +967,7 @@ class VerifyQueuesRequest(_message.Message):
     def __init__(self, queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., index: _Optional[int] = ...) -> None: ...
 
 class VerifiedQueue(_message.Message):
-    __slots__ = ("queue", "log_start_offset", "log_end_offset", "messages", "duplicates", "missing", "digest", "table_digest", "table_matches", "problems", "delayed", "id_duplicates", "compactions")
+    __slots__ = ("queue", "log_start_offset", "log_end_offset", "messages", "duplicates", "missing", "digest", "table_digest", "table_matches", "problems", "delayed", "id_duplicates", "compactions", "lost")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
     LOG_END_OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -977,6 +981,7 @@ class VerifiedQueue(_message.Message):
     DELAYED_FIELD_NUMBER: _ClassVar[int]
     ID_DUPLICATES_FIELD_NUMBER: _ClassVar[int]
     COMPACTIONS_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     queue: _common_pb2.QueueRef
     log_start_offset: int
     log_end_offset: int
@@ -990,7 +995,8 @@ class VerifiedQueue(_message.Message):
     delayed: int
     id_duplicates: int
     compactions: int
-    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., log_start_offset: _Optional[int] = ..., log_end_offset: _Optional[int] = ..., messages: _Optional[int] = ..., duplicates: _Optional[int] = ..., missing: _Optional[int] = ..., digest: _Optional[bytes] = ..., table_digest: _Optional[bytes] = ..., table_matches: _Optional[bool] = ..., problems: _Optional[_Iterable[str]] = ..., delayed: _Optional[int] = ..., id_duplicates: _Optional[int] = ..., compactions: _Optional[int] = ...) -> None: ...
+    lost: int
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., log_start_offset: _Optional[int] = ..., log_end_offset: _Optional[int] = ..., messages: _Optional[int] = ..., duplicates: _Optional[int] = ..., missing: _Optional[int] = ..., digest: _Optional[bytes] = ..., table_digest: _Optional[bytes] = ..., table_matches: _Optional[bool] = ..., problems: _Optional[_Iterable[str]] = ..., delayed: _Optional[int] = ..., id_duplicates: _Optional[int] = ..., compactions: _Optional[int] = ..., lost: _Optional[int] = ...) -> None: ...
 
 class VerifyQueuesReply(_message.Message):
     __slots__ = ("bytes_read", "bytes_total", "queues", "index")

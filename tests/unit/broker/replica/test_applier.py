@@ -11,6 +11,7 @@ import pytest
 
 from semel.broker.dedup.id_store import CorruptIndex
 from semel.broker.log import IndexUnavailable
+from semel.broker.memory import BodyStore
 from semel.broker.replica.applier import Applier
 from semel.protos.errors import CorruptSegment
 from tests.kit.waiting import until_async
@@ -65,6 +66,7 @@ def _applier(node: Node) -> Applier:
         mastership=stand_in,
         readers=ThreadPoolExecutor(1),
         ids=stand_in,
+        bodies=BodyStore(0),
     )
 
 

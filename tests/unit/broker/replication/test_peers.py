@@ -55,7 +55,7 @@ async def test_a_message_without_entries_may_wait_in_line() -> None:
     """There is nothing to read for it when its turn comes."""
     nothing: Any = None
     stream = _Stream(NodeId(2), nothing, nothing)
-    written: list[bytes] = []
+    written: list[bytes | memoryview] = []
     transport: Any = SimpleNamespace(write=written.append, abort=lambda: None)
     stream._transport = transport
     stream.pause_writing()
@@ -86,7 +86,7 @@ async def test_entries_that_cannot_be_read_are_logged_and_break_no_stream(
     log: Any = SimpleNamespace(
         cached_frames=lambda lo, hi: None, read_frames=read_frames, term_at=lambda index: 1
     )
-    written: list[bytes] = []
+    written: list[bytes | memoryview] = []
     with ThreadPoolExecutor(1) as readers:
         stream = _Stream(NodeId(2), log, readers)
         transport: Any = SimpleNamespace(abort=lambda: None)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from semel.broker.memory import BodyStore
 from semel.broker.server.queue_reader import QueueReader
 from semel.protos.batch import BatchFlags
 from semel.protos.errors import LockLost, OffsetOutOfRange, UnsupportedVersion, from_detail
@@ -29,6 +30,7 @@ class Node:
         self.acquire()
         self.state = self.group.state
         self.readers: Any = None
+        self.bodies = BodyStore(0)
         self.log: Any = SimpleNamespace(
             cached_record=lambda index, position, length: self.group.payload(index, position)
         )

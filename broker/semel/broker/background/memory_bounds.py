@@ -1,0 +1,87 @@
+"""Keeps topics in memory within their bounds: the master trims the oldest messages.
+
+How it works. The master looks many times a second at the bytes that it has of each topic. Where a
+bound is passed it proposes a TRIM for each queue that has the oldest batches (`memory/bounds.py`).
+While trimming lags behind, producers of the topic are throttled (`Replica.submit_batch`).
+
+Not here: retention by age and by the size of a queue, which hold for topics in memory as well
+(`background/retention.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from typing import Final
+
+from semel.broker.background.propose import propose
+from semel.broker.memory.bounds import excess, oldest, share
+from semel.broker.replica.replica import Replica
+from semel.broker.state import QueueState
+from semel.protos.queue_refs import queue_ref
+from semel.protos.v1 import control_pb2
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S: Final = 0.02
+_LOOKS_A_SHARE: Final = 25
+"""Shares are computed anew after so many looks: it takes a look at every queue."""
+
+
+class MemoryBounds:
+    """The background work of one replica; `run` ends only by cancellation."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self.dropped: Counter[str] = Counter()
+        """Messages that went because of a bound, by topic, since the start."""
+
+    async def run(self) -> None:
+        """Looks at the bounds again and again."""
+        looks = 0
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if not self._replica.bodies.bytes:
+                continue
+            if looks % _LOOKS_A_SHARE == 0:
+                self._share()
+            looks += 1
+            if self._replica.is_master:
+                await self._look()
+
+    def _share(self) -> None:
+        """Computes this group's part of each topic's bound."""
+        slots: dict[int, int] = defaultdict(int)
+        bounds: dict[int, int] = {}
+        for key, queue in self._replica.state.queues.items():
+            if queue.in_memory:
+                bounds[key.topic_id] = queue.settings.memory_bytes
+                slots[key.topic_id] += 0 if queue.sealed else queue.slot_end - queue.slot_start
+        shares = {topic_id: share(bound, slots[topic_id]) for topic_id, bound in bounds.items()}
+        self._replica.bodies.bounds = shares
+
+    async def _look(self) -> None:
+        bodies = self._replica.bodies
+        for topic_id, held in list(bodies.topics.items()):
+            bound = bodies.bounds.get(topic_id)
+            if bound is not None and (surplus := excess(held, bound)):
+                queues = self._queues()
+                await self._drop((one for one in queues if one.key.topic_id == topic_id), surplus)
+        bound = self._replica.config.memory_topic_bytes_max
+        if surplus := excess(bodies.bytes, bound):
+            await self._drop(self._queues(), surplus)
+
+    def _queues(self) -> Iterable[QueueState]:
+        return (queue for queue in self._replica.state.queues.values() if queue.in_memory)
+
+    async def _drop(self, queues: Iterable[QueueState], surplus: int) -> None:
+        """Drops the oldest batches of so many bytes, in one entry if possible."""
+        trims = []
+        for key, start in oldest(queues, surplus).items():
+            queue = self._replica.state.queues[key]
+            self.dropped[queue.topic] += start - queue.log_start_offset
+            trim = control_pb2.Trim(queue=queue_ref(key), log_start_offset=start)
+            trims.append(propose(self._replica, control_pb2.ControlRecord(trim=trim)))
+        await asyncio.gather(*trims)

@@ -1,0 +1,203 @@
+"""Topics in memory on a real cluster: bodies are in a majority's memory, and a loss is told."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from semel.client import Client, connect
+from semel.protos.errors import InvalidRequest, OffsetOutOfRange, OffsetsLost
+from semel.protos.v1 import common_pb2, controller_pb2, controller_pb2_grpc
+from tests.kit.cluster import Cluster, Node
+from tests.kit.waiting import until
+
+MARKER = b"a-body-that-nobody-writes-to-a-disk"
+TOPIC = "metrics"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path / "cluster", broker_flags=["--memory-wait-ms", "60000"]) as running:
+        yield running
+
+
+@pytest.fixture
+def client(cluster: Cluster) -> Iterator[Client]:
+    with connect(cluster.bootstrap) as connected:
+        yield connected
+
+
+def create(cluster: Cluster, settings: common_pb2.TopicSettings | None = None) -> None:
+    settings = settings or common_pb2.TopicSettings(storage=common_pb2.STORAGE_MEMORY)
+    request = controller_pb2.CreateTopicRequest(name=TOPIC, queues=1, settings=settings)
+
+    def made() -> bool:
+        with grpc.insecure_channel(cluster.controller_address) as channel:
+            try:
+                controller_pb2_grpc.ControllerStub(channel).CreateTopic(request, timeout=20)
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                    raise
+                return False  # the group has not told its level yet
+        return True
+
+    until(made, 20, "the topic")
+
+
+def send(client: Client, first: int, count: int, producer: str = "loader") -> list[int]:
+    """Offsets of the messages, each in a batch of its own."""
+    with client.producer(producer) as sender:
+        return [
+            sender.send(TOPIC, MARKER + b"%d" % number).result(20).offset
+            for number in range(first, first + count)
+        ]
+
+
+def read(client: Client, start: int = 0) -> list[bytes]:
+    with client.reader(TOPIC, start={0: start}, end="latest") as reader:
+        return [each.value for each in reader]
+
+
+def values(first: int, count: int) -> list[bytes]:
+    return [MARKER + b"%d" % number for number in range(first, first + count)]
+
+
+def on_disk(node: Node) -> bool:
+    """Whether any file of the node has the marker."""
+    found = subprocess.run(
+        ["grep", "-rqaF", MARKER.decode(), str(node.data)], check=False, capture_output=True
+    )
+    return found.returncode == 0
+
+
+def readable(client: Client, start: int, count: int) -> bool:
+    try:
+        return len(read(client, start)) == count
+    except OffsetsLost:
+        return False
+
+
+def test_no_body_is_on_any_disk(cluster: Cluster, client: Client) -> None:
+    create(cluster)
+    client.admin.create_topic("durable", queues=1)
+    assert send(client, 0, 20) == list(range(20))
+    assert read(client) == values(0, 20)
+    assert read(client, 7) == values(7, 13)
+    cluster.wait_synced()
+    assert [on_disk(node) for node in cluster.brokers] == [False] * 3
+    verified = client.admin.verify(TOPIC)
+    assert verified.ok, verified
+    assert [queue.messages for queue in verified.queues] == [20]
+    with client.producer() as producer:  # the search finds what is there
+        producer.send("durable", MARKER).result(20)
+    cluster.wait_synced()
+    assert [on_disk(node) for node in cluster.brokers] == [True] * 3
+
+
+@pytest.mark.parametrize("who", ["slave", "master"])
+def test_one_node_that_dies_loses_nothing(cluster: Cluster, client: Client, who: str) -> None:
+    create(cluster)
+    send(client, 0, 30)
+    killed = cluster.master() if who == "master" else cluster.slaves()[0]
+    cluster.kill(killed)
+    send(client, 30, 10, "other")
+    assert read(client) == values(0, 40)
+    cluster.start_node(killed)
+    cluster.wait_caught_up()
+    # Each of the others dies in turn: the first one must have pulled the bodies by then.
+    for node in cluster.brokers:
+        if node is not killed:
+            until(lambda: has_all(cluster), 30, "the bodies")
+            cluster.kill(node)
+            assert read(client) == values(0, 40)
+            cluster.start_node(node)
+            cluster.wait_caught_up()
+    assert client.admin.verify(TOPIC).ok
+
+
+def has_all(cluster: Cluster) -> bool:
+    """Whether every node has the bodies of all messages."""
+    return not any(cluster.status(node).memory_pulling for node in cluster.brokers)
+
+
+def test_a_majority_that_dies_loses_messages_visibly(cluster: Cluster, client: Client) -> None:
+    create(cluster)
+    client.admin.create_topic("durable", queues=1)
+    with client.producer("loader") as producer:
+        for number in range(10):
+            producer.send(TOPIC, MARKER + b"%d" % number).result(20)
+        producer.send("durable", b"stays").result(20)
+    for node in cluster.brokers:
+        cluster.kill(node)
+    cluster.start()
+    lost = until(lambda: lost_from(client, 0), 30, "the loss")
+    assert lost.next_offset == 10
+    assert lost_from(client, 4).next_offset == 10  # type: ignore[union-attr]
+    # The names of what is lost are still known: a resumed producer does not send it again.
+    with client.producer("loader") as producer:
+        assert producer.last_sequence(TOPIC) == 9
+        assert producer.send(TOPIC, MARKER + b"10").result(20).offset == 10
+    assert read(client, 10) == values(10, 1)
+    with client.reader("durable", end="latest") as reader:
+        assert [each.value for each in reader] == [b"stays"]
+    verified = client.admin.verify(TOPIC)
+    assert verified.ok, verified
+    assert [on_disk(node) for node in cluster.brokers] == [False] * 3
+
+
+def lost_from(client: Client, start: int) -> OffsetsLost | None:
+    try:
+        read(client, start)
+    except OffsetsLost as error:
+        return error
+    return None
+
+
+def test_what_cannot_be_in_memory_is_refused_by_name(cluster: Cluster, client: Client) -> None:
+    memory = common_pb2.STORAGE_MEMORY
+    for settings in (
+        common_pb2.TopicSettings(storage=memory, compaction=common_pb2.Compaction(tombstone_ms=1)),
+        common_pb2.TopicSettings(storage=memory, dedup=common_pb2.IdDedup(window_bytes=1 << 20)),
+        common_pb2.TopicSettings(storage=memory, delay_per_second_max=9),
+        common_pb2.TopicSettings(storage=memory, tier_after_ms=60_000),
+        common_pb2.TopicSettings(storage=memory, memory_bytes=1_000),
+        common_pb2.TopicSettings(memory_bytes=1 << 30),
+    ):
+        with pytest.raises(grpc.RpcError) as caught:
+            create(cluster, settings)
+        assert "memory" in str(caught.value.details())
+    create(cluster)
+    with client.producer() as producer, pytest.raises(InvalidRequest, match="in memory"):
+        producer.send(TOPIC, b"x", deliver_after=60).result(20)
+
+
+def test_the_oldest_messages_go_beyond_the_bound(cluster: Cluster, client: Client) -> None:
+    bound = 64 << 20
+    create(
+        cluster,
+        common_pb2.TopicSettings(
+            storage=common_pb2.STORAGE_MEMORY, memory_bytes=bound, batch_bytes_max=2 << 20
+        ),
+    )
+    value = bytes(512 << 10)
+    with client.producer("loader") as producer:
+        futures = [producer.send(TOPIC, value) for _ in range(400)]
+        assert [future.result(60).offset for future in futures] == list(range(400))
+
+    def within() -> bool:
+        found = [cluster.status(node).memory_bytes for node in cluster.brokers]
+        return all(bound // 2 < held <= bound for held in found)
+
+    until(within, 30, "the bound")
+    (queue,) = client.admin.describe_topic(TOPIC).queues
+    assert 400 - 128 <= queue.log_start_offset <= 400 - 64
+    assert len(read(client, queue.log_start_offset)) == 400 - queue.log_start_offset
+    with pytest.raises(OffsetOutOfRange):
+        read(client, queue.log_start_offset - 1)
+    # 200 MiB were produced, and the logs grew by the headers.
+    assert all(cluster.status(node).disk_bytes < 64 << 20 for node in cluster.brokers)
+    assert client.admin.verify(TOPIC).ok

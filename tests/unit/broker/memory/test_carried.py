@@ -1,0 +1,89 @@
+"""Bodies travel behind the frames of an APPEND, and only a record's own body is taken."""
+
+from __future__ import annotations
+
+import pytest
+
+from semel.broker.memory import BodyStore, Carried, carried, pack_bodies, read_bodies
+from semel.protos.errors import CorruptBatch, InvalidRequest
+from tests.kit.format_tables import fields, struct_format
+from tests.kit.memory_log import MemoryGroup
+
+
+@pytest.fixture
+def group() -> MemoryGroup:
+    made = MemoryGroup()
+    for number in range(4):
+        made.send(number - 1)
+    return made
+
+
+def store_of(group: MemoryGroup) -> BodyStore:
+    store = BodyStore(len(group.frames))
+    for place, stored in group.stored.items():
+        store.put(*place, stored)
+    return store
+
+
+def sent(group: MemoryGroup, store: BodyStore) -> bytes:
+    return b"".join(pack_bodies(1, group.frames, store))
+
+
+def read(group: MemoryGroup, data: bytes, at: int = 0) -> dict[int, list[Carried]]:
+    return read_bodies(memoryview(data), at, list(enumerate(group.frames, 1)))
+
+
+def test_every_body_comes_back_behind_its_header(group: MemoryGroup) -> None:
+    found = read(group, b"frames" + sent(group, store_of(group)), 6)
+    assert found == {
+        index: [Carried(position, stored)] for (index, position), stored in group.stored.items()
+    }
+
+
+def test_a_body_that_is_not_there_is_told(group: MemoryGroup) -> None:
+    store = BodyStore(len(group.frames))
+    first, second, *_ = sorted(group.stored)
+    store.put(*second, group.stored[second])
+    found = read(group, sent(group, store))
+    assert found[second[0]] == [Carried(second[1], group.stored[second])]
+    assert found[first[0]] == [Carried(first[1], None)]
+
+
+def test_the_batch_of_another_record_is_not_sent(group: MemoryGroup) -> None:
+    store = BodyStore(len(group.frames))
+    first, second, *_ = sorted(group.stored)
+    store.put(*first, group.stored[second])
+    assert read(group, sent(group, store))[first[0]] == [Carried(first[1], None)]
+
+
+def test_frames_without_such_records_have_nothing_behind_them(group: MemoryGroup) -> None:
+    before = min(index for index, _ in group.stored)
+    assert pack_bodies(1, group.frames[: before - 1], store_of(group)) == []
+    assert pack_bodies(1, group.frames, BodyStore(0)) == [], "all of them were told to the store"
+
+
+def test_a_damaged_body_is_refused(group: MemoryGroup) -> None:
+    data = bytearray(sent(group, store_of(group)))
+    data[-1] ^= 1
+    with pytest.raises(CorruptBatch, match="arrived damaged"):
+        read(group, bytes(data))
+
+
+def test_a_table_that_is_damaged_or_does_not_fit_is_refused(group: MemoryGroup) -> None:
+    data = sent(group, store_of(group))
+    for at in range(carried.HEAD.size + 4 * len(group.stored) + 4):
+        broken = bytearray(data)
+        broken[at] ^= 1
+        with pytest.raises(InvalidRequest):
+            read(group, bytes(broken))
+    for length in range(len(data)):
+        with pytest.raises(InvalidRequest):
+            read(group, data[:length])
+    with pytest.raises(InvalidRequest):
+        read(group, data + b"x")
+    with pytest.raises(InvalidRequest):
+        read_bodies(memoryview(data), 0, list(enumerate(group.frames[:-1], 1)))
+
+
+def test_the_table_has_the_documented_layout() -> None:
+    assert struct_format(fields("raft-messages.md", "Bodies", 0)) == carried.HEAD.format
