@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from semel.protos.errors import StorageError
+from semel.protos.ids import QueueId, QueueKey
 from semel.tier import (
     ForeignTier,
     GarbagePolicy,
@@ -22,11 +23,14 @@ from semel.tier import (
     claim,
     clock_us,
     collect,
+    delete_queue,
     documents,
     layout,
+    mark_deleted,
     no_manifest,
     publish,
     put_change,
+    put_topic,
     read_manifest,
     rows_of,
     trim,
@@ -216,3 +220,37 @@ def test_the_stores_clock_is_that_of_its_objects(tmp_path: Path) -> None:
     store, _, _ = filled(tmp_path)
     first = clock_us(store, "c")
     assert clock_us(store, "c") >= first >= store.objects("c/topics")[0].modified_us
+
+
+def test_a_deleted_queue_goes_after_a_day_and_the_topic_with_its_last_queue(tmp_path: Path) -> None:
+    store, _, pointer = filled(tmp_path)
+    other = QUEUE._replace(queue_id=QueueId(4))
+    put_topic(store, "c", "orders", QUEUE.topic_id)
+    put_rows(store, "c", other, rows_of([plain_rows(3)]))
+    topic = layout.topic_name("c", QUEUE.topic_id)
+    policy, begin_us = GarbagePolicy(), clock_us(store, "c")
+
+    def delete(queue: QueueKey, now_us: int) -> list[str]:
+        return delete_queue(store, "c", queue, now_us=now_us, policy=policy)
+
+    def left() -> list[str]:
+        return [each.name for each in store.objects("c/topics")]
+
+    assert delete(QUEUE, begin_us + LATER) == [], "nothing says that it was deleted"
+    mark_deleted(store, "c", QUEUE)
+    noted = tmp_path / layout.deleted_name("c", QUEUE)
+    os.utime(noted, (begin_us / 1e6, begin_us / 1e6))
+    mark_deleted(store, "c", QUEUE)
+    assert noted.stat().st_mtime < begin_us / 1e6 + 1, "its day begins once"
+    assert delete(QUEUE, begin_us + policy.reader_us) == []
+    assert read_manifest(store, pointer)
+    assert delete(QUEUE, begin_us + policy.reader_us + 2_000_000)
+    assert all(layout.queue_folder("c", other) in name or name == topic for name in left())
+    assert len(left()) == 2
+    mark_deleted(store, "c", other)
+    assert topic in delete(other, clock_us(store, "c") + LATER)
+    assert left() == []
+    claimed = tmp_path / layout.IDENTITY
+    claimed.write_bytes(documents.write("identity", {"cluster": "d"}))
+    with pytest.raises(ForeignTier):
+        delete(QUEUE, begin_us + LATER)

@@ -44,6 +44,7 @@ def test_names_are_those_of_the_document() -> None:
         layout.IDENTITY,
         layout.clock_name("c"),
         layout.topic_name("c", 0xAB),
+        layout.deleted_name("c", QUEUE),
         *made().values(),
     }
     assert names == expected

@@ -220,7 +220,7 @@ def test_a_file_that_does_not_follow_is_a_bug_of_the_caller() -> None:
 
 def test_the_documents_are_those_of_the_page() -> None:
     described = tables("tier.md", "Manifests")
-    manifest, page, paged, file, pointer, topic, identity = (
+    manifest, page, paged, file, pointer, topic, deleted, identity = (
         [row["field"] for row in table] for table in described
     )
     common = {"format", "kind"}
@@ -232,6 +232,7 @@ def test_the_documents_are_those_of_the_page() -> None:
     assert [field.name for field in dataclasses.fields(FileEntry)] == file
     assert set(json.loads(whole_pointer.encode())) - common == set(pointer)
     assert (topic, identity) == (["cluster", "topic", "topic_id"], ["cluster"])
+    assert deleted == ["cluster", "topic_id", "queue"]
 
 
 def test_ids_of_topics_above_2_53_survive() -> None:

@@ -16,6 +16,7 @@ from semel.tier import (
     TierPolicy,
     layout,
     plan_merge,
+    plan_retention,
     plan_tiering,
 )
 from semel.tier.planning import HOUR_US, StoredObject, garbage, reachable, split_pointers
@@ -167,3 +168,24 @@ def test_pointers_are_kept_while_a_reader_may_work_with_them() -> None:
     assert split(10_000) == (names[:3], [12])  # the newest stays for ever
     other = layout.pointer_name("c", QueueKey(QUEUE.topic_id, QueueId(4)), 1)
     assert split_pointers("other", objects([other]), now_us=10_000, policy=policy) == ([], [])
+
+
+def test_retention_gives_up_whole_files_from_the_oldest_on() -> None:
+    files = [entry(at, at + 10, length=100) for at in range(0, 50, 10)]
+
+    def plan(before_us: int | None = None, bytes_max: int | None = None, start: int = 0) -> int:
+        return plan_retention(files, start=start, before_us=before_us, bytes_max=bytes_max)
+
+    assert [plan(before) for before in (0, 9, 10, 29, 30, 1_000)] == [0, 0, 10, 20, 30, 50]
+    assert [plan(None, most) for most in (1_000, 500, 401, 400, 399, 1, 0)] == [
+        *(0, 0, 0, 10, 10, 40, 50)
+    ]
+    assert plan(30, 100) == 40, "the stricter one"
+    assert plan() == 0
+    assert plan(10, start=7) == 10
+    assert plan(9, start=7) == 7, "never lower than it is"
+    assert plan_retention([], start=7, before_us=1_000, bytes_max=0) == 7
+    manifest, _ = manifest_of(300)
+    parts = [*manifest.pages, *manifest.files]
+    assert plan_retention(parts, start=0, before_us=2_559, bytes_max=None) == 0
+    assert plan_retention(parts, start=0, before_us=2_560, bytes_max=None) == 2_560

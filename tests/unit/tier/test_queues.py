@@ -13,6 +13,7 @@ from semel.protos.errors import InvalidRequest, OffsetOutOfRange, UnknownTopic
 from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.tier import (
     CorruptTier,
+    FileEntry,
     ForeignTier,
     GarbagePolicy,
     Manifest,
@@ -475,3 +476,33 @@ def test_rows_with_gaps_and_null_values_are_read_and_merged(store: Store) -> Non
             ]
         last = left["append_time"].cast(pa.int64())[-1].as_py()
         assert reader.offset_at(last) == kept[0]  # all of one batch, so of one time
+
+
+def test_the_file_and_the_row_group_of_an_offset_are_found(store: Store) -> None:
+    rows = rows_of(random_rows(5, 80))
+    manifest = tiered(store, *split(rows, 50))
+    reader = read(store)
+    for offset in range(0, rows.num_rows, 7):
+        file = reader.file_at(offset)
+        assert file.start <= offset < file.end
+        footer = reader.footer(file)
+        group = footer.group_at(offset)
+        assert footer.starts[group] <= offset < footer.starts[group + 1]
+        wanted = Wanted(start=offset, end=offset + 1)
+        (found,) = reader.group(footer, group, ["offset"], wanted)["offset"].to_pylist()
+        assert found == offset
+    for offset in (-1, manifest.end):
+        with pytest.raises(OffsetOutOfRange):
+            reader.file_at(offset)
+
+
+def test_pages_may_be_kept_elsewhere(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semel.tier.changes.PAGE_FILES", 3)
+    rows = rows_of(random_rows(6, 60))
+    manifest = tiered(store, *split(rows, 30))
+    pages: dict[str, tuple[FileEntry, ...]] = {}
+    assert manifest.pages
+    for _ in range(2):
+        reader = QueueReader(store, manifest, pages)
+        assert reader.file_at(0).start == 0
+        assert list(pages) == [manifest.pages[0].sha256]

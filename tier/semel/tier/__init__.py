@@ -4,6 +4,7 @@ from semel.tier.catalog import (
     TieredTopic,
     claim,
     find_topic,
+    mark_deleted,
     owner_of,
     put_topic,
     queues_of,
@@ -11,7 +12,7 @@ from semel.tier.catalog import (
 )
 from semel.tier.changes import Change, add_files, merge_files, no_manifest, trim
 from semel.tier.cold_batches import ColdBatch, cold_batches
-from semel.tier.collector import clock_us, collect
+from semel.tier.collector import clock_us, collect, delete_queue
 from semel.tier.digest import RowsDigest, digest_of
 from semel.tier.errors import (
     CorruptTier,
@@ -22,13 +23,14 @@ from semel.tier.errors import (
     TierMisconfigured,
     TierUnavailable,
 )
-from semel.tier.files import Wanted
-from semel.tier.manifest import FileEntry, Manifest, Pointer
+from semel.tier.files import FileFooter, Wanted
+from semel.tier.manifest import FileEntry, Manifest, PageEntry, Pointer
 from semel.tier.planning import (
     GarbagePolicy,
     OffsetRange,
     TierPolicy,
     plan_merge,
+    plan_retention,
     plan_tiering,
 )
 from semel.tier.queue_reader import QueueReader, newest_pointer, read_manifest
@@ -43,11 +45,13 @@ __all__ = [
     "ColdBatch",
     "CorruptTier",
     "FileEntry",
+    "FileFooter",
     "ForeignTier",
     "GarbagePolicy",
     "Manifest",
     "ObjectMissing",
     "OffsetRange",
+    "PageEntry",
     "Pointer",
     "QueueReader",
     "RowsDigest",
@@ -67,8 +71,10 @@ __all__ = [
     "clock_us",
     "cold_batches",
     "collect",
+    "delete_queue",
     "digest_of",
     "find_topic",
+    "mark_deleted",
     "merge",
     "merge_files",
     "newest_pointer",
@@ -76,6 +82,7 @@ __all__ = [
     "open_store",
     "owner_of",
     "plan_merge",
+    "plan_retention",
     "plan_tiering",
     "publish",
     "put_change",

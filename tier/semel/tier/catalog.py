@@ -112,6 +112,21 @@ def find_topic(topics: Sequence[TieredTopic], name: str) -> TieredTopic:
     )
 
 
+def mark_deleted(store: Store, cluster_id: str, queue: QueueKey) -> None:
+    """Notes that the queue's topic was deleted, unless that is noted. `collector.delete_queue`
+    deletes what it has, a day later."""
+    name = layout.deleted_name(cluster_id, queue)
+    try:
+        store.read(name)
+    except ObjectMissing:
+        fields = {
+            "cluster": cluster_id,
+            "topic_id": f"{queue.topic_id:016x}",
+            "queue": queue.queue_id,
+        }
+        store.put(name, documents.write("deleted", fields))
+
+
 def queues_of(store: Store, cluster_id: str, topic_id: TopicId) -> list[QueueKey]:
     """Returns the queues of a topic of which the tier may have something, by number."""
     found = []

@@ -1,4 +1,5 @@
-"""Deletes a queue's garbage: what crashes and rivals left, and what merges and trims replaced.
+"""Deletes a queue's garbage: what crashes and rivals left, and what merges and trims replaced; and
+all of a queue whose topic was deleted.
 
 How it works. The order is what makes it safe. The objects are listed first, and the log's pointer
 is asked for afterwards, by a read that a quorum confirms: whatever was decided by then is kept, and
@@ -60,3 +61,30 @@ def collect(
     found = [*dropped, *garbage(cluster_id, objects, kept, now_us=now_us, policy=policy)]
     store.delete(found)
     return found
+
+
+def delete_queue(
+    store: Store, cluster_id: str, queue: QueueKey, *, now_us: int, policy: GarbagePolicy
+) -> list[str]:
+    """Deletes all that the tier has of a queue that was noted as deleted (`mark_deleted`) for long
+    enough, and the topic's name with its last queue. Returns the names; none if it is too early, or
+    nothing was noted.
+
+    `now_us` is the store's clock (`clock_us`). Raises ForeignTier, and what reading raises.
+    """
+    if owner_of(store) != cluster_id:
+        raise ForeignTier(f"{store.url} does not belong to cluster {cluster_id!r} any more")
+    mark = layout.deleted_name(cluster_id, queue)
+    objects = store.objects(layout.queue_folder(cluster_id, queue))
+    since = [each.modified_us for each in objects if each.name == mark]
+    if not since or since[0] >= now_us - policy.reader_us:
+        return []
+    found = [each.name for each in objects if each.name != mark]
+    store.delete(found)
+    topic = layout.topic_folder(cluster_id, queue.topic_id)
+    rest = [each.name for each in store.objects(topic)]
+    last = [mark]
+    if all(name in (mark, layout.topic_name(cluster_id, queue.topic_id)) for name in rest):
+        last.insert(0, layout.topic_name(cluster_id, queue.topic_id))
+    store.delete(last)  # the note goes last: what a crash leaves is deleted the next time
+    return [*found, *last]

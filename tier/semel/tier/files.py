@@ -20,6 +20,7 @@ Not here: fetching bytes (`queue_reader.py`), the table of rows (`rows.py`).
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -243,6 +244,11 @@ class FileFooter:
             if start < end and self._may_have(group, wanted):
                 found.append(group)
         return found
+
+    def group_at(self, offset: int) -> int:
+        """The row group that stands for an offset of the file."""
+        assert self.entry.start <= offset < self.entry.end, "an offset of the file"
+        return bisect_right(self.starts, offset) - 1
 
     def _may_have(self, group: int, wanted: Wanted) -> bool:
         """Whether statistics leave it open that some timestamps of the row group are wanted."""

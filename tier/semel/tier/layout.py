@@ -81,6 +81,11 @@ def queue_folder(cluster_id: str, queue: QueueKey) -> str:
     return f"{topic_folder(cluster_id, queue.topic_id)}/{queue.queue_id:010d}"
 
 
+def deleted_name(cluster_id: str, queue: QueueKey) -> str:
+    """The object that says that the queue's topic was deleted."""
+    return f"{queue_folder(cluster_id, queue)}/deleted.json"
+
+
 def data_name(cluster_id: str, queue: QueueKey, start: int, end: int, sha256: str) -> str:
     """A file of rows."""
     folder = queue_folder(cluster_id, queue)

@@ -118,6 +118,33 @@ def _size_class(row_bytes: int, policy: TierPolicy) -> int:
     return number
 
 
+def plan_retention(
+    parts: Sequence[PageEntry | FileEntry],
+    *,
+    start: int,
+    before_us: int | None,
+    bytes_max: int | None,
+) -> int:
+    """Returns where the tier is to start: whole parts go from the oldest on, all of whose rows were
+    appended before `before_us`, or without which the others still have `bytes_max` bytes.
+
+    `parts` are consecutive. None is no limit. `start` is where the tier starts.
+    """
+    left = sum(stored_bytes(part) for part in parts)
+    for part in parts:
+        left -= stored_bytes(part)
+        old = before_us is not None and part.last_append_us < before_us
+        if not old and (bytes_max is None or left < bytes_max):
+            break
+        start = max(start, part.end)
+    return start
+
+
+def stored_bytes(part: PageEntry | FileEntry) -> int:
+    """Bytes of a file, or of the files of a page."""
+    return part.file_bytes if isinstance(part, PageEntry) else part.length
+
+
 def find_append_time(parts: Sequence[PageEntry | FileEntry], time_us: int) -> int | None:
     """Returns the place of the first part that may have a row appended at `time_us` or later;
     None if there is none."""

@@ -11,8 +11,8 @@ Not here: planning of many queues (the Spark source's `tier_view.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Iterator, MutableMapping, Sequence
+from typing import Final, TypeAlias
 
 import pyarrow as pa
 
@@ -37,6 +37,7 @@ from semel.tier.schema import SCHEMA
 from semel.tier.store import Store
 
 _ATTEMPTS: Final = 3
+PageCache: TypeAlias = MutableMapping[str, tuple[FileEntry, ...]]
 
 
 def newest_pointer(store: Store, cluster_id: str, queue: QueueKey) -> Pointer | None:
@@ -88,10 +89,12 @@ def read_manifest(store: Store, pointer: Pointer) -> Manifest:
 class QueueReader:
     """The rows of one manifest."""
 
-    def __init__(self, store: Store, manifest: Manifest) -> None:
+    def __init__(self, store: Store, manifest: Manifest, pages: PageCache | None = None) -> None:
+        """`pages` keeps the pages that were read, by their digests; without it all of them are
+        kept."""
         self.manifest = manifest
         self._store = store
-        self._pages: dict[str, tuple[FileEntry, ...]] = {}
+        self._pages: PageCache = {} if pages is None else pages
 
     def files_of(self, page: PageEntry) -> tuple[FileEntry, ...]:
         """The files of a page, which is read once. Raises ObjectMissing, CorruptTier."""
@@ -115,6 +118,12 @@ class QueueReader:
                 yield from (file for file in self.files_of(page) if _may_have(file, wanted))
         yield from (file for file in self.manifest.files if _may_have(file, wanted))
 
+    def file_at(self, offset: int) -> FileEntry:
+        """The file that stands for an offset. Raises OffsetOutOfRange, ObjectMissing,
+        CorruptTier."""
+        self._check_range(offset, offset + 1)
+        return next(self.files(Wanted(start=offset, end=offset + 1)))
+
     def rows(self, wanted: Wanted, columns: Sequence[str] = SCHEMA.names) -> Iterator[pa.Table]:
         """The wanted rows with some of SCHEMA's columns: one table for a row group that has some.
 
@@ -122,24 +131,17 @@ class QueueReader:
         ObjectMissing, CorruptTier.
         """
         check_columns(columns)
-        start, end = self.manifest.start, self.manifest.end
-        if not start <= wanted.start <= wanted.end <= end:
-            raise OffsetOutOfRange(
-                f"the tier has offsets {start} to {end} of queue {self.manifest.queue_id} of topic"
-                f" {self.manifest.topic!r}, not {wanted.start} to {wanted.end}",
-                log_start_offset=start,
-                log_end_offset=end,
-            )
+        self._check_range(wanted.start, wanted.end)
         timed = wanted.min_timestamp_us is not None or wanted.max_timestamp_us is not None
         for file in self.files(wanted):
-            footer = self._footer(file)
+            footer = self.footer(file)
             needed = list(
                 dict.fromkeys(
                     (*columns, *(["timestamp"] * timed), *(["offset"] * (not footer.dense)))
                 )
             )
             for group in footer.groups(wanted):
-                found = self._group(footer, group, needed, wanted)
+                found = self.group(footer, group, needed, wanted)
                 found = filter_times(found, wanted.min_timestamp_us, wanted.max_timestamp_us)
                 if found.num_rows:
                     yield found.select(list(columns))
@@ -162,25 +164,38 @@ class QueueReader:
             place = find_append_time(files, time_us)
             assert place is not None, "the page's last append time is its last file's"
             part = files[place]
-        footer = self._footer(part)
+        footer = self.footer(part)
         wanted = Wanted(start=part.start, end=part.end)
         for group in footer.groups(wanted):
-            rows = self._group(footer, group, ["append_time", "offset"], wanted)
+            rows = self.group(footer, group, ["append_time", "offset"], wanted)
             times = rows.column("append_time").cast(pa.int64()).to_numpy()
             found = int(times.searchsorted(time_us))
             if found < len(times):
                 return max(manifest.start, int(rows.column("offset")[found].as_py()))
         raise CorruptTier(f"append times of offsets from {part.start} are not those of their file")
 
-    def _footer(self, file: FileEntry) -> FileFooter:
+    def _check_range(self, wanted_start: int, wanted_end: int) -> None:
+        """Raises OffsetOutOfRange for a range outside the manifest."""
+        start, end = self.manifest.start, self.manifest.end
+        if not start <= wanted_start <= wanted_end <= end:
+            raise OffsetOutOfRange(
+                f"the tier has offsets {start} to {end} of queue {self.manifest.queue_id} of topic"
+                f" {self.manifest.topic!r}, not {wanted_start} to {wanted_end}",
+                log_start_offset=start,
+                log_end_offset=end,
+            )
+
+    def footer(self, file: FileEntry) -> FileFooter:
+        """Parquet's metadata of a file. Raises ObjectMissing, CorruptTier."""
         name = file.name(self.manifest.cluster_id, self.manifest.queue)
         place = (file.length - file.footer_length, file.footer_length)
         (footer,) = self._store.read_ranges(name, [place])
         return FileFooter(f"{self._store.url}/{name}", file, footer)
 
-    def _group(
+    def group(
         self, footer: FileFooter, group: int, columns: Sequence[str], wanted: Wanted
     ) -> pa.Table:
+        """Columns of a row group, for the wanted offsets. Raises ObjectMissing, CorruptTier."""
         places = footer.places(group, columns)
         name = footer.entry.name(self.manifest.cluster_id, self.manifest.queue)
         found = self._store.read_ranges(name, [(place.start, place.length) for place in places])
