@@ -8,10 +8,13 @@ Not here: stores that fail (`faulty_store.py`).
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 BUCKET = "tier-bucket"
 CREDENTIALS = {
@@ -21,10 +24,31 @@ CREDENTIALS = {
 }
 
 
+class S3Server(NamedTuple):
+    """A server that runs."""
+
+    url: str
+    """The URL of a tier in its bucket, less the prefix's name: put a path in place of `PREFIX`."""
+    pid: int
+
+    def pause(self) -> None:
+        """From now on it answers nothing."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+
 @contextmanager
 def s3_server() -> Iterator[str]:
-    """Starts the server and yields the URL of a tier in its bucket, less the prefix's name: put a
-    path in place of `PREFIX`. Its clients need CREDENTIALS in their environment."""
+    """Starts the server and yields its URL. Its clients need CREDENTIALS in their environment."""
+    with running_s3_server() as server:
+        yield server.url
+
+
+@contextmanager
+def running_s3_server() -> Iterator[S3Server]:
+    """The same with a handle of the server."""
     process = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", "tests.kit.s3_server"],
         stdin=subprocess.PIPE,
@@ -37,8 +61,10 @@ def s3_server() -> Iterator[str]:
     try:
         port = int(process.stdout.readline())
         options = f"region=us-east-1&scheme=http&endpoint_override=127.0.0.1:{port}"
-        yield f"s3://{BUCKET}/PREFIX?{options}"
+        yield S3Server(f"s3://{BUCKET}/PREFIX?{options}", process.pid)
     finally:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGCONT)
         process.stdin.close()
         process.stdout.close()
         process.wait(30)

@@ -200,6 +200,40 @@ class BrokerConfig:
     """Keys of which one pass of compaction knows the newest offset; with more, it goes only as far
     as these reach. Default 4,000,000, which take about 100 MB of memory meanwhile."""
 
+    tier: str = ""
+    """URL of the place in an object store where older messages of tiered topics go:
+    s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, hdfs://HOST:PORT/PATH or file:///PATH. All nodes of the
+    cluster get the same. Credentials come from where the store's own tools have them. Default:
+    none; a tiered topic's messages stay in the log."""
+
+    tier_file_bytes: int = 64 << 20
+    """Stored bytes of the batches that make one file of the tier. Default 64 MiB."""
+
+    tier_wait_ms: int = 3_600_000
+    """Messages that are old enough for the tier and do not fill a file wait so much longer. Default
+    1 h."""
+
+    tier_bytes_max: int = 128 << 20
+    """About how much memory a file takes while it is made: a range of messages is cut short when
+    its batches and their rows would take more than half of it. Default 128 MiB."""
+
+    tier_bytes_per_second: int = 64 << 20
+    """Highest rate, in bytes a second, at which files of the tier are written. Default 64 MiB."""
+
+    tier_check_ms: int = 5_000
+    """Pause between two looks for messages that are old enough for the tier. Default 5 s."""
+
+    tier_collect_ms: int = 3_600_000
+    """Pause between two collections of the tier's garbage. Default 1 h."""
+
+    tier_cache_bytes: int = 64 << 20
+    """Memory for older messages that were read from the tier; each takes up to 8 MiB of them along.
+    Default 64 MiB."""
+
+    tier_read_ms: int = 10_000
+    """So long a reader of older messages waits for the object store before it is told that they
+    cannot be read now. Default 10 s."""
+
     scrub_bytes_per_second: int = 8 << 20
     """Rate, in bytes a second, at which the disk is read in search of damage; 0: never. Default 8
     MiB."""

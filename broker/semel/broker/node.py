@@ -34,6 +34,8 @@ from semel.broker.background.delayed_release import DelayedRelease
 from semel.broker.background.maintenance import maintain
 from semel.broker.background.memory_bodies import MemoryBodies
 from semel.broker.background.memory_bounds import MemoryBounds
+from semel.broker.background.tier_garbage import TierGarbage
+from semel.broker.background.tiering import Tiering
 from semel.broker.background.transaction_work import TransactionWork
 from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.group_calls import GroupCalls
@@ -78,6 +80,8 @@ from semel.broker.snapshots.id_pull import IdPull
 from semel.broker.snapshots.install import CatchUp
 from semel.broker.snapshots.snapshot_service import SnapshotService
 from semel.broker.state import State
+from semel.broker.tiers.cold_reads import ColdReads
+from semel.broker.tiers.place import TierPlace
 from semel.protos import compat
 from semel.protos.addresses import Address
 from semel.protos.errors import CorruptSegment, SemelError, Unavailable
@@ -169,6 +173,9 @@ class BrokerNode:
         loop = asyncio.get_running_loop()
         self.readers = ThreadPoolExecutor(READERS, thread_name_prefix="reader")
         self._stack.callback(self.readers.shutdown, wait=True, cancel_futures=True)
+        self._tier = TierPlace(config.tier, config.cluster_id) if config.tier else None
+        if self._tier is not None:
+            await self._tier.open()
         self._files.make_directory(config.data)
         log = await loop.run_in_executor(self.readers, self._open_log)
         self._stack.push_async_callback(loop.run_in_executor, None, log.close)
@@ -235,6 +242,10 @@ class BrokerNode:
         self._start(self.memory_bounds.run())
         self._start(Repair(self.replica, self.catch_up.rebuild, self.identity).run())
         self._start(self.scrub.run())
+        if self._tier is not None:
+            self._start(self._tier.run())
+            self._start(Tiering(replica, self._tier).run())
+            self._start(TierGarbage(replica, self._tier).run())
         self._start(self._tick())
         await self._serve_metrics()
 
@@ -296,7 +307,15 @@ class BrokerNode:
         )
         interceptor = ServerInterceptor(levels=replica.levels())
         server = grpc.aio.server(interceptors=[interceptor], options=SERVER_OPTIONS)
-        fetch = FetchHandler(replica)
+        cold = None
+        if self._tier is not None:
+            cold = ColdReads(
+                self._tier,
+                cache_bytes=config.tier_cache_bytes,
+                timeout_s=config.tier_read_ms / 1000,
+            )
+            self._stack.push_async_callback(cold.close)
+        fetch = FetchHandler(replica, cold)
         moves = MovesService(config, replica, self._routes)
         self._probe = Probe(
             config,
@@ -309,6 +328,7 @@ class BrokerNode:
             self.compaction,
             self.memory,
             self.memory_bounds,
+            self._tier,
         )
         direct = DirectStreams(
             {
@@ -342,9 +362,9 @@ class BrokerNode:
                 producers=ProducerCalls(replica),
                 locks=LockCalls(replica),
                 groups=GroupOffsetCalls(replica),
-                queues=QueueCalls(config, replica, self._routes),
+                queues=QueueCalls(config, replica, self._routes, cold),
                 delays=DelayCalls(replica),
-                ids=IdCalls(replica),
+                ids=IdCalls(replica, cold),
                 id_windows=IdWindowCalls(replica),
                 status=NodeStatusCall(config, replica, self.checkpoints, self.scrub, self.identity),
             ),

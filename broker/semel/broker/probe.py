@@ -18,6 +18,7 @@ from typing import Final
 from semel.broker.background.compaction_passes import QueueCompaction
 from semel.broker.background.memory_bodies import MemoryBodies
 from semel.broker.background.memory_bounds import MemoryBounds
+from semel.broker.background.tiering import tier_lag_us
 from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.load import Counters
 from semel.broker.repair.scrub import Scrub
@@ -30,6 +31,7 @@ from semel.broker.server.moves_service import MovesService
 from semel.broker.server.produce import ProduceHandler
 from semel.broker.snapshots.checkpoints import Checkpoints
 from semel.broker.state import progress
+from semel.broker.tiers.place import TierPlace
 from semel.protos.ids import NodeId, TopicId
 from semel.protos.metrics import Metric, Samples
 
@@ -215,6 +217,29 @@ METRICS: Final = (
     _counter("compaction_passes_total", "passes", "Passes of compaction over a queue."),
     _counter("compaction_read_bytes_total", "bytes", "Bytes of batches that they read."),
     _counter("compaction_written_bytes_total", "bytes", "Bytes of batches that they wrote."),
+    # Tier
+    _gauge("tier_usable", "0 or 1", "1 while the object store is open. With --tier only."),
+    _gauge(
+        "tier_lag_seconds",
+        "seconds",
+        "For how long messages of a topic have been old enough for the object store and are not"
+        " there, of its queue where it is longest. Master only.",
+        "topic",
+    ),
+    _gauge(
+        "tier_cold_messages",
+        "messages",
+        "Messages of a topic that only the object store has. Master only.",
+        "topic",
+    ),
+    _counter(
+        "tier_errors_total", "errors", "Calls to the object store that failed. With --tier only."
+    ),
+    _counter("tier_written_bytes_total", "bytes", "Bytes of files written to the object store."),
+    _counter("tier_written_messages_total", "messages", "Messages in them."),
+    _counter("tier_cold_reads_total", "reads", "Reads of older messages from the object store."),
+    _counter("tier_cold_bytes_total", "bytes", "Bytes of batches that were made of them."),
+    _counter("tier_deleted_objects_total", "objects", "Objects deleted at the object store."),
     _gauge(
         "consumer_lag_messages",
         "messages",
@@ -249,7 +274,9 @@ class Probe:
         compaction: QueueCompaction,
         memory: MemoryBodies,
         memory_bounds: MemoryBounds,
+        tier: TierPlace | None = None,
     ) -> None:
+        self._tier = tier
         self._compaction = compaction
         self._memory = memory
         self._memory_bounds = memory_bounds
@@ -279,6 +306,8 @@ class Probe:
         self._add_raft(page)
         self._add_log(page)
         self._add_streams(page)
+        if self._tier is not None:
+            self._add_store(page, self._tier)
         if self._replica.is_master:
             self._add_waiting(page)
             self._add_transactions(page)
@@ -288,6 +317,7 @@ class Probe:
             await self._add_compaction(page)
             await self._add_lost(page)
             await self._add_ids(page)
+            await self._add_tier(page)
             await self._add_consumers(page)
         return page
 
@@ -438,6 +468,34 @@ class Probe:
             page.add("semel_broker_memory_lost_messages_total", messages, topic=topic)
             dropped = self._memory_bounds.dropped[topic]
             page.add("semel_broker_memory_dropped_messages_total", dropped, topic=topic)
+
+    def _add_store(self, page: Samples, tier: TierPlace) -> None:
+        """Adds what this node does at the object store."""
+        counters = tier.counters
+        page.add("semel_broker_tier_usable", tier.store is not None)
+        page.add("semel_broker_tier_errors_total", counters.errors)
+        page.add("semel_broker_tier_written_bytes_total", counters.written_bytes)
+        page.add("semel_broker_tier_written_messages_total", counters.written_messages)
+        page.add("semel_broker_tier_cold_reads_total", counters.cold_reads)
+        page.add("semel_broker_tier_cold_bytes_total", counters.cold_bytes)
+        page.add("semel_broker_tier_deleted_objects_total", counters.deleted_objects)
+
+    async def _add_tier(self, page: Samples) -> None:
+        """Adds what of tiered topics is at the object store, and what should be."""
+        now_us = self._replica.log_time_us()
+        lags: dict[str, float] = {}
+        cold: dict[str, int] = defaultdict(int)
+        for number, queue in enumerate(list(self._replica.state.queues.values()), 1):
+            if queue.tier.number or queue.settings.tier_after_ms:
+                lags[queue.topic] = max(
+                    lags.get(queue.topic, 0.0), tier_lag_us(queue, now_us) / 1e6
+                )
+                cold[queue.topic] += queue.local_start - queue.log_start_offset
+            if number % _ROWS == 0:
+                await asyncio.sleep(0)
+        for topic, lag in sorted(lags.items()):
+            page.add("semel_broker_tier_lag_seconds", lag, topic=topic)
+            page.add("semel_broker_tier_cold_messages", cold[topic], topic=topic)
 
     async def _add_ids(self, page: Samples) -> None:
         """Adds the windows of message ids, as far as queues of their topics are here."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         QueueDescription,
         QueueMove,
         TopicDedup,
+        TopicDescription,
         TopicSettings,
     )
     from semel.client.admin.topic_settings import Compaction, IdDedup
@@ -51,6 +52,20 @@ def _settings_options(function: _Function) -> _Function:
                 metavar="N",
                 help="Refuse a delayed message if so many are due in its second already; none: no"
                 " limit.",
+            ),
+            click.option(
+                "--tier-after",
+                "tier_after_ms",
+                type=Duration(none=True),
+                help="Messages of this age go to the cluster's object store, and stay readable: 1h,"
+                " none. The brokers need --tier.",
+            ),
+            click.option(
+                "--local-retention",
+                "local_retention_ms",
+                type=Duration(unlimited=True),
+                help="With --tier-after: brokers keep what is in the object store only so long: 6h,"
+                " unlimited.",
             ),
         ]
     ):
@@ -217,6 +232,7 @@ def topic() -> None:
         "semel topic create events --queues 8 --dedup-by-id 4GiB --dedup-for 28d",
         "semel topic create reminders --queues 8 --delay-per-second-max 50000",
         "semel topic create users --cleanup compact --tombstones-for 24h",
+        "semel topic create audit --retention unlimited --tier-after 1h --local-retention 6h",
     )
 )
 @click.argument("name")
@@ -286,7 +302,8 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
     """Shows a topic's settings and its queues: owner, slots, offsets.
 
     Messages that are not due yet appear with their number and the time when the first is due. A
-    topic with dedup by id shows how far its window reaches, and what it did.
+    topic with dedup by id shows how far its window reaches, and what it did; a tiered one how much
+    of it is in the object store.
     """
     with open_client(bootstrap) as client:
         found = client.admin.describe_topic(name)
@@ -298,13 +315,16 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
         f" · messages up to {render.size(found.settings.message_bytes_max)}"
         + (f" · {cleaned}" if (cleaned := _cleanup(found.settings)) else "")
         + (f" · {compared}" if (compared := _compared(found.settings)) else "")
-        + (f" · {limited}" if (limited := _limited(found.settings)) else ""),
+        + (f" · {limited}" if (limited := _limited(found.settings)) else "")
+        + (f" · {tiered}" if (tiered := _tiered(found.settings)) else ""),
     )
     described = found.as_dict() | {"moves": [each.as_dict() for each in moves]}
     out = render.Output(as_json=as_json)
     out.show(described, drawn)
     if found.dedup is not None and not as_json:
         click.echo(_reach(found.dedup))
+    if not as_json and (stored := _stored(found)):
+        click.echo(stored)
 
 
 @topic.command(
@@ -315,6 +335,7 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
         "semel topic alter events --dedup-by-id none",
         "semel topic alter reminders --delay-per-second-max none",
         "semel topic alter users --cleanup compact --tombstones-for 7d",
+        "semel topic alter audit --tier-after none",
     )
 )
 @click.argument("name", shell_complete=completion.topics)
@@ -365,6 +386,7 @@ def alter(
     text += f", {cleaned}" if (cleaned := _cleanup(found.settings)) else ""
     text += f", {compared}" if (compared := _compared(found.settings)) else ""
     text += f", {limited}" if (limited := _limited(found.settings)) else ""
+    text += f", {tiered}" if (tiered := _tiered(found.settings)) else ""
     out.show(found.as_dict(), text)
 
 
@@ -463,6 +485,27 @@ def _limited(settings: TopicSettings) -> str:
     """How much may be due in a second, for people; empty without a limit."""
     limit = settings.delay_per_second_max
     return "" if limit < 0 else f"at most {limit:,} messages due in one second"
+
+
+def _tiered(settings: TopicSettings) -> str:
+    """When messages go to the object store, for people; empty if they do not."""
+    if settings.tier_after_ms < 0:
+        return ""
+    text = f"tiered after {duration(settings.tier_after_ms)}"
+    local_ms = settings.local_retention_ms
+    return text + (f", {duration(local_ms)} in the brokers" if local_ms > 0 else "")
+
+
+def _stored(topic: TopicDescription) -> str:
+    """What of a topic is in the object store, for people; empty if it is not tiered and nothing
+    is."""
+    tiered = cold = 0
+    for queue in topic.queues:
+        tiered += max(0, queue.tier_end_offset - queue.log_start_offset)
+        cold += max(0, queue.local_start_offset - queue.log_start_offset)
+    if not tiered and topic.settings.tier_after_ms < 0:
+        return ""
+    return f"object store: {tiered:,} messages, {cold:,} of them nowhere else"
 
 
 def _retention(settings: TopicSettings) -> str:

@@ -74,14 +74,16 @@ class Duration(_Whole):
 
     name = "duration"
 
-    def __init__(self, *, unlimited: bool = False) -> None:
+    def __init__(self, *, unlimited: bool = False, none: bool = False) -> None:
         self._unlimited = unlimited
+        self._none = none
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Milliseconds as a whole number; -1 for `unlimited` where that is allowed."""
+        """Milliseconds as a whole number; -1 for `unlimited` and for `none` where that is
+        allowed."""
         if isinstance(value, int):
             return value
-        if self._unlimited and value == "unlimited":
+        if (self._unlimited and value == "unlimited") or (self._none and value == "none"):
             return -1
         match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)", str(value).lower())
         amount = int(float(match[1]) * _MS[match[2]]) if match else 0

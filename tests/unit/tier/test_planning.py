@@ -13,6 +13,7 @@ from semel.tier import (
     FileEntry,
     GarbagePolicy,
     OffsetRange,
+    PageEntry,
     TierPolicy,
     layout,
     plan_merge,
@@ -186,6 +187,6 @@ def test_retention_gives_up_whole_files_from_the_oldest_on() -> None:
     assert plan(9, start=7) == 7, "never lower than it is"
     assert plan_retention([], start=7, before_us=1_000, bytes_max=0) == 7
     manifest, _ = manifest_of(300)
-    parts = [*manifest.pages, *manifest.files]
+    parts: list[PageEntry | FileEntry] = [*manifest.pages, *manifest.files]
     assert plan_retention(parts, start=0, before_us=2_559, bytes_max=None) == 0
     assert plan_retention(parts, start=0, before_us=2_560, bytes_max=None) == 2_560

@@ -109,6 +109,8 @@ class Store:
         if not self._renames:
             self._write(path, data)
             return
+        if self._is_local and not Path(self._root).is_dir():  # a mount is gone: not its folder here
+            raise TierMisconfigured(f"{self.url}: there is no folder {self._root!r} any more")
         temporary = self._path(temporary_name(name, secrets.token_hex(8)))
         self._filesystem.create_dir(path.rpartition("/")[0], recursive=True)
         self._write(temporary, data)

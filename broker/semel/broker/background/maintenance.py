@@ -24,6 +24,7 @@ async def maintain(replica: Replica, checkpoints: Checkpoints, changes: Membersh
     async with compat.TaskGroup() as tasks:
         tasks.create_task(LockExpiry(replica).run())
         tasks.create_task(checkpointing.run())
-        tasks.create_task(Retention(replica, checkpointing).run())
+        retention = Retention(replica, checkpointing, forgets=bool(replica.config.tier))
+        tasks.create_task(retention.run())
         tasks.create_task(ProducerExpiry(replica).run())
         tasks.create_task(FullDisk(replica, changes).run())

@@ -1,7 +1,8 @@
 """Trims queues that are too old or too large, and recycles the segments that this frees.
 
 How it works. Where a queue starts is shared state: the master proposes a TRIM, which goes through
-the log. Cleaning concerns the bytes on this node's own disk, so every node does it for itself.
+the log; and a FORGET for what the object store has as well, if this node can read it there.
+Cleaning concerns the bytes on this node's own disk, so every node does it for itself.
 
 Cleaning. Segments are cleaned oldest first, up to the newest checkpoint and leaving
 `retained_log_bytes` for slaves that catch up. The log copies records that are still live to a kept
@@ -51,7 +52,11 @@ def worth_cleaning(segments: Sequence[int], live: Sequence[int]) -> int:
 class Retention:
     """The background work of one replica; `run` ends only by cancellation."""
 
-    def __init__(self, replica: Replica, checkpointing: Checkpointing) -> None:
+    def __init__(
+        self, replica: Replica, checkpointing: Checkpointing, *, forgets: bool = False
+    ) -> None:
+        """`forgets`: this node has the object store that tiered topics go to."""
+        self._forgets = forgets
         self._replica = replica
         self._checkpointing = checkpointing
         self._dead_min = 0
@@ -71,14 +76,18 @@ class Retention:
                 logger.error("log not cleaned, it is tried again error=%s", error)
 
     async def _trim_queues(self) -> None:
-        """One TRIM for each queue that is too old or too large."""
+        """One TRIM for each queue that is too old or too large, one FORGET for each of which the
+        log has more than it is to keep."""
         now_us = self._replica.log_time_us()
         async for queue in queues_in_turns(self._replica.state, _has_messages):
             target = queue.retention_target(now_us)
-            if target is None:
-                continue
-            trim = control_pb2.Trim(queue=queue_ref(queue.key), log_start_offset=target)
-            await propose(self._replica, control_pb2.ControlRecord(trim=trim))
+            reference = queue_ref(queue.key)
+            if target is not None:
+                trim = control_pb2.Trim(queue=reference, log_start_offset=target)
+                await propose(self._replica, control_pb2.ControlRecord(trim=trim))
+            if self._forgets and (target := queue.forget_target(now_us)) is not None:
+                forget = control_pb2.Forget(queue=reference, local_start=target)
+                await propose(self._replica, control_pb2.ControlRecord(forget=forget))
 
     async def _clean(self) -> None:
         """Recycles the oldest segments as far as that pays, and kept files that are mostly dead."""

@@ -12,6 +12,10 @@ is answered again whenever its queues grow, each time from where the answer befo
 its bytes or its time are used up, or a queue gives an error or ends. Many that wait for one queue
 get the same bytes, and no task wakes for them (`server/fan_out.py`).
 
+What only the object store has may take long to come. It is waited for before anything is read, and
+only while no queue of the request has anything else: so newer messages never wait for older ones.
+An answer without it leaves in time, the read goes on, and the client asks again.
+
 Only applied entries are seen, so nothing that is returned can be lost. A slave answers only if the
 request allows it (`any_replica`).
 
@@ -46,6 +50,7 @@ from semel.broker.server.fan_out import FanOut
 from semel.broker.server.queue_reader import Part, QueueReader, ReadNode
 from semel.broker.server.shared_memory import ClientMemory, MemoryPool, Place
 from semel.broker.server.stream import PromptContext, StreamContext
+from semel.broker.tiers.cold_reads import ColdReads
 from semel.protos import compat
 from semel.protos.errors import InvalidRequest, SemelError, to_detail
 from semel.protos.ids import QueueKey
@@ -61,6 +66,9 @@ _READ_AHEAD = 2
 """Replies of one stream that are read from the log before the first of them has left."""
 _BUFFER_SHARE = 8
 """Divisor: a reply takes at most this part of what is left of `fetch_buffer_bytes_max`."""
+_COLD_WAIT_S = 0.5
+"""For so long after the end of a poll's wait an answer may wait for the object store; clients take
+a broker for hung after three times that."""
 _LEAST_BYTES = 64 << 10
 """A reply may always take this much."""
 
@@ -137,10 +145,12 @@ class _Outlet:
 class FetchHandler:
     """Handles BrokerStream.Fetch."""
 
-    def __init__(self, node: FetchNode) -> None:
+    def __init__(self, node: FetchNode, cold: ColdReads | None = None) -> None:
+        """`cold` reads what only the object store has; None if the node was given none."""
         self._node = node
         self.counters = FetchCounters()
-        self._reader = QueueReader(node)
+        self._reader = QueueReader(node, cold)
+        self._reads_cold = cold is not None
         self._fan_out = FanOut(node, self._reader, self.counters, node.config.fetch_bytes_max)
         self._memories = MemoryPool(node.config.fetch_shared_bytes_max)
         self.unsent_bytes = 0
@@ -196,6 +206,8 @@ class FetchHandler:
                     await self._growth(poll, out)
                     if poll.ended:
                         return
+                elif self._reads_cold and (absent := self._absent(poll)):
+                    await self._arrival(poll, absent)
                 elif not await self._answer(poll, out):
                     return
         except SemelError as error:
@@ -231,6 +243,30 @@ class FetchHandler:
             all(map(nothing_for, poll.request.queues, poll.keys))
             and asyncio.get_running_loop().time() < poll.deadline
         )
+
+    def _absent(self, poll: _Poll) -> list[asyncio.Future[None]]:
+        """What the poll has to wait for, if nothing but the object store has anything for it."""
+        if asyncio.get_running_loop().time() >= poll.deadline + _COLD_WAIT_S:
+            return []
+        absent: list[asyncio.Future[None]] = []
+        for wanted, key in zip(poll.request.queues, poll.keys, strict=True):
+            if (arrival := self._reader.absent(wanted, key)) is not None:
+                absent.append(arrival)
+            elif not self._reader.nothing_for(wanted, key):
+                return []
+        return absent
+
+    async def _arrival(self, poll: _Poll, absent: list[asyncio.Future[None]]) -> None:
+        """Returns when something came from the object store, or a queue of the poll grew, moved or
+        ended, or the time is over."""
+        grown = self._node.watchers.watch(poll.keys)
+        left_s = poll.deadline + _COLD_WAIT_S - asyncio.get_running_loop().time()
+        try:
+            await asyncio.wait(
+                (grown, *absent), timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            self._node.watchers.unwatch(poll.keys, grown)
 
     async def _growth(self, poll: _Poll, out: _Outlet) -> None:
         """Returns when one of the queues grows, moves or ends, or the time is over. A standing poll
@@ -315,6 +351,8 @@ class FetchHandler:
         for wanted, key in zip(poll.request.queues, poll.keys, strict=True):
             if room <= 0:
                 break
+            if self._reads_cold and self._reader.absent(wanted, key) is not None:
+                continue  # it comes with a later answer
             found = await self._reader.read(
                 wanted, key, room, alone=not parts, level_max=poll.level_max
             )

@@ -9,6 +9,9 @@ again: it was released, or another caller has cancelled it.
 The answer "cancelled" does not depend on who has cancelled: a caller whose first answer was lost
 asks again, and gets the same one, for as long as the window knows the id.
 
+A message that only the object store has is read there. One that was delayed is not found there any
+more: where it got its offset is known only while the log has it.
+
 Not here: the index (`replica/message_ids.py`), reading (`stored_rows.py`), the decision
 (`state/admission/cancel_admission.py`).
 """
@@ -21,8 +24,11 @@ from typing import Final
 from semel.broker.replica.clock import monotonic_ms
 from semel.broker.replica.replica import Replica
 from semel.broker.server.checks import check_settled
-from semel.broker.server.stored_rows import FoundRow, candidates, read_row
-from semel.broker.state import DelayedCancelled
+from semel.broker.server.queue_reader import without_tier
+from semel.broker.server.stored_rows import FoundRow, candidates, cold_row, read_row
+from semel.broker.state import DelayedCancelled, QueueState
+from semel.broker.tiers.cold_reads import ColdReads
+from semel.broker.tiers.pointers import pointer_of
 from semel.protos.errors import InvalidRequest, Throttled, UnknownQueue
 from semel.protos.id_dedup import COMPARED_ID_BYTES_MAX
 from semel.protos.ids import QueueId, QueueKey, TopicId
@@ -37,8 +43,10 @@ _RETRY_MS: Final = 20
 class IdCalls:
     """Serves the calls of semel.protos.v1.Broker about messages with ids."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, cold: ColdReads | None = None) -> None:
+        """`cold` reads what only the object store has; None if the node was given none."""
         self._replica = replica
+        self._cold = cold
 
     async def FindMessage(  # noqa: N802
         self, request: broker_pb2.FindMessageRequest, context: object
@@ -149,6 +157,9 @@ class IdCalls:
         check_settled(replica, key)
         if key not in replica.state.queues and key in replica.state.moves.places:
             return unknown, -1, None  # the group that has the queue knows; a client asks again
+        queue = replica.state.queues.get(key)
+        if queue is not None and not place.due_us and queue.is_cold(place.offset):
+            return await self._find_cold(queue, message_id, reply, unknown), place.arrival, None
         among, log = candidates(replica.state, key, place), replica.log
         if not among:
             return reply, place.arrival, None
@@ -164,3 +175,27 @@ class IdCalls:
         reply.append_time_us = 0 if extent is None else extent.append_time_us
         reply.stored, reply.row = row.stored, row.row
         return reply, place.arrival, row
+
+    async def _find_cold(
+        self,
+        queue: QueueState,
+        message_id: bytes,
+        reply: broker_pb2.FindMessageReply,
+        unknown: broker_pb2.FindMessageReply,
+    ) -> broker_pb2.FindMessageReply:
+        """The answer about a message that only the object store has, at `reply.offset`. Raises
+        Unavailable, CorruptBatch."""
+        if self._cold is None:
+            raise without_tier(queue)
+        pointer = pointer_of(self._cold.cluster_id, queue)
+        assert pointer is not None, "what is cold is in a manifest"
+        group = await self._cold.read(pointer, reply.offset)
+        (batch,) = group.part(reply.offset, 1)
+        found = await self._replica.in_reader(lambda: cold_row(batch, message_id))
+        if found is None:
+            return unknown  # another id with the same fingerprint
+        reply.fate = broker_pb2.MESSAGE_FATE_STORED
+        reply.row, reply.offset = found
+        reply.stored = batch.stored
+        reply.append_time_us = await self._cold.append_time_us(pointer, reply.offset)
+        return reply

@@ -3,7 +3,7 @@
 How it works. A call that changes state becomes a control record, and is answered once that is
 applied. A call that reads state, and may answer "no" or "not yet", first has a heartbeat round
 confirm the mastership, so that a master that was replaced without knowing it cannot answer from the
-past.
+past. Times of messages that only the object store has are looked up there.
 
 Not here: reading messages (`server/fetch.py`), moves (`server/moves_service.py`), how queues are
 recomputed (`server/verification.py`).
@@ -19,13 +19,17 @@ from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.route_cache import RoutesCopy
 from semel.broker.replica.replica import Replica
 from semel.broker.server.checks import absent, check_settled, known
+from semel.broker.server.queue_reader import without_tier
 from semel.broker.server.verification import verify_queues
 from semel.broker.state import MoveApplied, QueueState
-from semel.protos.errors import InvalidRequest, to_detail
-from semel.protos.ids import QueueKey
+from semel.broker.tiers.cold_reads import ColdReads
+from semel.broker.tiers.pointers import pointer_of
+from semel.protos.errors import InvalidRequest, SemelError, to_detail
+from semel.protos.ids import Offset, QueueKey
 from semel.protos.levels import COMPACTION_LEVEL, ID_LEVEL, MOVE_LEVEL, SPLIT_LEVEL
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import broker_pb2, control_pb2
+from semel.tier import Pointer
 
 _APPLY_TIMEOUT_S: Final = 30.0
 
@@ -33,7 +37,15 @@ _APPLY_TIMEOUT_S: Final = 30.0
 class QueueCalls:
     """Serves the calls of semel.protos.v1.Broker about queues."""
 
-    def __init__(self, config: BrokerConfig, replica: Replica, routes: RoutesCopy) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        replica: Replica,
+        routes: RoutesCopy,
+        cold: ColdReads | None = None,
+    ) -> None:
+        """`cold` reads what only the object store has; None if the node was given none."""
+        self._cold = cold
         self._config = config
         self._replica = replica
         self._routes = routes
@@ -50,25 +62,54 @@ class QueueCalls:
                 reply.queues.add(queue=ref, error=to_detail(error))
                 continue
             check_settled(self._replica, queue.key)
+            try:
+                time_offset, append_time_us = await self._times(queue, request)
+            except SemelError as error:  # the object store is not there: others can be told
+                reply.queues.add(queue=ref, error=to_detail(error))
+                continue
             delayed = self._replica.state.delays.queues.get(queue.key)
             reply.queues.add(
                 queue=ref,
                 log_start_offset=queue.log_start_offset,
                 high_watermark=queue.log_end_offset,
-                time_offset=(
-                    queue.offset_for_time(request.time_us)
-                    if request.time_us > 0
-                    else queue.log_end_offset
-                ),
+                time_offset=time_offset,
                 bytes=queue.bytes,
                 delayed_messages=delayed.messages if delayed else 0,
                 next_due_us=delayed.first_due_us if delayed else 0,
-                append_time_us=(
-                    _append_time_us(queue, request.offset) if request.HasField("offset") else 0
-                ),
+                append_time_us=append_time_us,
                 gaps_to=queue.compaction.gaps_to,
+                local_start_offset=queue.local_start,
+                tier_end_offset=queue.tier.end if queue.tier.number else 0,
             )
         return reply
+
+    async def _times(
+        self, queue: QueueState, request: broker_pb2.ListOffsetsRequest
+    ) -> tuple[int, int]:
+        """The offset for the time that is asked for, and the time of the offset. Raises
+        Unavailable, CorruptBatch."""
+        time_offset, append_time_us = queue.log_end_offset, 0
+        if request.time_us > 0:
+            time_offset = queue.offset_for_time(request.time_us)
+            if queue.is_time_cold(request.time_us):
+                pointer, cold = self._tier(queue)
+                found = await cold.offset_at(pointer, request.time_us)
+                time_offset = Offset(max(queue.log_start_offset, min(time_offset, found)))
+        if request.HasField("offset"):
+            if queue.is_cold(request.offset):
+                pointer, cold = self._tier(queue)
+                append_time_us = await cold.append_time_us(pointer, request.offset)
+            else:
+                append_time_us = _append_time_us(queue, request.offset)
+        return time_offset, append_time_us
+
+    def _tier(self, queue: QueueState) -> tuple[Pointer, ColdReads]:
+        """The pointer to the manifest of a queue with cold offsets. Raises Unavailable."""
+        if self._cold is None:
+            raise without_tier(queue)
+        pointer = pointer_of(self._cold.cluster_id, queue)
+        assert pointer is not None, "what is cold is in a manifest"
+        return pointer, self._cold
 
     async def ApplyQueues(  # noqa: N802
         self, request: broker_pb2.ApplyQueuesRequest, context: object

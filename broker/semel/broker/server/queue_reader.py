@@ -1,15 +1,18 @@
 """One queue's part of a fetch reply: the stored batches from an offset on.
 
 How it works. Extents name the stored batches; the tail cache has the newest of them, the reader
+How it works. Extents name the stored batches; the tail cache has the newest of them, the reader
 pool reads the others from disk. Those of a topic in memory are in this node's memory, or are lost
-(`OffsetsLost`), or come from a peer soon (`Unavailable`). A fetch under a lock is checked against
-its fencing token, and counts as a delivery for the lock's clock.
+(`OffsetsLost`), or come from a peer soon (`Unavailable`). Offsets that the log has no more come
+from the object store, as batches made of its rows. Those are waited for before a read (`absent`),
+so that a read of several queues is answered with what is here. A fetch under a lock is checked
+against its fencing token, and counts as a delivery for the lock's clock.
 
 Invariants
 1. Batches of a result are in offset order without a gap, and the first one contains `offset`.
 
-Not here: extents (`state/apply/queues.py`), bytes (`log/`), requests and replies
-(`server/fetch.py`).
+Not here: extents (`state/apply/queues.py`), bytes (`log/`, `tiers/cold_reads.py`), requests and
+replies (`server/fetch.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from typing import NamedTuple, Protocol
 from semel.broker.log import IndexUnavailable, Log
 from semel.broker.memory import BodyStore
 from semel.broker.state import Extent, QueueState, State
+from semel.broker.tiers.cold_reads import ColdReads
+from semel.broker.tiers.pointers import pointer_of
 from semel.protos.batch import BROKER_HEADER_BYTES, NEWER_FLAGS, decode_header
 from semel.protos.errors import (
     CorruptBatch,
@@ -38,6 +43,7 @@ from semel.protos.errors import (
 from semel.protos.ids import QueueKey
 from semel.protos.levels import NULL_LEVEL
 from semel.protos.v1 import broker_pb2
+from semel.tier import ColdBatch
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +82,10 @@ class Found(NamedTuple):
 class QueueReader:
     """Reads queues of one node."""
 
-    def __init__(self, node: ReadNode) -> None:
+    def __init__(self, node: ReadNode, cold: ColdReads | None = None) -> None:
+        """`cold` reads what only the object store has; None if the node was given none."""
         self._node = node
+        self._cold = cold
 
     def nothing_for(self, wanted: broker_pb2.FetchQueue, key: QueueKey) -> bool:
         """The queue ends at the offset asked for, and may yet grow for this request."""
@@ -88,6 +96,20 @@ class QueueReader:
             and not queue.sealed
             and (not wanted.group or self._token(wanted.group, key) == wanted.token)
         )
+
+    def absent(self, wanted: broker_pb2.FetchQueue, key: QueueKey) -> asyncio.Future[None] | None:
+        """What a read has to wait for: done when the batches that it begins with are here, or
+        cannot be had. None if they are here, or it has an error to tell. Never cancel it."""
+        queue = self._node.state.queues.get(key)
+        if queue is None or self._cold is None or not queue.is_cold(wanted.offset):
+            return None
+        try:
+            if self._cold.find(key, wanted.offset) is not None:
+                return None
+        except SemelError:
+            return None
+        pointer = pointer_of(self._cold.cluster_id, queue)
+        return None if pointer is None else self._cold.fetch(pointer, wanted.offset)
 
     async def read(
         self,
@@ -145,14 +167,28 @@ class QueueReader:
         if wanted.offset == end:
             # A sealed queue never grows: the reader hears of its end at once.
             return Found(result, [], end) if queue.sealed else None
-        extents = queue.extents_from(wanted.offset, min(wanted.max_bytes or room, room))
-        if not alone and extents[0].length > room:
-            return None
-        if queue.in_memory:
-            extents, batches = self._in_memory(queue, wanted.offset, extents)
+        most = min(wanted.max_bytes or room, room)
+        if queue.is_cold(wanted.offset):
+            cold = await self._cold_part(wanted.offset, queue, most)
+            if not alone and len(cold[0].stored) > room:
+                return None
+            found = _cold_found(result, wanted.offset, cold)
         else:
-            batches = await self._stored(extents)
-        found = _found(result, wanted.offset, extents, batches)
+            extents = queue.extents_from(wanted.offset, most)
+            if not alone and extents[0].length > room:
+                return None
+            if queue.in_memory:
+                extents, batches = self._in_memory(queue, wanted.offset, extents)
+            else:
+                try:
+                    batches = await self._stored(extents)
+                except StorageError:
+                    if not queue.is_cold(wanted.offset):
+                        raise
+                    return (
+                        None  # the log gave it up meanwhile: the next look takes it from the tier
+                    )
+            found = _found(result, wanted.offset, extents, batches)
         if wanted.group:
             self._node.on_delivered(wanted.group, key, wanted.token, found.next_offset)
         return found
@@ -169,7 +205,7 @@ class QueueReader:
         if queue is None or queue.sealed:
             return None
         start, end = queue.log_start_offset, queue.log_end_offset
-        if not start <= wanted.offset < end:
+        if not start <= wanted.offset < end or queue.is_cold(wanted.offset):
             return None
         extents = queue.extents_from(wanted.offset, room)
         if queue.in_memory:
@@ -184,6 +220,17 @@ class QueueReader:
             queue=wanted.queue, log_start_offset=start, high_watermark=end
         )
         return _found(result, wanted.offset, extents, batches)
+
+    async def _cold_part(
+        self, offset: int, queue: QueueState, bytes_max: int
+    ) -> Sequence[ColdBatch]:
+        """Batches from the object store, the first of which has the offset. Raises Unavailable,
+        CorruptBatch."""
+        if self._cold is None:
+            raise without_tier(queue)
+        pointer = pointer_of(self._cold.cluster_id, queue)
+        assert pointer is not None, "what is cold is in a manifest"
+        return (await self._cold.read(pointer, offset)).part(offset, bytes_max)
 
     def _token(self, group: str, key: QueueKey) -> int:
         """Token of the lock that a consumer group holds on the queue; 0 for none."""
@@ -260,6 +307,29 @@ def _found(
             row_end=extent.first_row + extent.count,
         )
     return Found(result, batches, extents[-1].base_offset + extents[-1].count)
+
+
+def _cold_found(result: broker_pb2.FetchResult, offset: int, batches: Sequence[ColdBatch]) -> Found:
+    """The same for batches from the object store."""
+    for batch in batches:
+        skip = max(0, offset - batch.base_offset)
+        result.batches.add(
+            length=len(batch.stored),
+            base_offset=batch.base_offset + skip,
+            row_start=skip,
+            row_end=batch.offset_count,
+        )
+    last = batches[-1]
+    return Found(result, [batch.stored for batch in batches], last.base_offset + last.offset_count)
+
+
+def without_tier(queue: QueueState) -> Unavailable:
+    """The error for a cold offset on a node that was given no object store."""
+    return Unavailable(
+        f"offsets {queue.log_start_offset} to {queue.local_start} of queue {queue.key.queue_id} of"
+        f" {queue.topic!r} are in the object store alone, and this broker was started without"
+        " --tier: start it with the URL that the other brokers have"
+    )
 
 
 def _read_records(log: Log, extents: Sequence[Extent]) -> list[Part]:

@@ -25,6 +25,7 @@ from semel.protos.batch import BROKER_HEADER_BYTES, BatchFlags, check_batch
 from semel.protos.columns import decode_columns
 from semel.protos.compacted_rows import offsets_of_rows
 from semel.protos.ids import QueueKey
+from semel.tier import ColdBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +99,20 @@ def read_row(log: Log, among: Sequence[Candidate], message_id: bytes) -> FoundRo
         if offsets[row] >= 0:
             return FoundRow(candidate=each, stored=stored, row=row, offset=int(offsets[row]))
     return None
+
+
+def cold_row(batch: ColdBatch, message_id: bytes) -> tuple[int, int] | None:
+    """Row and offset of the message with the id in a batch from the object store; None if it does
+    not have it."""
+    data = batch.stored[BROKER_HEADER_BYTES:]
+    columns = decode_columns(data, check_batch(data))
+    if columns.message_ids is None:
+        return None
+    row = pc.index(columns.message_ids, pa.scalar(message_id, pa.binary())).as_py()
+    if row < 0:
+        return None
+    offsets = offsets_of_rows(columns, batch.base_offset, 0, batch.offset_count)
+    return row, int(offsets[row])
 
 
 def _of_extent(extent: Extent) -> Candidate:

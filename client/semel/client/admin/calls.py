@@ -127,6 +127,8 @@ class AdminCore:
         compaction: CompactionChange = None,
     ) -> TopicSettings:
         request = controller_pb2.AlterTopicRequest(name=name)
+        if settings.get("tier_after_ms") == -1 and settings.get("local_retention_ms") is None:
+            settings = settings | {"local_retention_ms": -1}  # it is for tiered topics
         changes = (dedup, compaction, *settings.values())
         if any(value is not None for value in changes):
             request.settings.CopyFrom((await self._routes([name])).topics[0].settings)
@@ -249,6 +251,8 @@ class AdminCore:
                     sealed=queue.sealed,
                     parent=queue.parent,
                     gaps_to=offsets[queue.key.queue_id].gaps_to,
+                    local_start_offset=offsets[queue.key.queue_id].local_start_offset,
+                    tier_end_offset=offsets[queue.key.queue_id].tier_end_offset,
                 )
                 for queue in route.every
             ],

@@ -28,6 +28,10 @@ class TopicSettings:
     """At most so many messages may be due in one second; -1 is no limit."""
     compaction: Compaction | None = None
     """How the topic is compacted; None: it is not."""
+    tier_after_ms: int = -1
+    """Messages of this age go to the cluster's object store; -1: none does."""
+    local_retention_ms: int = -1
+    """Brokers keep what is in the object store only so long; -1: as long as `retention_ms`."""
 
     @classmethod
     def of(cls, message: common_pb2.TopicSettings) -> TopicSettings:
@@ -39,6 +43,8 @@ class TopicSettings:
             dedup=IdDedup.of(message),
             delay_per_second_max=message.delay_per_second_max or -1,
             compaction=Compaction.of(message),
+            tier_after_ms=message.tier_after_ms or -1,
+            local_retention_ms=message.local_retention_ms or -1,
         )
 
 
@@ -107,6 +113,10 @@ class QueueDescription(Described):
     """When the first of them is due, microseconds since the epoch; 0 when there is none."""
     gaps_to: int = 0
     """Compaction may have left gaps in the offsets below this one; 0: there are none."""
+    local_start_offset: int = 0
+    """First offset that the brokers have; older ones are in the object store alone."""
+    tier_end_offset: int = 0
+    """End of what is in the object store; 0: nothing is."""
 
     @property
     def messages(self) -> int:

@@ -79,6 +79,8 @@ class AsyncAdmin:
         message_bytes_max: int | None = None,
         batch_bytes_max: int | None = None,
         delay_per_second_max: int | None = None,
+        tier_after_ms: int | None = None,
+        local_retention_ms: int | None = None,
         dedup: IdDedup | None = None,
         compaction: Compaction | None = None,
         if_not_exists: bool = False,
@@ -89,8 +91,10 @@ class AsyncAdmin:
         None takes the default. With `dedup` the topic compares message ids. With `compaction` the
         newest message of each key stays, for ever unless a retention is given. With
         `delay_per_second_max` at most so many messages may be due in one second: one more fails
-        with DelayThrottled. Raises TopicExists, InvalidRequest; UnsupportedVersion when a setting
-        needs `semel cluster upgrade` first.
+        with DelayThrottled. With `tier_after_ms` messages of that age go to the cluster's object
+        store, and with `local_retention_ms` brokers keep them only so long; they stay readable as
+        long as `retention_ms` says. Raises TopicExists, InvalidRequest; UnsupportedVersion when a
+        setting needs `semel cluster upgrade` first.
         """
         settings = {
             "retention_ms": retention_ms,
@@ -98,6 +102,8 @@ class AsyncAdmin:
             "message_bytes_max": message_bytes_max,
             "batch_bytes_max": batch_bytes_max,
             "delay_per_second_max": delay_per_second_max,
+            "tier_after_ms": tier_after_ms,
+            "local_retention_ms": local_retention_ms,
         }
         return await self._session.await_run(
             self._session.admin.create_topic(
@@ -114,21 +120,26 @@ class AsyncAdmin:
         message_bytes_max: int | None = None,
         batch_bytes_max: int | None = None,
         delay_per_second_max: int | None = None,
+        tier_after_ms: int | None = None,
+        local_retention_ms: int | None = None,
         dedup: IdDedup | Literal["off"] | None = None,
         compaction: Compaction | Literal["off"] | None = None,
         queues: int | None = None,
     ) -> TopicSettings:
-        """Changes the settings that are given; -1 lifts a limit. `dedup="off"` ends the comparing
-        of message ids and forgets them; `compaction="off"` ends compaction, and what is gone stays
-        gone. More `queues` are made by splitting the present ones; their number never falls.
-        Returns once they can be written. Raises UnknownTopic, InvalidRequest; UnsupportedVersion
-        when a setting needs `semel cluster upgrade` first."""
+        """Changes the settings that are given; -1 lifts a limit. `tier_after_ms=-1` ends tiering:
+        what is in the object store stays readable, nothing is added. `dedup="off"` ends the
+        comparing of message ids and forgets them; `compaction="off"` ends compaction, and what is
+        gone stays gone. More `queues` are made by splitting the present ones; their number never
+        falls. Returns once they can be written. Raises UnknownTopic, InvalidRequest;
+        UnsupportedVersion when a setting needs `semel cluster upgrade` first."""
         settings = {
             "retention_ms": retention_ms,
             "retention_bytes": retention_bytes,
             "message_bytes_max": message_bytes_max,
             "batch_bytes_max": batch_bytes_max,
             "delay_per_second_max": delay_per_second_max,
+            "tier_after_ms": tier_after_ms,
+            "local_retention_ms": local_retention_ms,
         }
         return await self._session.await_run(
             self._session.admin.alter_topic(name, settings, queues, dedup, compaction)

@@ -46,6 +46,10 @@ class QueueOffsets:
     is too old to tell."""
     gaps_to: int
     """Compaction may have left gaps in the offsets below this one; 0: there are none."""
+    local_start_offset: int
+    """First offset that the brokers have; older ones are in the object store alone."""
+    tier_end_offset: int
+    """End of what is in the object store; 0: nothing is."""
 
 
 async def list_offsets(
@@ -90,6 +94,8 @@ async def _list_offsets(
                 next_due_us=offsets.next_due_us,
                 append_time_us=offsets.append_time_us,
                 gaps_to=offsets.gaps_to,
+                local_start_offset=max(offsets.log_start_offset, offsets.local_start_offset),
+                tier_end_offset=offsets.tier_end_offset,
             )
     return found
 
