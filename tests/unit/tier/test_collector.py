@@ -239,7 +239,7 @@ def test_a_deleted_queue_goes_after_a_day_and_the_topic_with_its_last_queue(tmp_
     assert delete(QUEUE, begin_us + LATER) == [], "nothing says that it was deleted"
     mark_deleted(store, "c", QUEUE)
     noted = tmp_path / layout.deleted_name("c", QUEUE)
-    os.utime(noted, (begin_us / 1e6, begin_us / 1e6))
+    os.utime(noted, ns=(begin_us * 1000, begin_us * 1000))
     mark_deleted(store, "c", QUEUE)
     assert noted.stat().st_mtime < begin_us / 1e6 + 1, "its day begins once"
     assert delete(QUEUE, begin_us + policy.reader_us) == []
