@@ -95,6 +95,8 @@ class Days:
         if self.rng.random() < 0.8:
             self.decided.append((self.now_us, pointer))
             self.manifest = change.manifest
+            if self.rng.random() < 0.2:
+                self.passes(50)  # the store was down
             publish(self.store, pointer)
         self.stamp()
 

@@ -18,6 +18,7 @@ from semel.protos.ids import QueueKey
 from semel.tier import layout
 from semel.tier.catalog import owner_of
 from semel.tier.errors import ForeignTier
+from semel.tier.layout import Kind
 from semel.tier.manifest import Pointer
 from semel.tier.planning import GarbagePolicy, garbage, reachable, split_pointers
 from semel.tier.queue_reader import QueueReader, read_manifest, read_pointer
@@ -52,7 +53,15 @@ def collect(
     objects = store.objects(layout.queue_folder(cluster_id, queue))
     dropped, numbers = split_pointers(cluster_id, objects, now_us=now_us, policy=policy)
     log_pointer = decided()
-    pointers = {read_pointer(store, cluster_id, queue, at) for at in (*numbers[:1], *numbers[-1:])}
+    written_us = {
+        name.first: each.modified_us
+        for each in objects
+        if (name := layout.parse(cluster_id, each.name)) is not None and name.kind is Kind.MANIFEST
+    }
+    # Copies that came late, as the store was down: readers may have just begun with them.
+    late = [at for at in numbers if written_us.get(at, now_us) < now_us - policy.reader_us]
+    wanted = {*numbers[:1], *late, *numbers[-1:]}
+    pointers = {read_pointer(store, cluster_id, queue, at) for at in wanted}
     kept: set[str] = set()
     for pointer in pointers | ({log_pointer} if log_pointer is not None else set()):
         reader = QueueReader(store, read_manifest(store, pointer))

@@ -215,10 +215,11 @@ def garbage(
 ) -> list[str]:
     """Returns what may be deleted of a queue's objects, pointers apart.
 
-    `kept` are the names of the manifests, and of all that is reachable from them, that three
-    pointers name: the log's, the newest copy, and the oldest copy that is kept. What another copy
-    leads to and none of these does was added after the oldest copy had a successor, so it is
-    younger than `age_us`, and needs no manifest to be read for it.
+    `kept` are the names of the manifests, and of all that is reachable from them, that these
+    pointers name: the log's, the newest copy, the oldest copy that is kept, and kept copies whose
+    manifest is older than `reader_us`. What another copy leads to and none of these does was
+    written not long before its manifest, so it is younger than `age_us`, and needs no manifest to
+    be read for it.
     """
     found = []
     for each in objects:
