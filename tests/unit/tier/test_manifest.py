@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import random
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from semel.protos.ids import QueueId, TopicId
 from semel.tier import (
+    Change,
     CorruptTier,
     FileEntry,
     ForeignTier,
@@ -59,7 +61,7 @@ def test_a_manifest_is_read_as_it_was_written(files: int) -> None:
 
 def test_a_manifest_of_many_files_stays_small() -> None:
     """It has 100,000 files, which are not added one by one."""
-    page = encode_page([entry(10 * n, 10 * n + 10) for n in range(PAGE_FILES)])[0]
+    page = encode_page([entry(10 * n, 10 * n + 10) for n in range(PAGE_FILES)], "")[0]
     pages = tuple(
         dataclasses.replace(
             page,
@@ -124,7 +126,7 @@ def test_a_manifest_that_contradicts_itself_is_refused(wrong: dict[str, Any]) ->
 def test_a_document_with_another_field_type_or_kind_is_refused(document: str) -> None:
     manifest, _ = manifest_of(3)
     pointer, data = pointer_to(manifest)
-    page, page_data = encode_page(manifest.files)
+    page, page_data = encode_page(manifest.files, "")
     read: dict[str, tuple[bytes, Any]] = {
         "manifest": (data, decode),
         "pointer": (pointer.encode(), decode_pointer),
@@ -134,7 +136,7 @@ def test_a_document_with_another_field_type_or_kind_is_refused(document: str) ->
     reader("x", good)
     whole = json.loads(good)
     for name in whole:
-        text: tuple[object, ...] = () if name in ("cluster", "topic") else ("x",)
+        text: tuple[object, ...] = () if name in ("cluster", "topic", "nonce") else ("x",)
         for value in (None, -(1 << 64), [1], {}, *text):
             with pytest.raises((CorruptTier, ForeignTier)):
                 reader("x", json.dumps({**whole, name: value}).encode())
@@ -157,7 +159,7 @@ def _entry_for(page: PageEntry, data: bytes) -> PageEntry:
 
 
 def test_a_damaged_page_is_refused() -> None:
-    page, data = encode_page(manifest_of(3)[0].files)
+    page, data = encode_page(manifest_of(3)[0].files, "")
     bad = data.replace(b"1000", b"1001", 1)
     with pytest.raises(CorruptTier, match="SHA-256"):
         decode_page("page", page, bad)
@@ -228,11 +230,27 @@ def test_the_documents_are_those_of_the_page() -> None:
     whole_pointer, data = pointer_to(made)
     assert set(json.loads(data)) - common == set(manifest)
     assert [field.name for field in dataclasses.fields(PageEntry)] == page
-    assert set(json.loads(encode_page(made.files)[1])) - common == set(paged)
+    assert set(json.loads(encode_page(made.files, "")[1])) - common == set(paged)
     assert [field.name for field in dataclasses.fields(FileEntry)] == file
     assert set(json.loads(whole_pointer.encode())) - common == set(pointer)
     assert (topic, identity) == (["cluster", "topic", "topic_id"], ["cluster"])
     assert deleted == ["cluster", "topic_id", "queue"]
+
+
+def test_no_two_attempts_give_the_same_name() -> None:
+    """Under an old one a new object could be deleted as the old one that a collector has listed."""
+    manifest, _ = manifest_of(PAGE_FILES)
+    one_more, all_in_one = entry(manifest.end, manifest.end + 10), entry(0, manifest.end)
+    changes: list[Callable[[], Change]] = [
+        lambda: trim(manifest, 5),
+        lambda: add_files(manifest, [one_more]),
+        lambda: merge_files(manifest, None, manifest.files, all_in_one),
+    ]
+    for change in changes:
+        first, second = change(), change()
+        assert pointer_to(first.manifest)[0].sha256 != pointer_to(second.manifest)[0].sha256
+        for left, right in zip(first.pages, second.pages, strict=True):
+            assert left[0].sha256 != right[0].sha256
 
 
 def test_ids_of_topics_above_2_53_survive() -> None:

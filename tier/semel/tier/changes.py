@@ -1,4 +1,4 @@
-"""Changes of a manifest: files added, files merged, old rows given up. Pure.
+"""Changes of a manifest: files added, files merged, old rows given up. No I/O.
 
 How it works. Each function returns the next manifest and the pages that it needs, none of which is
 written yet. The caller writes pages, then the manifest, then has the pointer decided. Whatever a
@@ -7,10 +7,14 @@ crash leaves of that is garbage that nothing names.
 Invariants
 1. A change keeps the manifest's invariants, and its number is one more.
 2. Files that stay keep their entries; offsets that stay are in exactly one file.
+3. What a change writes has a random number in it, so no other attempt writes under its names. Else
+   the collector, which has listed what an attempt left a day ago, could delete what the present one
+   has written meanwhile.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -53,7 +57,7 @@ def add_files(manifest: Manifest, added: Sequence[FileEntry]) -> Change:
     assert added and added[0].start == manifest.end, "files of the tier follow each other"
     files, pages, new = [*manifest.files, *added], list(manifest.pages), []
     while len(files) > PAGE_FILES:
-        page = encode_page(files[:PAGE_FILES])
+        page = encode_page(files[:PAGE_FILES], _nonce())
         new.append(page)
         pages.append(page[0])
         del files[:PAGE_FILES]
@@ -78,7 +82,7 @@ def merge_files(
     if page is None:
         assert tuple(files) == manifest.files, "files of the tail"
         return _next(manifest, [], files=tuple(kept))
-    entry, data = encode_page(kept)
+    entry, data = encode_page(kept, _nonce())
     place = manifest.pages.index(page)
     pages = (*manifest.pages[:place], entry, *manifest.pages[place + 1 :])
     return _next(manifest, [(entry, data)], pages=pages)
@@ -105,7 +109,12 @@ def _next(manifest: Manifest, new: Sequence[tuple[PageEntry, bytes]], **changed:
         manifest,
         number=manifest.number + 1,
         previous_sha256=previous,
+        nonce=_nonce(),
         **changed,  # type: ignore[arg-type]
     )
     made.check("a new manifest")
     return Change(made, tuple(new))
+
+
+def _nonce() -> str:
+    return secrets.token_hex(8)

@@ -96,9 +96,11 @@ def encode(
     covers: tuple[int, int] | None = None,
     *,
     row_group_bytes: int = ROW_GROUP_BYTES,
+    nonce: str = "",
 ) -> EncodedFile:
     """Returns the file that has `rows`, which are one or more, with SCHEMA: all that the queue has
-    of the offsets from `covers[0]` to before `covers[1]`; None is from the first to the last."""
+    of the offsets from `covers[0]` to before `covers[1]`; None is from the first to the last. Its
+    `nonce` makes its name unlike those of all other attempts to write these rows."""
     rows = rows.combine_chunks()
     assert rows.num_rows and rows.schema.equals(SCHEMA), "rows of the tier's columns, at least one"
     offsets = _numbers(rows, "offset")
@@ -107,7 +109,7 @@ def encode(
         f"rows rise within offsets {start} to {end}"
     )
     sizes = row_bytes(rows)
-    data = _parquet(queue, rows, cuts(sizes, row_group_bytes), start, end)
+    data = _parquet(queue, rows, cuts(sizes, row_group_bytes), start, end, nonce)
     metadata = pq.read_metadata(pa.BufferReader(data))
     footer_length = metadata.serialized_size + _TAIL_BYTES
     view = memoryview(data)
@@ -141,7 +143,7 @@ def _numbers(rows: pa.Table, name: str) -> Any:
 
 
 def _parquet(
-    queue: QueueKey, rows: pa.Table, ends: Sequence[int], start: int, end: int
+    queue: QueueKey, rows: pa.Table, ends: Sequence[int], start: int, end: int, nonce: str
 ) -> pa.Buffer:
     facts = {
         "semel.format": str(FORMAT),
@@ -149,6 +151,7 @@ def _parquet(
         "semel.queue": str(queue.queue_id),
         "semel.start": str(start),
         "semel.end": str(end),
+        "semel.nonce": nonce,
     }
     schema = SCHEMA.with_metadata(facts)
     sink = pa.BufferOutputStream()

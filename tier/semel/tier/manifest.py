@@ -114,6 +114,8 @@ class Manifest:
     pages: tuple[PageEntry, ...] = ()
     files: tuple[FileEntry, ...] = ()
     """The tail: files that no page has yet."""
+    nonce: str = ""
+    """Makes its name unlike those of all other attempts to write this manifest."""
 
     @property
     def queue(self) -> QueueKey:
@@ -140,6 +142,7 @@ class Manifest:
                 "end": self.end,
                 "pages": [asdict(page) for page in self.pages],
                 "files": [asdict(file) for file in self.files],
+                "nonce": self.nonce,
             },
         )
 
@@ -262,6 +265,7 @@ def decode(name: str, data: bytes) -> Manifest:
         end=found.take("end", int),
         pages=tuple(_entry(name, PageEntry, each) for each in found.take("pages", list)),
         files=tuple(_entry(name, FileEntry, each) for each in found.take("files", list)),
+        nonce=found.take("nonce", str),
     )
     found.done()
     manifest.check(name)
@@ -285,9 +289,11 @@ def decode_pointer(name: str, data: bytes) -> Pointer:
     return pointer
 
 
-def encode_page(files: Sequence[FileEntry]) -> tuple[PageEntry, bytes]:
-    """Returns the entry and the bytes of the page that has `files`, one or more."""
-    data = documents.write("page", {"files": [asdict(file) for file in files]})
+def encode_page(files: Sequence[FileEntry], nonce: str) -> tuple[PageEntry, bytes]:
+    """Returns the entry and the bytes of the page that has `files`, one or more. Its `nonce` is as
+    that of a manifest."""
+    fields = {"files": [asdict(file) for file in files], "nonce": nonce}
+    data = documents.write("page", fields)
     entry = PageEntry(
         start=files[0].start,
         end=files[-1].end,
@@ -309,9 +315,10 @@ def decode_page(name: str, entry: PageEntry, data: bytes) -> tuple[FileEntry, ..
     check_whole(name, data, entry.length, entry.sha256)
     found = documents.read(name, "page", data)
     files = tuple(_entry(name, FileEntry, each) for each in found.take("files", list))
+    nonce = found.take("nonce", str)
     found.done()
     check_row(name, files)
-    if not files or encode_page(files)[0] != entry:
+    if not files or encode_page(files, nonce)[0] != entry:
         raise CorruptTier(f"{name} has other files than the manifest says")
     return files
 

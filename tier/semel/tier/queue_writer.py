@@ -3,13 +3,15 @@
 How it works. The order is the whole of it: files, then pages, then the manifest, each read back
 whole; then the group's log decides the pointer by compare-and-set; then the pointer's copy. A crash
 or a second master at any step leaves objects that nothing names, or a copy that is one number
-behind, and both are harmless. Whatever is repeated writes the same bytes under the same names, or
-others beside them.
+behind, and both are harmless. Whatever is repeated writes objects with names of their own beside
+them: under an old name an object might be young, and be deleted as the old one that was listed.
 
 Not here: the decision (`docs/decisions/tiers.md` has the plan), what to write (`planning.py`).
 """
 
 from __future__ import annotations
+
+import secrets
 
 import pyarrow as pa
 
@@ -32,7 +34,7 @@ def put_rows(
 ) -> FileEntry:
     """Stores rows as one file, and returns its entry. `covers` is the range of offsets of which
     they are all; None is from the first to the last. Raises what `Store.put` raises."""
-    entry, data = encode(queue, rows, covers)
+    entry, data = encode(queue, rows, covers, nonce=secrets.token_hex(8))
     store.put(entry.name(cluster_id, queue), data)
     return entry
 
