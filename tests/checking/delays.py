@@ -9,11 +9,16 @@ When a queue moves, copies come to the other group under the numbers of the batc
 is activated there, what waited when it was sealed waits on, with the numbers that it had: those
 that came are the same, byte for byte, and numbers go on above them.
 
+When a queue is split its batches wait on, and releases of its children take nothing that comes
+after the first of them. A record hands them to the children, in the parts in front of it.
+
 Invariants checked here
 1. What is released waited, was due by the time that the release names, and that time had come.
 2. It is the first that waited, and as many messages as the release says, none that was cancelled.
 3. What is cancelled waited, had not been cancelled, and was not due at the time of the entry.
 4. Of what waits in a queue that is activated, there is a copy.
+5. Each message of a batch that is parted, but for the cancelled ones, is in one part, with its
+   sequence; a message with a key in that of the child that has the key's slot.
 
 Not here: offsets (`raw_log.py`), ids that are free again (`message_ids.py`).
 """
@@ -24,9 +29,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from semel.protos.batch import BatchHeader
-from semel.protos.ids import QueueKey
+from semel.protos.columns import decode_columns
+from semel.protos.ids import QueueId, QueueKey
 from semel.protos.queue_refs import queue_key_of
+from semel.protos.slots import slot_of_key
 from semel.protos.v1 import control_pb2
+from tests.checking.history import digest_of
+from tests.checking.stored import sequences_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +77,8 @@ class Delayed:
     waiting: dict[QueueKey, dict[tuple[int, int], DelayedBatch]] = field(default_factory=dict)
     """Waiting batches by due time and number."""
     came: int = 0
+    children: dict[QueueKey, dict[QueueKey, range]] = field(default_factory=dict)
+    """The slots of each child of a queue that was split."""
     copies: dict[tuple[QueueKey, int], dict[int, DelayedBatch]] = field(default_factory=dict)
     """By queue and move: batches that came from another group, by number."""
 
@@ -99,6 +110,59 @@ class Delayed:
             held[place] = replace(copy, cancelled=set(batch.cancelled))
         self.came = max([self.came, *(number + 1 for number in copies)])
         self.waiting[key] = held
+
+    def on_split(self, split: control_pb2.SplitQueue) -> None:
+        """Notes the children of a queue."""
+        key = queue_key_of(split.queue)
+        self.children[key] = {
+            QueueKey(key.topic_id, QueueId(each.queue_id)): range(each.slot_start, each.slot_end)
+            for each in split.children
+        }
+
+    def part(self, record: control_pb2.PartDelayed, parts: list[DelayedBatch]) -> Iterator[str]:
+        """Batches go to children; yields what is wrong."""
+        key, left = queue_key_of(record.queue), list(parts)
+        held, children = self.waiting.get(key, {}), self.children.get(key, {})
+        for each in record.batches:
+            place = each.due_us, each.ordinal
+            found = [left.pop(0) for _ in range(min(each.parts, len(left)))]
+            if not held or place != min(held) or held[place].index != each.entry:
+                yield f"the batch at {place} of {key} is parted, and does not wait first"
+                continue
+            batch = held.pop(place)
+            cancelled = set() if len(found) == 1 else batch.cancelled
+            sent = [row for at, row in enumerate(_rows(batch)) if at not in cancelled]
+            got = [row for part in found for row in _rows(part)]
+            if sorted(sent, key=repr) != sorted(got, key=repr):
+                yield f"of {batch.header} the parts have {len(got)} messages, {len(sent)} waited"
+            for part in found:
+                child, mine = part.header.queue_key, children.get(part.header.queue_key)
+                others = [one for one in children.values() if one is not mine]
+                misled = any(
+                    name is not None and any(slot_of_key(name) in slots for slots in others)
+                    for _, name, _ in _rows(part)
+                )
+                same = "topic_id", "producer_id", "epoch", "session", "deliver_at_us"
+                differs = any(
+                    getattr(part.header, name) != getattr(batch.header, name) for name in same
+                )
+                if mine is None or misled or differs:
+                    yield f"{part.header} is no part of {batch.header} for {child}"
+                taking = self.waiting.setdefault(child, {})
+                if place in taking:
+                    yield f"{child} has two batches at {place}"
+                if len(found) == 1:
+                    part.cancelled.update(batch.cancelled)
+                taking[place] = part
+        if left:
+            yield f"{len(left)} parts are of no batch"
+
+    def first_above(self, key: QueueKey) -> tuple[int, int] | None:
+        """The first that waits in a queue that this one descends from; None if nothing does."""
+        above = [parent for parent, children in self.children.items() if key in children]
+        found = [min(self.waiting[each]) for each in above if self.waiting.get(each)]
+        found += [place for each in above if (place := self.first_above(each)) is not None]
+        return min(found, default=None)
 
     def on_deleted(self, queue: tuple[int, int]) -> None:
         """Forgets a queue that is gone, with all that waited in it."""
@@ -139,8 +203,23 @@ class Delayed:
             )
         if record.until_us > time_us:
             yield f"early: at {time_us} what is due by {record.until_us} is released in {key}"
+        first = self.first_above(key)
+        if chosen and first is not None and chosen[-1] > first:
+            yield f"out of order: {chosen[-1]} of {key} is released, its parent still has {first}"
         if chosen and chosen[-1][0] > record.until_us:
             yield f"early: what is due at {chosen[-1][0]} is released by {record.until_us} in {key}"
         for batch in found:
             for rows in batch.stretches():
                 yield batch, rows
+
+
+def _rows(batch: DelayedBatch) -> list[tuple[int, bytes | None, str]]:
+    """Sequence, key and digest of each row."""
+    columns = decode_columns(batch.body, batch.header)
+    count = batch.header.count
+    keys = [None] * count if columns.keys is None else columns.keys.to_pylist()
+    values, sequences = columns.values.to_pylist(), sequences_of(columns, batch.header)
+    return [
+        (sequence, key, digest_of(value, key))
+        for sequence, key, value in zip(sequences, keys, values, strict=True)
+    ]

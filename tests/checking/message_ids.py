@@ -118,6 +118,8 @@ class IdLog:
         self._index = self._level = 0
         self.homes: dict[Queue, list[tuple[int, int | None]]] = {}
         """From which entry to which one each queue was here, or is here."""
+        self._parted: dict[tuple[int, int, int], bytes] = {}
+        """Parts of delayed batches, by the number of the child, entry and number of the batch."""
         self._copies: dict[tuple[int, int], bytes] = {}
         """Copies of delayed batches, by entry and number."""
         self._begun: dict[tuple[Queue, int], int] = {}
@@ -132,6 +134,7 @@ class IdLog:
             self._where, self._index = f"entry {index}", index
             time_us = decode_frame_header(frames[index]).time_us
             checked: control_pb2.CheckIds | None = None
+            parts: list[bytes] = []
             for position, kind, payload in iter_records(frames[index]):
                 if kind is RecordKind.BATCH:
                     self._on_batch(payload, checked, time_us)
@@ -139,6 +142,8 @@ class IdLog:
                 elif kind is RecordKind.STAGED:
                     self._on_staged(position, bytes(payload), checked)
                     checked = None
+                elif kind is RecordKind.PARTED:
+                    parts.append(bytes(payload))
                 elif kind is RecordKind.COPY:
                     placed = decode_broker_header(payload)
                     if placed.base_offset < 0:
@@ -154,6 +159,12 @@ class IdLog:
                             self._on_evicted(record.evict_ids, time_us)
                         case "cancel_delayed":
                             self._on_cancelled(record.cancel_delayed)
+                        case "part_delayed":
+                            for batch in record.part_delayed.batches:
+                                for _ in range(batch.parts):
+                                    part = parts.pop(0)
+                                    child = check_batch(part, BROKER_HEADER_BYTES).queue_id
+                                    self._parted[child, index, batch.ordinal] = part
                         case "create_queue":
                             made = record.create_queue
                             queue = int(made.queue.topic_id), int(made.queue.queue_id)
@@ -370,6 +381,14 @@ class IdLog:
                 sent = name_of(copy), sequences[record.row]
                 found = found._replace(entry=record.entry, row=record.row, sent=sent)
                 topic.arrivals[record.arrival - (topic.base or 0)] = found
+        place = record.queue.queue_id, record.entry, record.ordinal
+        if (part := self._parted.get(place)) is not None:
+            messages, sequences = messages_in(part)
+            same = messages[record.row] == found.message
+            if same and found.sent is not None:
+                same = sequences[record.row] == found.sent[1]
+            if same and found.place.due_us == record.due_us:
+                told = found.place, found.entry, found.row
         if (found.place, found.entry, found.row) != told:
             self._wrong(f"{told} is cancelled as {found}")
         if record.arrival in topic.cancelled:

@@ -228,6 +228,7 @@ def _fold(result: Fold, frames: Mapping[int, bytes], tables_at: Collection[int])
                 f"entry {index} says index {header.index} and term {header.term} after {term}"
             )
         term, checked = header.term, False
+        parts: list[DelayedBatch] = []
         for _, kind, payload in iter_records(frame):
             kept, checked = checked, False
             if kind is RecordKind.BATCH:
@@ -236,12 +237,19 @@ def _fold(result: Fold, frames: Mapping[int, bytes], tables_at: Collection[int])
                 _fold_staged(result, index, payload, kept=kept)
             elif kind is RecordKind.COPY:
                 _fold_copy(result, index, payload)
+            elif kind is RecordKind.PARTED:
+                _fold_part(result, index, payload, parts)
             elif kind is RecordKind.CONTROL:
                 control = control_pb2.ControlRecord.FromString(bytes(payload))
+                if control.HasField("part_delayed"):
+                    _fold_parted(result, control.part_delayed, parts)
+                    parts = []
                 while _waits(result, control):
                     yield
                 checked = control.HasField("check_ids")
                 _fold_control(result, control, header.time_us)
+        if parts:
+            result.problems.append(f"entry {index}: parts of no delayed batch")
         result.last_index = index
         if index in tables_at:
             result.tables[index] = {
@@ -350,6 +358,24 @@ def _fold_cancelled(result: Fold, record: control_pb2.CancelDelayed, time_us: in
     _check_home(result, _queue(record.queue), "a cancellation")
     if wrong := result.delayed.cancel(record, time_us):
         result.problems.append(f"entry {result.last_index + 1}: {wrong}")
+
+
+def _fold_part(result: Fold, index: int, payload: memoryview, parts: list[DelayedBatch]) -> None:
+    try:
+        placed = decode_broker_header(payload)
+        header = check_batch(payload, BROKER_HEADER_BYTES)
+    except CorruptBatch as error:
+        result.problems.append(f"entry {index}: {error.message}")
+        return
+    _check_home(result, (int(header.topic_id), int(header.queue_id)), "a part")
+    if placed.base_offset != -1 or not is_delayed(header):
+        result.problems.append(f"entry {index}: {header} is no part of a delayed batch")
+    parts.append(DelayedBatch(header, bytes(payload[BROKER_HEADER_BYTES:]), index))
+
+
+def _fold_parted(result: Fold, record: control_pb2.PartDelayed, parts: list[DelayedBatch]) -> None:
+    where = f"entry {result.last_index + 1}"
+    result.problems += [f"{where}: {each}" for each in result.delayed.part(record, parts)]
 
 
 def _append_us(result: Fold, queue: Queue, time_us: int) -> int:
@@ -531,6 +557,7 @@ def _fold_split(result: Fold, split: control_pb2.SplitQueue) -> None:
     parent = _queue(split.queue)
     if parent in result.parents.values():
         return
+    result.delayed.on_split(split)
     rows = [(key[1], row) for key, row in result.producers.items() if key[0] == parent]
     for number in split.children:
         child = (parent[0], number.queue_id)

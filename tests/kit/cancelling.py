@@ -79,7 +79,7 @@ class CancelGroup(IdGroup):
         if place is None or found is None or found.candidate.extent is not None:
             return None
         return control_pb2.CancelDelayed(
-            queue=ref(QueueKey(KEY.topic_id, QueueId(place.queue_id))),
+            queue=ref(found.candidate.queue_key),
             due_us=place.due_us,
             ordinal=found.candidate.ordinal,
             row=found.row,

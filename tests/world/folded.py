@@ -170,6 +170,11 @@ class Folded:
                         record.release_delayed.until_us <= decode_frame_header(frame).time_us,
                         f"group {self.group_id} releases early: {record}",
                     )
+                elif which == "part_delayed":
+                    self._require_home(key_of(record.part_delayed.queue), "a part")
+                    self.world.count("delayed batches parted")
+                    if any(batch.parts > 1 for batch in record.part_delayed.batches):
+                        self.world.count("delayed batch of several children parted")
                 elif which == "cancel_delayed":
                     self._require_home(key_of(record.cancel_delayed.queue), "a cancellation")
                     self.world.count("delayed message cancelled")

@@ -41,7 +41,8 @@ from semel.broker.snapshots.install import CatchUp
 from semel.broker.state import make_slice
 from semel.broker.state.apply.codec import Reader
 from semel.broker.state.apply.coordination import Coordination
-from semel.broker.state.apply.delays import DelayedQueue, Delays
+from semel.broker.state.apply.delayed_queue import DelayedQueue
+from semel.broker.state.apply.delays import Delays
 from semel.broker.state.apply.due_seconds import DueSeconds
 from semel.broker.state.apply.locks import ConsumerGroups
 from semel.broker.state.apply.producers import SequenceTable
@@ -507,20 +508,20 @@ def releases_early() -> Any:
     """A message that is due within a second counts as due."""
     original = DelayedQueue.first
 
-    def first(self: Any, until_us: int, below_ordinal: int, batches_max: int) -> Any:
-        return original(self, until_us + 1_000_000, below_ordinal, batches_max)
+    def first(self: Any, until_us: int, *bounds: Any) -> Any:
+        return original(self, until_us + 1_000_000, *bounds)
 
     return patch.object(DelayedQueue, "first", first)
 
 
 def releases_twice() -> Any:
     """The last batch of a release is delayed still."""
-    original = Delays._remove
+    original = Delays.remove
 
-    def _remove(self: Any, key: Any, extents: Any) -> None:
+    def remove(self: Any, key: Any, extents: Any) -> None:
         original(self, key, extents[:-1] or extents)
 
-    return patch.object(Delays, "_remove", _remove)
+    return patch.object(Delays, "remove", remove)
 
 
 def forgets_delays_in_checkpoints() -> Any:

@@ -13,7 +13,7 @@ from semel.broker.state.admission.delay_admission import propose_release
 from semel.broker.state.apply import delayed_copies
 from semel.broker.state.apply.cancelled_rows import CancelledRows
 from semel.broker.state.apply.delayed_copies import DelayedCopies
-from semel.broker.state.apply.delays import EXTENT, DelayedQueue
+from semel.broker.state.apply.delayed_queue import EXTENT, DelayedQueue
 from semel.broker.state.apply.moved_origins import no_origins
 from semel.protos.v1 import control_pb2
 
@@ -28,12 +28,12 @@ def releases_while_it_is_sealed() -> AbstractContextManager[object]:
         queue = self._pending.queue(queue_key)
         if queue is None or self.queues.sealed(queue_key) is not None:
             return None
-        return propose_release(self._state.delays, self._pending, queue, now_us, batches_max)
+        return propose_release(self._state.delays, self._pending, queue, now_us, batches_max, None)
 
-    def release(self: Any, record: Any, queue: Any, index: int, now_us: int) -> Any:
+    def release(self: Any, record: Any, queue: Any, *entry: Any) -> Any:
         frozen, queue.frozen = queue.frozen, False
         try:
-            return original(self, record, queue, index, now_us)
+            return original(self, record, queue, *entry)
         finally:
             queue.frozen = frozen
 

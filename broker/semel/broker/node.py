@@ -30,6 +30,7 @@ import grpc
 import grpc.aio
 
 from semel.broker.background.compaction_passes import QueueCompaction
+from semel.broker.background.delayed_parting import DelayedParting
 from semel.broker.background.delayed_release import DelayedRelease
 from semel.broker.background.maintenance import maintain
 from semel.broker.background.memory_bodies import MemoryBodies
@@ -236,6 +237,7 @@ class BrokerNode:
         self._start(maintain(self.replica, self.checkpoints, self.changes))
         self._start(self._transactions.run())
         self._start(DelayedRelease(self.replica).run())
+        self._start(DelayedParting(self.replica).run())
         self._start(self.compaction.run())
         self._start(IdPull(self.replica, self.identity.caller, bytes_per_second=rate).run())
         self._start(self.memory.run())

@@ -69,6 +69,10 @@ class RecordKind(IntEnum):
     MEMORY = 8
     """A stored batch without its body, which is in the memory of a majority. Feature level 9."""
 
+    PARTED = 9
+    """A stored batch without offset: the part of a delayed batch that a child of a split gets.
+    Feature level 9."""
+
 
 _KINDS: Final = {kind.value: kind for kind in RecordKind}
 

@@ -77,7 +77,7 @@ class MovingBroker(FakeBroker, MovesServicer):
         queues = self.home.state.queues
         if key not in queues:
             raise self.home.state.absent(key)
-        if (refusal := move_refusal(queues, queues[key])) is not None:
+        if (refusal := move_refusal(queues, queues[key], self.home.state.delays)) is not None:
             raise refusal
         reply = broker_pb2.CopyQueueReply(log_end_offset=queues[key].log_end_offset)
         if self.after_figures is not None:

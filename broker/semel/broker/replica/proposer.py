@@ -45,6 +45,7 @@ from semel.broker.replica.requests import (
     size_of,
 )
 from semel.broker.state import (
+    NO_OFFSET,
     RECORD_BYTES,
     RELEASE_BATCHES_MAX,
     Accepted,
@@ -167,19 +168,21 @@ class Proposer:
         record: ControlRecord,
         looked_up: TransactionIds | None = None,
         compacted: tuple[CompactedBatch, ...] = (),
+        parted: tuple[tuple[int, bytes], ...] = (),
     ) -> asyncio.Future[ApplyResult]:
         """The future gives the record's result, or raises: refused, NotMaster.
 
         `looked_up` is for a publication to topics that compare message ids, and for a rewrite; if
         the batches must be looked up again, the future raises Throttled. `compacted` is for a
-        COMPACT record: the batches that must stand before it. A record beyond the limits
+        COMPACT record: the batches that must stand before it; `parted`, append times and bytes, for
+        a PART_DELAYED record. A record beyond the limits
         (`state/admission/record_limits.py`) is refused at once.
         """
         future: asyncio.Future[ApplyResult] = asyncio.get_running_loop().create_future()
         if (refusal := record_refusal(record)) is not None:
             future.set_exception(refusal)
         else:
-            item = Control(record, future, looked_up, compacted)
+            item = Control(record, future, looked_up, compacted, parted)
             self._queue.append(item)
             size = size_of(item)
             self.pending_control_bytes += size
@@ -245,8 +248,8 @@ class Proposer:
                 break
             if isinstance(item, Release) and self._released >= RELEASE_BATCHES_MAX:
                 break  # the next entry takes the rest
-            if isinstance(item, Control) and (item.looked_up or item.compacted) and records:
-                break  # it may fill an entry alone
+            if isinstance(item, Control) and item.is_large and records:
+                break
             queue.popleft()
             if isinstance(item, Batch | Control | Copy):
                 self.pending_bytes -= length
@@ -389,6 +392,8 @@ class Proposer:
                 decision = self.admission.admit_fence(record.fence)
             case "lose_memory":
                 decision = self.admission.queues.admit_lose_memory(record.lose_memory)
+            case "part_delayed":
+                decision = self.admission.queues.admit_part(record.part_delayed)
             case "compact":
                 decision = self.admission.queues.admit_compact(record.compact)
             case "tiered":
@@ -416,6 +421,11 @@ class Proposer:
                 span=made.span,
             )
             self._preceding.append((RecordKind.COMPACTED, (header.encode(), made.batch)))
+        for append_time_us, part in item.parted:
+            parts = batch_record_parts(
+                part, base_offset=NO_OFFSET, append_time_us=append_time_us, term=Term(term)
+            )
+            self._preceding.append((RecordKind.PARTED, parts))
         for batch in kept:
             self._preceding.append(control_parts(ControlRecord(check_ids=batch.record)))
             parts = batch_record_parts(

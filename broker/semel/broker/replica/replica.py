@@ -343,9 +343,10 @@ class Replica:
         record: ControlRecord,
         looked_up: TransactionIds | None = None,
         compacted: tuple[CompactedBatch, ...] = (),
+        parted: tuple[tuple[int, bytes], ...] = (),
     ) -> ApplyResult:
         """The record's result, once it is applied. `looked_up` is for a publication or a rewrite,
-        `compacted` for a COMPACT record.
+        `compacted` for a COMPACT record, `parted` for a PART_DELAYED record.
 
         Raises NotMaster, Throttled, or the error with which admission refused it.
         """
@@ -367,7 +368,7 @@ class Replica:
                 f" {waiting_bytes:,} bytes of control records; send again",
                 retry_after_ms=_RETRY_AFTER_MS,
             )
-        future = proposer.submit_control(record, looked_up, compacted)
+        future = proposer.submit_control(record, looked_up, compacted, parted)
         self.driver.schedule_turn()
         return await future
 

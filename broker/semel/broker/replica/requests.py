@@ -41,6 +41,13 @@ class Control:
     """For a publication to topics that compare message ids, and for a rewrite."""
     compacted: tuple[CompactedBatch, ...] = ()
     """For a COMPACT record: the batches that take the places of others."""
+    parted: tuple[tuple[int, bytes], ...] = ()
+    """For a PART_DELAYED record: append time and bytes of each part."""
+
+    @property
+    def is_large(self) -> bool:
+        """It may fill an entry alone."""
+        return bool(self.looked_up or self.compacted or self.parted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +121,8 @@ def size_of(item: Item) -> int:
     if isinstance(item, Copy):
         return len(item.stored)
     if isinstance(item, Control):
-        return item.record.ByteSize() + sum(len(each.batch) for each in item.compacted)
+        made = sum(len(each.batch) for each in item.compacted)
+        return item.record.ByteSize() + made + sum(len(part) for _, part in item.parted)
     if isinstance(item, Release | Eviction):
         return _RELEASE_BYTES
     return _EXPIRY_BYTES

@@ -167,7 +167,9 @@ class IdCalls:
         if row is None:
             # Another id with the same fingerprint, if the message cannot have gone.
             return (reply if place.due_us else unknown), place.arrival, None
+        check_settled(replica, row.candidate.queue_key)
         extent = row.candidate.extent
+        reply.queue.CopyFrom(queue_ref(row.candidate.queue_key))
         reply.fate = (
             broker_pb2.MESSAGE_FATE_DELAYED if extent is None else broker_pb2.MESSAGE_FATE_STORED
         )

@@ -89,14 +89,14 @@ class MovesService(broker_pb2_grpc.MovesServicer):
         self, request: broker_pb2.CopyQueueRequest, context: object
     ) -> broker_pb2.CopyQueueReply:
         await self._replica.wait_master()
-        queue = self._queue(queue_key_of(request.queue))
+        queue, state = self._queue(queue_key_of(request.queue)), self._replica.state
         reply = broker_pb2.CopyQueueReply(
             log_start_offset=queue.local_start,
             log_end_offset=queue.log_end_offset,
             bytes=queue.bytes,
             feature_level=self._replica.state.feature_level,
         )
-        if (refusal := move_refusal(self._replica.state.queues, queue)) is not None:
+        if (refusal := move_refusal(state.queues, queue, state.delays)) is not None:
             raise refusal
         if request.figures_only:
             if (held := held_here(self._replica.state, queue.key)) is not None:

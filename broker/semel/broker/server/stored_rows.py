@@ -1,9 +1,9 @@
 """Finds a message by its id in stored batches that may hold it.
 
 How it works. The index of message ids says where a message was when it arrived: at an offset; or
-due at a time, and in which entry of the log, which has other numbers here if it came with a move
-(`state/apply/moved_origins.py`). So a few batches at most may hold it. They are read, and the ids
-in them are compared byte by byte: the index knows fingerprints only.
+due at a time, and in which entry of the log, which is another one here if it came with a move or
+was handed to a child by a split (`state/apply/moved_origins.py`). So a few batches at most may hold
+it. They are read, and the ids in them are compared byte by byte: the index knows fingerprints only.
 
 Not here: the index (`replica/message_ids.py`), what a caller is told (`id_calls.py`).
 """
@@ -20,7 +20,14 @@ from semel.broker.dedup.id_places import ENTRY_MASK
 from semel.broker.log import Log
 from semel.broker.replica.message_ids import IdPlace
 from semel.broker.replica.stored_batches import read_batch
-from semel.broker.state import DelayedExtent, Extent, State, entries_of
+from semel.broker.state import (
+    DelayedExtent,
+    Extent,
+    QueueState,
+    State,
+    descendants,
+    entries_of,
+)
 from semel.protos.batch import BROKER_HEADER_BYTES, BatchFlags, check_batch
 from semel.protos.columns import decode_columns
 from semel.protos.compacted_rows import offsets_of_rows
@@ -32,6 +39,7 @@ from semel.tier import ColdBatch
 class Candidate:
     """Rows of a stored batch, one of which may be the message."""
 
+    queue_key: QueueKey
     entry: int
     position: int
     length: int
@@ -56,20 +64,29 @@ class FoundRow:
 
 
 def candidates(state: State, key: QueueKey, place: IdPlace) -> list[Candidate]:
-    """The batches of a queue that may hold the message at a place, as of now."""
-    queue, delayed = state.queues.get(key), state.delays.queues.get(key)
+    """The batches that may hold the message at a place of a queue, as of now. If the queue was
+    split, its delayed messages are in its children."""
+    queue = state.queues.get(key)
     if queue is None:
         return []
     if not place.due_us:
         if not queue.log_start_offset <= place.offset < queue.log_end_offset:
             return []
-        return list(map(_of_extent, queue.extents_from(place.offset, 1)))
-    found, due_us = list[Candidate](), place.due_us
-    for entry in (place.entry, *entries_of(state.delays.origins.of(key), place.entry)):
-        waiting = delayed.due_at(due_us, entry, ENTRY_MASK) if delayed else ()
-        found += map(_of_delayed, waiting)
-        found += map(_of_extent, queue.extents_of_entry(entry, ENTRY_MASK, due_us))
+        return [_of_extent(key, each) for each in queue.extents_from(place.offset, 1)]
+    found = list[Candidate]()
+    for each in (queue, *descendants(state.queues, queue)):
+        entries = entries_of(state.delays.origins.of(each.key), place.entry)
+        for entry in (place.entry, *entries) if each is queue else entries:
+            found += _delayed(state, each, place.due_us, entry)
     return found
+
+
+def _delayed(state: State, queue: QueueState, due_us: int, entry: int) -> list[Candidate]:
+    """The batches of an entry that wait in the queue, or were released."""
+    key, delayed = queue.key, state.delays.queues.get(queue.key)
+    waiting = delayed.due_at(due_us, entry, ENTRY_MASK) if delayed else ()
+    released = queue.extents_of_entry(entry, ENTRY_MASK, due_us)
+    return [*(_of_delayed(key, each) for each in waiting), *(_of_extent(key, e) for e in released)]
 
 
 def read_row(log: Log, among: Sequence[Candidate], message_id: bytes) -> FoundRow | None:
@@ -115,8 +132,9 @@ def cold_row(batch: ColdBatch, message_id: bytes) -> tuple[int, int] | None:
     return row, int(offsets[row])
 
 
-def _of_extent(extent: Extent) -> Candidate:
+def _of_extent(key: QueueKey, extent: Extent) -> Candidate:
     return Candidate(
+        queue_key=key,
         entry=extent.index,
         position=extent.position,
         length=extent.length,
@@ -127,8 +145,9 @@ def _of_extent(extent: Extent) -> Candidate:
     )
 
 
-def _of_delayed(extent: DelayedExtent) -> Candidate:
+def _of_delayed(key: QueueKey, extent: DelayedExtent) -> Candidate:
     return Candidate(
+        queue_key=key,
         entry=extent.entry,
         position=extent.position,
         length=extent.length,

@@ -78,6 +78,8 @@ class _Wanted:
     """How many of their messages are cancelled, by the ordinals of the batches."""
     inherited: dict[int, tuple[int, int]]
     """For a child: epoch and last sequence of each row that its parent ended with."""
+    parted: frozenset[int]
+    """The entries that have parts of delayed batches for a child, or copies of a move."""
     gaps: bool
     gaps_to: int
     """Compaction may have removed messages below this offset."""
@@ -154,7 +156,8 @@ def _capture(replica: Replica, key: QueueKey) -> _Wanted:
             for ordinal, rows in (delayed.cancelled.batches if delayed else {}).items()
         },
         inherited=_inherited(state, queue),
-        gaps=state.id_windows.may_have_dropped(key.topic_id),
+        parted=frozenset(state.delays.origins.of(key)["entry"].tolist()),
+        gaps=state.id_windows.may_have_dropped(key.topic_id) or _has_parted(state, queue),
         gaps_to=queue.compaction.gaps_to,
         compacted_to=queue.compaction.compacted_to,
         compactions=queue.compaction.records,
@@ -163,6 +166,12 @@ def _capture(replica: Replica, key: QueueKey) -> _Wanted:
         bodies=replica.bodies if queue.in_memory else None,
         lost=sum(each.to_offset - each.from_offset for each in queue.lost.ranges),
     )
+
+
+def _has_parted(state: State, queue: QueueState) -> bool:
+    """Whether delayed batches of a queue that was split may be in its children."""
+    keys = [QueueKey(queue.key.topic_id, QueueId(child.queue_id)) for child in queue.children]
+    return any(key not in state.queues or key in state.delays.origins.queues for key in keys)
 
 
 def _inherited(state: State, queue: QueueState) -> dict[int, tuple[int, int]]:
@@ -207,7 +216,8 @@ def _verify(
     windows: dict[QueueKey, dict[int, list[Entry]]] = {}
     broken: list[str] = []
     late: Counter[QueueKey] = Counter()
-    """How many delayed messages were cancelled after entry `index`: they count as delayed."""
+    """How many delayed messages were cancelled after entry `index`, or handed to children: they
+    count as delayed."""
     ids = _stored_ids(log, wanted, table.index)
     try:
         for frame in _frames(log, table.index + 1, index + 1):
@@ -217,10 +227,12 @@ def _verify(
         digests = {one.key: table.queue_digest(one.key) for one in wanted}
         wanted = [_cut(log, one, table.log_end_offset(one.key), index) for one in wanted]
         windows = {one.key: table.windows(one.key) for one in wanted}
-        cancelled_before = Counter(table.cancelled)
+        cancelled_before, parted_before = Counter(table.cancelled), Counter(table.parted)
         for frame in _frames(log, index + 1, applied + 1):
             table.feed(frame)
         for (key, entry), count in (table.cancelled - cancelled_before).items():
+            late[key] += count if entry <= index else 0
+        for (key, entry), count in (table.parted - parted_before).items():
             late[key] += count if entry <= index else 0
     except StorageError as error:
         broken.append(f"the sequence table cannot be recomputed: {error}")
@@ -355,7 +367,12 @@ def _read_queue(
         except (StorageError, IndexUnavailable):
             continue  # the verifier counts the offsets as missing
         verifier.feed(
-            extent.base_offset, extent.count, stored, extent.first_row, extent.append_time_us
+            extent.base_offset,
+            extent.count,
+            stored,
+            extent.first_row,
+            extent.append_time_us,
+            parts=extent.index in one.parted,
         )
         if extent.base_offset < one.compacted_to:
             _add_keys(newest, extent, stored)
@@ -367,7 +384,8 @@ def _read_queue(
             verifier.miss_delayed(delayed.entry, delayed.messages, str(error))
             continue
         cancelled = one.cancelled.get(delayed.ordinal, 0)
-        verifier.feed_delayed(delayed.entry, delayed.messages, stored, cancelled)
+        parts = delayed.entry in one.parted
+        verifier.feed_delayed(delayed.entry, delayed.messages, stored, cancelled, parts=parts)
         progress(delayed.length)
     verifier.hold_against(windows)
     found = verifier.finish()

@@ -12,6 +12,7 @@ from semel.broker.state.admission.admission import (
     batch_record_parts,
 )
 from semel.broker.state.admission.decisions import (
+    NO_OFFSET,
     Accepted,
     BatchDecision,
     BatchKey,
@@ -35,12 +36,8 @@ from semel.broker.state.apply.delayed_copies import (
     header_of_copy,
     ordinal_of_copy,
 )
-from semel.broker.state.apply.delays import (
-    RELEASE_BATCHES_MAX,
-    DelayedExtent,
-    DelayedPlace,
-    Delays,
-)
+from semel.broker.state.apply.delayed_queue import DelayedExtent, DelayedPlace
+from semel.broker.state.apply.delays import RELEASE_BATCHES_MAX, Delays
 from semel.broker.state.apply.dropped_batches import BatchName
 from semel.broker.state.apply.due_seconds import DueLoad
 from semel.broker.state.apply.extents import Extent
@@ -50,6 +47,7 @@ from semel.broker.state.apply.memory import RECORD_BYTES, Lost, LostRange
 from semel.broker.state.apply.move_places import Incoming, MoveState, Place
 from semel.broker.state.apply.moved_origins import entries_of
 from semel.broker.state.apply.moves import Moves, held_here, move_refusal
+from semel.broker.state.apply.parted import PARTED_BATCHES_MAX, held_above, held_before, rows_crc
 from semel.broker.state.apply.producers import SequenceTable, row_message
 from semel.broker.state.apply.queues import Child, QueueSettings, QueueState
 from semel.broker.state.apply.results import (
@@ -59,6 +57,7 @@ from semel.broker.state.apply.results import (
     CommitOutcome,
     Compacted,
     DelayedCancelled,
+    DelayedParted,
     DelayedReleased,
     Done,
     FenceApplied,
@@ -85,7 +84,7 @@ from semel.broker.state.apply.results import (
 )
 from semel.broker.state.apply.rows import WINDOW_BATCHES, Outcome, OutcomeKind
 from semel.broker.state.apply.slices import make_slice, read_slice
-from semel.broker.state.apply.splits import ancestors, unread_error
+from semel.broker.state.apply.splits import ancestors, descendants, unread_error
 from semel.broker.state.apply.stagers import Pin, StagedExtent, Stager
 from semel.broker.state.apply.staging import Staging
 from semel.broker.state.apply.state_machine import State
@@ -102,6 +101,8 @@ __all__ = [
     "GONE",
     "MOVED_ID_BYTES",
     "NAME_CHARACTERS_MAX",
+    "NO_OFFSET",
+    "PARTED_BATCHES_MAX",
     "RECORD_BYTES",
     "RELEASE_BATCHES_MAX",
     "STAYS",
@@ -128,6 +129,7 @@ __all__ = [
     "CopiedIds",
     "DelayedCancelled",
     "DelayedExtent",
+    "DelayedParted",
     "DelayedPlace",
     "DelayedReleased",
     "Delays",
@@ -194,8 +196,11 @@ __all__ = [
     "WindowEntry",
     "ancestors",
     "batch_record_parts",
+    "descendants",
     "entries_of",
     "header_of_copy",
+    "held_above",
+    "held_before",
     "held_here",
     "majority_time_us",
     "make_slice",
@@ -206,5 +211,6 @@ __all__ = [
     "record_refusal",
     "retry_later",
     "row_message",
+    "rows_crc",
     "unread_error",
 ]

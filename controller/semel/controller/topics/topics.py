@@ -248,7 +248,7 @@ class TopicService:
                 record.settings_pending = True
 
         record = self.find(name)
-        await require_nothing_delayed(self._applier.offsets, record, plan(record))
+        await require_nothing_delayed(self._applier.offsets, self._groups, record, plan(record))
         topic_id = await unbroken(self._begin_alter(name, change))
         await self._settled(topic_id, timeout_s, f"the change of {name!r} is stored")
         return topic_rules.topic_route(self._table.known(name).record)
@@ -256,8 +256,8 @@ class TopicService:
     async def split(self, name: str, queue_id: int, children: int, timeout_s: float) -> TopicRoute:
         """Splits one queue; repeating the call succeeds.
 
-        Raises InvalidRequest, also while messages of it are delayed, UnknownTopic, UnknownQueue,
-        Throttled while other splits go on, TimedOut.
+        Raises InvalidRequest, also while messages of it are delayed and its group cannot split it
+        with them, UnknownTopic, UnknownQueue, Throttled while other splits go on, TimedOut.
         """
 
         def plan(record: TopicRecord) -> list[SplitRecord]:
@@ -265,7 +265,7 @@ class TopicService:
             return [] if pending == [children] else splits.plan_queue(record, queue_id, children)
 
         record = self.find(name)
-        await require_nothing_delayed(self._applier.offsets, record, plan(record))
+        await require_nothing_delayed(self._applier.offsets, self._groups, record, plan(record))
         topic_id = await unbroken(
             self._begin_alter(name, lambda record: self._split(record, plan(record)))
         )

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from semel.broker.state import DelayedExtent, DelayedPlace
-from semel.broker.state.apply.delays import DelayedQueue
+from semel.broker.state.apply.delayed_queue import DelayedQueue
 
 
 def filled(count: int, seed: int = 1) -> tuple[DelayedQueue, list[DelayedExtent]]:

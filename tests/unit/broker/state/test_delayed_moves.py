@@ -23,7 +23,7 @@ from semel.broker.state import (
 from semel.broker.state.apply.cancelled_rows import CancelledRows
 from semel.broker.state.apply.codec import Reader
 from semel.broker.state.apply.delayed_copies import DelayedCopies
-from semel.broker.state.apply.delays import DelayedExtent, DelayedPlace, DelayedQueue
+from semel.broker.state.apply.delayed_queue import DelayedExtent, DelayedPlace, DelayedQueue
 from semel.broker.state.apply.moved_origins import no_origins, origins_after, read_origins
 from semel.protos.batch import (
     BROKER_HEADER_BYTES,

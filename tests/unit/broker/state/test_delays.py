@@ -402,7 +402,7 @@ def test_however_they_come_extents_stand_in_the_order_of_their_time() -> None:
             expected = sorted(each for each in model if each[0] <= until_us and each[1] < below)
             assert [each[:2] for each in found] == expected[:most]
             if found:
-                delays._remove(KEY, found)
+                delays.remove(KEY, found)
                 model = [each for each in model if each not in set(expected[:most])]
         if model:
             assert delays.due(1 << 60, 1) == [KEY]

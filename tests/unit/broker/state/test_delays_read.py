@@ -32,8 +32,7 @@ def group() -> Group:
 
 
 def test_what_is_staged_may_be_delayed_beyond_the_commit() -> None:
-    group = Stage(queues=(KEY,))
-    group.raise_level(DELAY_LEVEL)
+    group = Stage(queues=(KEY,), level=DELAY_LEVEL)
     due_us = group.now_us + 5 * SECOND_US
     group.open(A)
     group.open(B, writer=1)

@@ -20,7 +20,8 @@ from hypothesis.stateful import (
 
 from semel.broker.state import Admission, Duplicate, Refused, StateDiverged
 from semel.broker.state.admission.pending import PendingState, RecordUse
-from semel.broker.state.apply.delays import DELAYED_EXTENT, DelayedQueue, Delays
+from semel.broker.state.apply.delayed_queue import DELAYED_EXTENT, DelayedQueue
+from semel.broker.state.apply.delays import Delays
 from semel.broker.state.apply.expired import Expired
 from semel.broker.state.apply.rows import ENTRY, Row
 from semel.protos.errors import OutOfOrderSequence
@@ -320,14 +321,14 @@ def released_twice(patch: pytest.MonkeyPatch) -> None:
     def stays(self: Delays, key: Any, extents: Any) -> None:
         pass
 
-    patch.setattr(Delays, "_remove", stays)
+    patch.setattr(Delays, "remove", stays)
 
 
 def released_early(patch: pytest.MonkeyPatch) -> None:
     first = DelayedQueue.first
 
-    def early(self: DelayedQueue, until_us: int, below: int, most: int) -> Any:
-        return first(self, until_us + 1_000_000, below, most)
+    def early(self: DelayedQueue, until_us: int, *bounds: Any) -> Any:
+        return first(self, until_us + 1_000_000, *bounds)
 
     patch.setattr(DelayedQueue, "first", early)
 
@@ -353,8 +354,8 @@ def release_in_flight_ignored(patch: pytest.MonkeyPatch) -> None:
 def delayed_in_flight_not_foreseen(patch: pytest.MonkeyPatch) -> None:
     first = DelayedQueue.first
 
-    def all_of_them(self: DelayedQueue, until_us: int, below: int, most: int) -> Any:
-        return first(self, until_us, 1 << 60, most)
+    def all_of_them(self: DelayedQueue, until_us: int, below: int, *bounds: Any) -> Any:
+        return first(self, until_us, 1 << 60, *bounds)
 
     patch.setattr(DelayedQueue, "first", all_of_them)
 
@@ -381,14 +382,14 @@ def due_out_of_order(patch: pytest.MonkeyPatch) -> None:
 
 
 def heap_forgets_the_next(patch: pytest.MonkeyPatch) -> None:
-    remove = Delays._remove
+    remove = Delays.remove
 
     def only_the_first(self: Delays, key: Any, extents: Any) -> None:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(Delays, "_push", lambda *_: None)
             remove(self, key, extents)
 
-    patch.setattr(Delays, "_remove", only_the_first)
+    patch.setattr(Delays, "remove", only_the_first)
 
 
 PLANTED = [

@@ -8,7 +8,7 @@ import pytest
 
 from semel.broker.state.apply.cancelled_rows import CancelledRows
 from semel.broker.state.apply.codec import Reader
-from semel.broker.state.apply.delays import DelayedExtent, DelayedPlace, DelayedQueue
+from semel.broker.state.apply.delayed_queue import DelayedExtent, DelayedPlace, DelayedQueue
 from semel.broker.state.apply.extents import CHUNK, Extents
 
 BATCHES = 3_000

@@ -86,6 +86,7 @@ from semel.broker.state.admission.transaction_admission import (
     no_room_to_stage,
 )
 from semel.broker.state.apply.delays import RELEASE_BATCHES_MAX
+from semel.broker.state.apply.parted import held_before
 from semel.broker.state.apply.results import ApplyResult, Staged
 from semel.broker.state.apply.rows import WINDOW_BATCHES, OutcomeKind
 from semel.broker.state.apply.state_machine import State
@@ -545,7 +546,9 @@ class Admission:
         queue = self._pending.queue(queue_key)
         if queue is None or self.queues.ended(queue) is not None:
             return None
-        return propose_release(self._state.delays, self._pending, queue, now_us, batches_max)
+        state, applied = self._state, self._state.queues.get(queue_key)
+        before = None if applied is None else held_before(state.queues, state.delays, applied)
+        return propose_release(state.delays, self._pending, queue, now_us, batches_max, before)
 
     def admit_cancel(self, record: control_pb2.CancelDelayed, *, time_us: int) -> ControlDecision:
         """Takes a message out of a delayed batch; `time_us` is the log time of the entry."""
@@ -553,7 +556,7 @@ class Admission:
         queue = self._pending.queue(key)
         if queue is None:
             return Refused(self._state.absent(key))
-        return self.queues.ended(queue) or admit_cancel(
+        return self.queues.bars_cancel(queue) or admit_cancel(
             self._state.delays, self._pending, self.ids, queue, record, time_us
         )
 

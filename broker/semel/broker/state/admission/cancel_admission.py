@@ -19,7 +19,8 @@ from __future__ import annotations
 from semel.broker.state.admission.decisions import Accepted, ControlDecision, retry_later
 from semel.broker.state.admission.id_admission import IdAdmission
 from semel.broker.state.admission.pending import PendingQueue, PendingState, RecordUse
-from semel.broker.state.apply.delays import DelayedExtent, Delays
+from semel.broker.state.apply.delayed_queue import DelayedExtent
+from semel.broker.state.apply.delays import Delays
 from semel.protos.v1 import control_pb2
 
 
@@ -36,6 +37,8 @@ def admit_cancel(
     Refused with Throttled if the message is not where the record says, or not any more: find it
     again.
     """
+    if record.ordinal in queue.parting:
+        return retry_later("the message is being handed to a child of its queue")
     cancelling = queue.cancelling.get(record.ordinal, set())
     if delays.to_cancel(record, time_us) is None or record.row in cancelling:
         return retry_later("the message is due or cancelled by now")

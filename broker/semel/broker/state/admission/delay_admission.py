@@ -11,6 +11,7 @@ from typing import Final
 from semel.broker.state.admission.cancel_admission import left
 from semel.broker.state.admission.decisions import Refused
 from semel.broker.state.admission.pending import PendingQueue, PendingState
+from semel.broker.state.apply.delayed_queue import DelayedPlace
 from semel.broker.state.apply.delays import COLUMN_FLAG, Delays
 from semel.protos.batch import BatchHeader
 from semel.protos.delays import time_refusal
@@ -40,16 +41,23 @@ def delay_refusal(header: BatchHeader, level: int, time_us: int) -> Refused | No
 
 
 def propose_release(
-    delays: Delays, pending: PendingState, queue: PendingQueue, now_us: int, batches_max: int
+    delays: Delays,
+    pending: PendingState,
+    queue: PendingQueue,
+    now_us: int,
+    batches_max: int,
+    before: DelayedPlace | None,
 ) -> control_pb2.ReleaseDelayed | None:
-    """The record that releases applied batches which are due, already noted in `pending`.
+    """The record that releases applied batches which are due, already noted in `pending`. Those
+    from `before` on come after what the queue's parent still holds.
 
     None if nothing is due, or if a release of the queue is in flight: that one takes the same
     batches. What a record in flight cancels is left out.
     """
+    bounds = now_us, delays.next_ordinal, batches_max, before
     found = {
         extent.ordinal: messages
-        for extent in delays.first(queue.key, now_us, delays.next_ordinal, batches_max)
+        for extent in delays.first(queue.key, *bounds)
         if (messages := left(delays, queue, extent))
     }
     if not found or queue.releasing:
@@ -69,8 +77,8 @@ def propose_release(
 
 
 def held_by_delays(delays: Delays, queue: PendingQueue) -> Refused | None:
-    """Refuses a split of a queue, and below level 8 its move, if it has delayed
-    messages; None if it has none."""
+    """Refuses, below the level that has it, a split or a move of a queue that has delayed messages;
+    None if it has none."""
     held = delays.held(queue.key)
     if held is None and queue.delaying:
         held = f"messages of queue {queue.key.queue_id} are being delayed"

@@ -33,6 +33,7 @@ from semel.broker.state.apply.results import (
     ApplyResult,
     BatchApplied,
     DelayedCancelled,
+    DelayedParted,
     DelayedReleased,
     Done,
     FenceApplied,
@@ -130,6 +131,7 @@ class PendingQueue:
         "in_memory",
         "key",
         "log_end_offset",
+        "parting",
         "releasing",
         "rows",
         "sealing",
@@ -165,6 +167,8 @@ class PendingQueue:
         """How many delayed batches are accepted and not applied yet."""
         self.releasing = False
         """A release of delayed batches was accepted and is not applied yet."""
+        self.parting: frozenset[int] = frozenset()
+        """Ordinals of the delayed batches whose PART_DELAYED is accepted and not applied."""
         self.rows: dict[int, PendingRow] = {}
         self.uses = 0
         """How many accepted, unapplied records concern the queue or one of its rows."""
@@ -187,6 +191,7 @@ class RecordUse(Enum):
     RELEASE = "release_delayed"
     TIERED = "tiered"
     CANCEL = "cancel_delayed"
+    PART = "part_delayed"
     BEGIN = "move_queue, begin"
     SEAL = "move_queue, seal"
     ABORT_MOVE = "move_queue, abort"
@@ -415,6 +420,9 @@ class PendingState:
                 rows.remove(result.row)
                 if not rows:
                     del done.queues[0].cancelling[result.ordinal]
+            elif isinstance(result, DelayedParted):
+                done = self._next(RecordUse.PART)
+                done.queues[0].parting = frozenset()
             elif isinstance(result, MoveApplied) and result.step in _MOVED:
                 done = self._next(_MOVED[result.step])
                 for queue in done.queues:

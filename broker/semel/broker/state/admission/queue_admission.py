@@ -18,6 +18,7 @@ from __future__ import annotations
 from semel.broker.state.admission.decisions import Accepted, ControlDecision, Refused, retry_later
 from semel.broker.state.admission.delay_admission import held_by_delays
 from semel.broker.state.admission.id_admission import IdAdmission
+from semel.broker.state.admission.part_admission import admit_part
 from semel.broker.state.admission.pending import (
     PendingQueue,
     PendingState,
@@ -26,6 +27,7 @@ from semel.broker.state.admission.pending import (
     TopicIds,
 )
 from semel.broker.state.apply.expired import Expired
+from semel.broker.state.apply.parted import held_above
 from semel.broker.state.apply.queues import SLOTS, QueueSettings, QueueState
 from semel.broker.state.apply.splits import children_of, invalid_split_reason, sealed_error
 from semel.broker.state.apply.state_machine import State
@@ -35,6 +37,7 @@ from semel.protos.levels import (
     COMPACTION_LEVEL,
     DELAY_LIMIT_LEVEL,
     DELAYED_MOVE_LEVEL,
+    DELAYED_SPLIT_LEVEL,
     MEMORY_LEVEL,
     MOVE_LEVEL,
     SPLIT_LEVEL,
@@ -77,6 +80,25 @@ class QueueAdmission:
             return retry_later("the queue is being sealed for a move")
         frozen = self._state.moves.frozen(queue.key)
         return None if frozen is None else Refused(frozen)
+
+    def bars_cancel(self, queue: PendingQueue) -> Refused | None:
+        """Refuses to cancel delayed messages of a queue; None if nothing bars it.
+
+        A queue that was split has them until they are handed to its children. Who finds that it has
+        them no longer is told to look again.
+        """
+        split = self.sealed(queue.key) is not None
+        if split and self._state.feature_level >= DELAYED_SPLIT_LEVEL:
+            return self.moving(queue)
+        return self.ended(queue)
+
+    def admit_part(self, record: control_pb2.PartDelayed) -> ControlDecision:
+        """Hands delayed batches of a queue that was split to its children, as the PARTED records
+        that stand in front of it in its entry."""
+        queue = self._pending.queue(queue_key_of(record.queue))
+        if queue is None:
+            return Refused(self._state.absent(queue_key_of(record.queue)))
+        return self.moving(queue) or admit_part(self._state, self._pending, queue, record)
 
     def admit_create_queue(self, record: control_pb2.CreateQueue) -> ControlDecision:
         """Idempotent. Refused if malformed, or while another queue has or gets this number."""
@@ -136,7 +158,7 @@ class QueueAdmission:
         if applied is None:
             return retry_later("the queue is being created")
         if not applied.sealed:
-            bound = self._pinned(queue) or held_by_delays(self._state.delays, queue)
+            bound = self._pinned(queue) or self._delayed(queue, applied)
             if bound is not None:
                 return bound
         if applied.sealed:
@@ -367,6 +389,15 @@ class QueueAdmission:
         if self._pending.is_coming(key) or self._pending.queue_or_deleting(key) is not None:
             return retry_later(f"queue {key.queue_id} is being made or deleted")
         return None
+
+    def _delayed(self, queue: PendingQueue, applied: QueueState) -> Refused | None:
+        """Refuses a split because of delayed messages: below the level that can part them, those of
+        the queue; from there on, those that its own parent still has to hand to it."""
+        state = self._state
+        if state.feature_level < DELAYED_SPLIT_LEVEL:
+            return held_by_delays(state.delays, queue)
+        held = held_above(state.queues, state.delays, applied)
+        return None if held is None else retry_later(held)
 
     def _pinned(self, queue: PendingQueue) -> Refused | None:
         """Refuses a split or SEAL while a transaction is being committed to the queue."""

@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from semel.broker.state.apply.cancelled_rows import CancelledRows
 from semel.broker.state.apply.codec import Reader
-from semel.broker.state.apply.delays import (
+from semel.broker.state.apply.delayed_queue import (
     DELAYED_EXTENT,
     EXTENT,
     DelayedExtent,

@@ -1,10 +1,12 @@
-"""In which entries of this log delayed batches are that came with a move, by where they were first.
+"""In which entries of this log delayed batches are that came with a move, or from a queue that was
+split, by where they were first.
 
 How it works. The index of message ids knows a delayed message by its due time and the entry that
 holds it. A copy is in an entry of another log, while its ids are known by the same numbers as ever:
 the *origin*, which is the lower bits of the number of the first entry. So for each origin the
 entries here are noted, of all batches that were delayed when the queue came. They stay when the
-batches are released, and end when the queue leaves.
+batches are released, and end when the queue leaves. A delayed batch that a child of a split takes
+over is in another entry of the same log, and is noted in the same way.
 
 Several batches of one origin may be in several entries, and the other way round. A look-up reads
 all batches that it finds so, and compares the ids themselves.
@@ -75,7 +77,17 @@ def origins_after(before: Origins, there: Numbers, here: Numbers) -> Origins:
         at = np.repeat(lo - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
         origins = np.concatenate([origins, by_entry["origin"][at].astype(np.int64)])
         entries = np.concatenate([entries, np.repeat(here[known], counts)])
-    origins, entries = _distinct(origins, entries)
+    return _packed(*_distinct(origins, entries))
+
+
+def joined_origins(first: Origins, second: Origins) -> Origins:
+    """The rows of both."""
+    origins = np.concatenate([first["origin"], second["origin"]]).astype(np.int64)
+    entries = np.concatenate([first["entry"], second["entry"]])
+    return _packed(*_distinct(origins, entries))
+
+
+def _packed(origins: Numbers, entries: Numbers) -> Origins:
     found = np.empty(len(origins), ORIGIN)
     found["origin"], found["entry"] = origins, entries
     return found
@@ -91,7 +103,7 @@ def _distinct(first: Numbers, second: Numbers) -> tuple[Numbers, Numbers]:
 
 
 class OriginTable:
-    """The origins of all queues that came here with delayed batches."""
+    """The origins of all queues that got delayed batches by a move or a split."""
 
     __slots__ = ("queues",)
 

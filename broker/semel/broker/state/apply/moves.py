@@ -39,11 +39,13 @@ from typing import Final, Protocol
 from semel.broker.state.apply.codec import Reader
 from semel.broker.state.apply.compacted import Compaction
 from semel.broker.state.apply.delayed_copies import DelayedCopies, ordinal_of_copy
-from semel.broker.state.apply.delays import DelayedExtent, Delays
+from semel.broker.state.apply.delayed_queue import DelayedExtent
+from semel.broker.state.apply.delays import Delays
 from semel.broker.state.apply.id_windows import IdSettings, IdWindows, arrivals_from
 from semel.broker.state.apply.locks import ConsumerGroups, unknown_queue
 from semel.broker.state.apply.move_ids import begin_ids, ids_misfit, supersede_ids, take_ids
 from semel.broker.state.apply.move_places import Incoming, MoveState, Place
+from semel.broker.state.apply.parted import held_above
 from semel.broker.state.apply.producers import SequenceTable
 from semel.broker.state.apply.queue_table import QueueTable
 from semel.broker.state.apply.queues import SLOTS, QueueSettings, QueueState
@@ -213,7 +215,11 @@ class Moves:
         queue = home.queues.get(key)
         if queue is None:
             return self.absent(key)
-        error = self._over(record, key) or self.frozen(key) or move_refusal(home.queues, queue)
+        error = (
+            self._over(record, key)
+            or self.frozen(key)
+            or move_refusal(home.queues, queue, home.delays)
+        )
         if error is None and (held := held_here(home, key)) is not None:
             error = Throttled(f"not sealed: {held}; ask again", retry_after_ms=SEALED_RETRY_MS)
         if error is None and home.transactions.staging.is_pinned(key):
@@ -538,7 +544,9 @@ def held_here(home: Home, key: QueueKey) -> str | None:
     return home.delays.held(key)
 
 
-def move_refusal(queues: dict[QueueKey, QueueState], queue: QueueState) -> SemelError | None:
+def move_refusal(
+    queues: dict[QueueKey, QueueState], queue: QueueState, delays: Delays
+) -> SemelError | None:
     """Why a queue cannot leave this broker group, whatever the job; None if it can.
 
     The locks of one broker group keep the order of reading after a split, so parent and children
@@ -567,4 +575,6 @@ def move_refusal(queues: dict[QueueKey, QueueState], queue: QueueState) -> Semel
                 f" that one still holds {parent.log_end_offset - parent.log_start_offset} messages,"
                 " which are read first. Move the child once retention has emptied its parent"
             )
+    if (held := held_above(queues, delays, queue)) is not None:
+        return InvalidRequest(f"{held}, and cannot move meanwhile. Move it in a moment")
     return None

@@ -352,6 +352,14 @@ class DelayedCancelled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DelayedParted:
+    """The first delayed batches of a queue that was split became batches of its children."""
+
+    queue_key: QueueKey
+    batches: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MoveApplied:
     """A step of a move, or a copy, was applied, or refused with `error`.
 
@@ -395,6 +403,7 @@ ApplyResult = (
     | Published
     | DelayedReleased
     | DelayedCancelled
+    | DelayedParted
     | Compacted
     | TieredApplied
     | MoveApplied

@@ -22,7 +22,8 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from semel.broker.state.apply.codec import Reader
-from semel.broker.state.apply.delays import DelayedQueue, Delays
+from semel.broker.state.apply.delayed_queue import DelayedQueue
+from semel.broker.state.apply.delays import Delays
 from semel.broker.state.apply.extents import Extents
 from semel.broker.state.apply.locks import ConsumerGroups
 from semel.broker.state.apply.moved_origins import Origins, read_origins

@@ -87,6 +87,15 @@ def ancestors(queues: Mapping[QueueKey, QueueState], queue: QueueState) -> Itera
         queue = parent
 
 
+def descendants(queues: Mapping[QueueKey, QueueState], queue: QueueState) -> Iterator[QueueState]:
+    """The queues that descend from it and are here."""
+    for child in queue.children:
+        found = queues.get(QueueKey(queue.key.topic_id, QueueId(child.queue_id)))
+        if found is not None:
+            yield found
+            yield from descendants(queues, found)
+
+
 def unread_error(
     queues: Mapping[QueueKey, QueueState], groups: ConsumerGroups, group: str, queue: QueueState
 ) -> ParentUnread | None:

@@ -41,6 +41,13 @@ from semel.broker.state.apply.id_windows import IdSettings, IdWindows
 from semel.broker.state.apply.locks import ConsumerGroups
 from semel.broker.state.apply.memory import RECORD_BYTES
 from semel.broker.state.apply.moves import Moves
+from semel.broker.state.apply.parted import (
+    Parted,
+    apply_part,
+    held_above,
+    held_before,
+    parted,
+)
 from semel.broker.state.apply.producers import SequenceTable
 from semel.broker.state.apply.queue_table import QueueTable
 from semel.broker.state.apply.queues import SLOTS, Child, QueueSettings, QueueState
@@ -51,6 +58,7 @@ from semel.broker.state.apply.results import (
     CommitApplied,
     Compacted,
     DelayedCancelled,
+    DelayedParted,
     DelayedReleased,
     Done,
     FenceApplied,
@@ -89,6 +97,7 @@ from semel.protos.levels import (
     DELAY_LEVEL,
     DELAY_LIMIT_LEVEL,
     DELAYED_MOVE_LEVEL,
+    DELAYED_SPLIT_LEVEL,
     HISTORY_LEVEL,
     ID_LEVEL,
     LEVEL_MAX,
@@ -119,6 +128,7 @@ class State:
 
     __slots__ = (
         "_handlers",
+        "_parted",
         "_rewritten",
         "applied_index",
         "applied_term",
@@ -176,7 +186,10 @@ class State:
             "tiered": self._tiered,
             "forget": self._forget,
             "lose_memory": self._lose_memory,
+            "part_delayed": self._part_delayed,
         }
+        self._parted: list[Parted] = []
+        """PARTED records of the entry that is being applied, for the PART_DELAYED behind them."""
         self._rewritten: list[Rewritten] = []
         """COMPACTED records of the entry that is being applied, for the COMPACT behind them."""
 
@@ -220,12 +233,18 @@ class State:
                         found = rewritten(header.index, position, payload, header.term)
                         self._rewritten.append(found)
                         results.append(Done(what="compacted", queue_key=found.key))
+                    case RecordKind.PARTED:
+                        self._check_level(DELAYED_SPLIT_LEVEL)
+                        self._parted.append(parted(header.index, position, payload, header.term))
+                        results.append(Done(what="parted"))
         except (CorruptFrame, CorruptBatch, DecodeError) as error:
             raise StateDiverged(f"entry {self.applied_index + 1}: {error}") from error
         if self.id_windows.checked is not None or self.transactions.unpublished:
             raise StateDiverged(f"entry {header.index} checks the ids of a batch and has none")
         if self._rewritten:
             raise StateDiverged(f"entry {header.index} has compacted batches for no queue")
+        if self._parted:
+            raise StateDiverged(f"entry {header.index} has parts of no delayed batch")
         self.applied_index = header.index
         return results
 
@@ -406,14 +425,21 @@ class State:
         if not queue.sealed or queue.children != children:
             reason = invalid_split_reason(children, key.queue_id, queue.slot_start, queue.slot_end)
             keys = [QueueKey(key.topic_id, QueueId(child.queue_id)) for child in children]
-            bound = self.transactions.staging.is_pinned(key) or key in self.delays.queues
+            bound = self.transactions.staging.is_pinned(key) or self._holds_delayed(queue)
             taken = any(child in self.queues for child in keys)
             if queue.sealed or reason or taken or bound:
                 raise StateDiverged(f"queue {key} of {queue.children} cannot become {children}")
             queue.children = children
             made = [self._make_child(queue, child) for child in children]
             self.groups.inherit(key, made)
+            self.delays.seal(key)
         return Done(what="split_queue", queue_key=key)
+
+    def _holds_delayed(self, queue: QueueState) -> bool:
+        """Whether delayed batches keep the queue from being split."""
+        if self.feature_level < DELAYED_SPLIT_LEVEL:
+            return queue.key in self.delays.queues
+        return held_above(self.queues, self.delays, queue) is not None
 
     def _make_child(self, parent: QueueState, child: Child) -> QueueState:
         key = QueueKey(parent.key.topic_id, QueueId(child.queue_id))
@@ -491,7 +517,9 @@ class State:
     def _release_delayed(self, record: control_pb2.ReleaseDelayed) -> DelayedReleased:
         self._check_level(DELAY_LEVEL)
         queue = self.queues.get(queue_key_of(record.queue))
-        released = self.delays.release(record, queue, self.applied_index + 1, self.log_time_us)
+        before = None if queue is None else held_before(self.queues, self.delays, queue)
+        entry = self.applied_index + 1, self.log_time_us
+        released = self.delays.release(record, queue, *entry, before)
         if self.feature_level >= HISTORY_LEVEL:
             told = released.queue_key, Offset(released.base_offset), released.dues
             self.releases.record(*told, released.released_us)
@@ -501,6 +529,12 @@ class State:
         self._check_level(ID_LEVEL)
         self.id_windows.cancel(record.queue.topic_id, record.arrival)
         return self.delays.cancel(record, self.applied_index + 1, self.log_time_us)
+
+    def _part_delayed(self, record: control_pb2.PartDelayed) -> DelayedParted:
+        self._check_level(DELAYED_SPLIT_LEVEL)
+        parts, self._parted = self._parted, []
+        entry = self.applied_index + 1
+        return apply_part(record, self.queues, self.delays, parts, entry)
 
     # --- the sequence table -----------------------------------------------------------------
 
@@ -768,6 +802,9 @@ class State:
             state.delays = Delays.read_parts(
                 reader, cancelled=version >= ID_LEVEL, origins=version >= DELAYED_MOVE_LEVEL
             )
+            for key, queue in state.queues.items():
+                if queue.sealed:
+                    state.delays.seal(key)
         if version >= ID_LEVEL:
             state.id_windows = IdWindows.read_parts(
                 reader, superseded=version >= DELAYED_MOVE_LEVEL

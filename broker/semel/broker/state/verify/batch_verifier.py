@@ -99,8 +99,8 @@ class BatchVerifier:
 
         For a child of a split, `inherited` says with which epoch and last sequence the row of each
         producer ended in the parent. `gaps` says that whole batches may have been dropped because
-        of their message ids, or cancelled: a producer's sequences may then have gaps. Compaction
-        may have removed messages below `gaps_to`.
+        of their message ids, or cancelled, or handed to children: a producer's sequences may then
+        have gaps. Compaction may have removed messages below `gaps_to`.
         """
         gaps = gaps or gaps_to > log_start_offset
         self._key = key
@@ -135,13 +135,16 @@ class BatchVerifier:
         stored: bytes,
         first_row: int = 0,
         append_time_us: int | None = None,
+        *,
+        parts: bool = False,
     ) -> None:
         """Reads the next extent: offsets `[offset, offset + count)` and its stored batch.
 
-        `append_time_us` says when it got the offsets. The first extent may begin below the queue's
-        start.
+        `append_time_us` says when it got the offsets. `parts`: the batch's entry has parts of
+        delayed batches, which the queue got from the one that was split. The first extent may begin
+        below the queue's start.
         """
-        self._feed(offset, count, stored, first_row, append_time_us)
+        self._feed(offset, count, stored, first_row, append_time_us, parts=parts)
 
     def feed_headers(
         self, offset: int, count: int, headers: bytes, held: bytes | None, append_time_us: int
@@ -169,6 +172,7 @@ class BatchVerifier:
         append_time_us: int | None,
         *,
         bare: bool = False,
+        parts: bool = False,
     ) -> None:
         """`stored` of a batch in memory is `bare`: it has no body."""
         self._digest.update(_OFFSET.pack(offset))
@@ -221,7 +225,15 @@ class BatchVerifier:
             self._problem(f"offset {offset}: delivered before its time, {batch.deliver_at_us}")
         if begun:
             return  # the chain has the batch as a whole
-        for problem in self._chains.follow(f"offset {offset}", batch, delayed=delayed):
+        self._follow(f"offset {offset}", batch, delayed=delayed, parts=parts)
+
+    def _follow(self, where: str, batch: BatchHeader, *, delayed: bool, parts: bool) -> None:
+        floor = self._expired.floor_of(batch.producer_id)
+        if delayed and parts and self._chains.may_be_part(batch, floor):
+            found = self._chains.follow_part(where, batch)
+        else:
+            found = self._chains.follow(where, batch, delayed=delayed)
+        for problem in found:
             self._problem(problem)
 
     def _compacted(
@@ -258,9 +270,11 @@ class BatchVerifier:
             self._stretch is not None and self._stretch[0] == batch and first_row > self._stretch[1]
         )
 
-    def feed_delayed(self, index: int, count: int, stored: bytes, cancelled: int = 0) -> None:
+    def feed_delayed(
+        self, index: int, count: int, stored: bytes, cancelled: int = 0, *, parts: bool = False
+    ) -> None:
         """Reads a delayed batch of `count` rows without offsets, of entry `index`; `cancelled` of
-        them will not be delivered. Call it after all extents."""
+        them will not be delivered. `parts` is as in `feed`. Call it after all extents."""
         try:
             head = decode_broker_header(stored)
             batch = check_batch(stored, BROKER_HEADER_BYTES)
@@ -274,8 +288,7 @@ class BatchVerifier:
                 f"entry {index}: {count} messages are delayed, the batch has {batch.count}"
             )
         self._delayed += batch.count - cancelled
-        for problem in self._chains.follow(f"entry {index}", batch, delayed=True):
-            self._problem(problem)
+        self._follow(f"entry {index}", batch, delayed=True, parts=parts)
 
     def miss_delayed(self, index: int, count: int, why: str) -> None:
         """Reports a delayed batch that cannot be read."""

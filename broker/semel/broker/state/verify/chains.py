@@ -6,6 +6,9 @@ between two of them may be *delayed*: those come later in the queue, or have no 
 gap is noted first, and what delayed batches have not filled in the end is missing. A delayed batch
 may come at any later offset. It was stored twice if it overlaps another batch of its producer.
 
+What a child of a split got of its parent's delayed batches is no link of the child's chains, which
+begin where the parent's ended. Each sequence may be in one such part.
+
 Invariants
 1. A sequence that is read twice is a duplicate, unless the producer's row may have expired in
    between (which the queue's floor says) and the producer started anew.
@@ -116,6 +119,9 @@ class Chains:
         self._from_start = not log_start_offset
         self._floor = floor
         self._chains: dict[int, _Chain] = {}
+        self._inherited = inherited
+        self._parted: dict[tuple[int, int], Spans] = {}
+        """The sequences of parts, by producer and epoch."""
         self.duplicates = 0
         self.missing = 0
         for producer, (epoch, last) in inherited.items():
@@ -142,6 +148,27 @@ class Chains:
         chain.incarnation = max(chain.incarnation, incarnation)
         # No sequence can be stored between a batch and its predecessor.
         chain.spans.setdefault(epoch, Spans()).add(batch.previous_sequence + 1, batch.last_sequence)
+
+    def may_be_part(self, batch: BatchHeader, floor: int) -> bool:
+        """Whether a batch can have been stored by the parent: the child's own ones come after all
+        of those. `floor` is the highest epoch of an expired row of the producer."""
+        inherited = self._inherited.get(batch.producer_id)
+        if inherited is None:
+            return batch.epoch <= floor
+        epoch, last = inherited
+        return batch.epoch < epoch or (batch.epoch == epoch and batch.last_sequence <= last)
+
+    def follow_part(self, where: str, batch: BatchHeader) -> Iterator[str]:
+        """Reads what the child got of a delayed batch of its parent."""
+        spans = self._parted.setdefault((batch.producer_id, batch.epoch), Spans())
+        base, last = batch.base_sequence, batch.last_sequence
+        if twice := min(batch.count, spans.common(base, last)):
+            self.duplicates += twice
+            yield (
+                f"{where}: producer {batch.producer_id} has {twice} of {base} to {last} twice among"
+                " what the queue got from its parent"
+            )
+        spans.add(base, last)
 
     def _follow_last(self, chain: _Chain, where: str, batch: BatchHeader) -> Iterator[str]:
         base, previous = batch.base_sequence, batch.previous_sequence

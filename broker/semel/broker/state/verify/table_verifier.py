@@ -88,6 +88,10 @@ class TableVerifier:
         self.cancelled: Counter[tuple[QueueKey, int]] = Counter()
         """How many delayed messages were cancelled in the entries that were read, by queue and
         entry that holds them."""
+        self.parted: Counter[tuple[QueueKey, int]] = Counter()
+        """How many delayed messages became those of children, by queue and entry that held them."""
+        self._parts: list[BatchHeader] = []
+        """The parts of delayed batches in the entry that is being read."""
         self._cancelled: set[tuple[QueueKey, int, int]] = set()
         self._checked: control_pb2.CheckIds | None = None
         """The master's decision about the message ids of the batch in the next record."""
@@ -112,6 +116,8 @@ class TableVerifier:
             elif kind is RecordKind.STAGED and self._checked is not None:
                 checked, self._checked = self._checked, None
                 self._kept_of_staged(decode_header(payload, BROKER_HEADER_BYTES), checked)
+            elif kind is RecordKind.PARTED:
+                self._parts.append(decode_header(payload, BROKER_HEADER_BYTES))
             elif kind is RecordKind.CONTROL:
                 self._control(control_pb2.ControlRecord.FromString(bytes(payload)), head.time_us)
         self.index = head.index
@@ -203,6 +209,8 @@ class TableVerifier:
                 rows.pop(producer_id, None)
         elif record.HasField("cancel_delayed"):
             self._cancel(record.cancel_delayed, time_us)
+        elif record.HasField("part_delayed"):
+            self._part(record.part_delayed)
         elif record.HasField("check_ids"):
             self._checked = record.check_ids
         elif record.HasField("alter_topic"):
@@ -296,6 +304,24 @@ class TableVerifier:
             self._problem(f"{where}: row {record.row} of batch {record.ordinal} is cancelled twice")
         self._cancelled.add(message)
         self.cancelled[key, record.entry] += 1
+
+    def _part(self, record: control_pb2.PartDelayed) -> None:
+        """Delayed batches of a queue that was split become batches of its children. They are in
+        nobody's chain: the queue's rows remember them as they were sent."""
+        key = queue_key_of(record.queue)
+        where = f"entry {self.index + 1}, queue {key.queue_id}"
+        parts, self._parts = self._parts, []
+        if key not in self._sealed or len(parts) != sum(each.parts for each in record.batches):
+            self._problem(f"{where}: {len(parts)} parts of delayed batches that nobody has split")
+            return
+        for batch in record.batches:
+            found, parts = parts[: batch.parts], parts[batch.parts :]
+            if len({each.producer_id for each in found}) != 1 or any(
+                each.deliver_at_us != batch.due_us for each in found
+            ):
+                self._problem(f"{where}: the parts of batch {batch.ordinal} are not of one batch")
+            messages = sum(each.count for each in found)
+            self.parted[key, batch.entry] += messages - batch.cancelled * (len(found) == 1)
 
     def _split(self, record: control_pb2.SplitQueue) -> None:
         """Children start with the rows of their parent, which know no offsets."""

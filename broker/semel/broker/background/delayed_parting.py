@@ -1,0 +1,164 @@
+"""Hands the delayed batches of queues that were split to their children.
+
+How it works. While something is delayed, the master looks ten times a second for queues that were
+split and still have delayed batches. It takes the first batches of the one whose first batch is due
+soonest: about a megabyte, or one batch. A reader thread reads and parts them, and one entry puts
+the parts into the children, in the place of the batches. If a message is cancelled meanwhile the
+entry is refused, and the batches are read again.
+
+What is due, or will be within `SOON_US`, is parted as fast as it goes, for the children release
+nothing that comes after it. The rest has a budget of bytes a second.
+
+Nothing is remembered between entries but what the replicated state holds, so the next master goes
+on where this one was.
+
+Invariants
+1. Only what is applied is read.
+2. One piece is in memory at a time: its batches and their parts.
+
+Not here: which rows a child gets (`semel.protos.parted_rows`), how an entry is decided and applied
+(`state/admission/part_admission.py`, `state/apply/parted.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Sequence
+from itertools import islice
+from typing import Final, NamedTuple
+
+from semel.broker.background.delayed_release import LOOK_S, QUEUES_MAX
+from semel.broker.log import Log
+from semel.broker.replica.replica import Replica
+from semel.broker.replica.stored_batches import read_batch
+from semel.broker.state import PARTED_BATCHES_MAX, DelayedExtent, State, rows_crc
+from semel.protos.batch import BROKER_HEADER_BYTES, decode_broker_header
+from semel.protos.errors import NotMaster, SemelError, Throttled
+from semel.protos.ids import QueueKey
+from semel.protos.parted_rows import PARTS_MAX, Heir, part_rows
+from semel.protos.queue_refs import queue_ref
+from semel.protos.v1 import control_pb2
+
+logger = logging.getLogger(__name__)
+
+PIECE_BYTES: Final = 1 << 20
+"""One entry takes batches of so many bytes, or one larger one."""
+BYTES_PER_SECOND: Final = 16 << 20
+"""Budget for what is not due soon: it must not take the disk from producers."""
+SOON_US: Final = 10_000_000
+PAUSE_S: Final = 1.0
+"""Pause after an error."""
+
+
+class Piece(NamedTuple):
+    """The next batches of a queue that was split."""
+
+    key: QueueKey
+    heirs: tuple[Heir, ...]
+    extents: tuple[DelayedExtent, ...]
+    cancelled: tuple[tuple[int, ...], ...]
+    """The cancelled rows of each."""
+    by_id: bool
+
+
+class DelayedParting:
+    """The background work of one replica; `run` ends only by cancellation."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+
+    async def run(self) -> None:
+        """Ends only by cancellation."""
+        replica = self._replica
+        while True:
+            await replica.applier.delaying.wait()
+            await asyncio.sleep(LOOK_S)
+            failed: set[QueueKey] = set()
+            while replica.is_master and (piece := next_piece(replica.state, failed)) is not None:
+                try:
+                    await self._part(piece)
+                except Throttled:
+                    await asyncio.sleep(LOOK_S)  # messages were cancelled, say: read again
+                except NotMaster:
+                    break  # the next master does it
+                except (SemelError, OSError) as error:
+                    failed.add(piece.key)
+                    logger.error(
+                        "delayed batches not handed to the children of a split, it is tried again"
+                        " queue=%s error=%s",
+                        piece.key,
+                        error,
+                    )
+            if failed:
+                await asyncio.sleep(PAUSE_S)
+
+    async def _part(self, piece: Piece) -> None:
+        replica = self._replica
+        record, parts = await replica.in_reader(_parts(replica.log, piece))
+        await replica.submit_control(
+            control_pb2.ControlRecord(part_delayed=record), parted=tuple(parts)
+        )
+        until_us = piece.extents[-1].due_us - replica.log_time_us()
+        if until_us <= 0:
+            replica.release_due(QUEUES_MAX)
+        if until_us > SOON_US:
+            size = sum(extent.length for extent in piece.extents)
+            await asyncio.sleep(size / BYTES_PER_SECOND)
+
+
+def next_piece(state: State, but_not: Collection[QueueKey] = ()) -> Piece | None:
+    """The next batches to part; None if no queue that was split has any, some left aside."""
+    delays = state.delays
+    wanting = [(delays.queues[key].first_place, key) for key in delays.sealed if key not in but_not]
+    if not wanting:
+        return None
+    _, key = min(wanting)
+    queue, children = delays.queues[key], state.queues[key].children
+    batches_max = min(PARTED_BATCHES_MAX, max(1, PARTS_MAX // len(children)))
+    extents: list[DelayedExtent] = []
+    size = 0
+    for extent in islice(queue, batches_max):
+        size += extent.length
+        if extents and size > PIECE_BYTES:
+            break
+        extents.append(extent)
+    return Piece(
+        key=key,
+        heirs=tuple(Heir(*child) for child in children),
+        extents=tuple(extents),
+        cancelled=tuple(tuple(queue.cancelled.rows(extent.ordinal)) for extent in extents),
+        by_id=key.topic_id in state.id_windows.topics,
+    )
+
+
+def _parts(
+    log: Log, piece: Piece
+) -> Callable[[], tuple[control_pb2.PartDelayed, Sequence[tuple[int, bytes]]]]:
+    """Work for a reader thread: the record, and append time and bytes of each part in front of it.
+
+    It raises CorruptBatch and CorruptSegment.
+    """
+
+    def work() -> tuple[control_pb2.PartDelayed, Sequence[tuple[int, bytes]]]:
+        record = control_pb2.PartDelayed(queue=queue_ref(piece.key))
+        found: list[tuple[int, bytes]] = []
+        for extent, rows in zip(piece.extents, piece.cancelled, strict=True):
+            where = extent.entry, extent.position, extent.length
+            stored = read_batch(log, where, f"a batch that is due at {extent.due_us} is")
+            time_us = decode_broker_header(stored).append_time_us
+            data = stored[BROKER_HEADER_BYTES:]
+            parts = part_rows(data, rows, piece.heirs, by_id=piece.by_id)
+            found += [(time_us, part) for _, part in parts]
+            record.batches.add(
+                due_us=extent.due_us,
+                ordinal=extent.ordinal,
+                entry=extent.entry,
+                position=extent.position,
+                parts=len(parts),
+                cancelled=len(rows),
+                cancelled_crc=rows_crc(rows),
+            )
+        return record, found
+
+    return work
