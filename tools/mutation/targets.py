@@ -119,7 +119,7 @@ TARGETS: Final = {
                 "admission/id_admission",
                 "admission/record_limits",
                 "apply/results",
-                "apply/memory",
+                "apply/lost_offsets",
                 "admission/parking",
                 "apply/dropped_batches",
                 "apply/expired",

@@ -43,7 +43,7 @@ from semel.broker.state.apply.due_seconds import DueLoad
 from semel.broker.state.apply.extents import Extent
 from semel.broker.state.apply.id_windows import MOVED_ID_BYTES, CopiedIds, IdWindow
 from semel.broker.state.apply.locks import ConsumerGroups, GroupQueue
-from semel.broker.state.apply.memory import RECORD_BYTES, Lost, LostRange
+from semel.broker.state.apply.lost_offsets import RECORD_BYTES, Lost, LostRange
 from semel.broker.state.apply.move_places import Incoming, MoveState, Place
 from semel.broker.state.apply.moved_origins import entries_of
 from semel.broker.state.apply.moves import Moves, held_here, move_refusal

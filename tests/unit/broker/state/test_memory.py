@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from semel.broker.state import Accepted, Admission, Duplicate, Refused, State, StateDiverged
-from semel.broker.state.apply.memory import MEMORY_BYTES_DEFAULT, RECORD_BYTES, Lost, LostRange
+from semel.broker.state.apply.lost_offsets import (
+    MEMORY_BYTES_DEFAULT,
+    RECORD_BYTES,
+    Lost,
+    LostRange,
+)
 from semel.protos.errors import InvalidRequest, UnsupportedVersion
 from semel.protos.frames import RecordKind
 from semel.protos.ids import Offset, Term

@@ -14,7 +14,7 @@ Invariants
 7. A queue is in memory, or in the log, for its whole life.
 
 Not here: the columns of extents (`extents.py`), compaction (`compacted.py`), the pointer into the
-object store (`tiered.py`), lost offsets of a queue in memory (`memory.py`), expired rows
+object store (`tiered.py`), lost offsets of a queue in memory (`lost_offsets.py`), expired rows
 (`expired.py`), the rows of the sequence table (`producers.py`).
 """
 
@@ -34,7 +34,7 @@ from semel.broker.state.apply.compacted import (
 )
 from semel.broker.state.apply.expired import Expired
 from semel.broker.state.apply.extents import I64, Extent, Extents
-from semel.broker.state.apply.memory import RECORD_BYTES, Lost, memory_bytes_of
+from semel.broker.state.apply.lost_offsets import RECORD_BYTES, Lost, memory_bytes_of
 from semel.broker.state.apply.results import StateDiverged
 from semel.broker.state.apply.tiered import ColdRetention, TierState, pack_tier, read_tier
 from semel.protos.batch import BATCH_BYTES_DEFAULT, MESSAGE_BYTES_MAX

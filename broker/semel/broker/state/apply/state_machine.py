@@ -39,7 +39,7 @@ from semel.broker.state.apply.compacted import Rewritten, rewritten
 from semel.broker.state.apply.delays import COLUMN_FLAG, Delays
 from semel.broker.state.apply.id_windows import IdSettings, IdWindows
 from semel.broker.state.apply.locks import ConsumerGroups
-from semel.broker.state.apply.memory import RECORD_BYTES
+from semel.broker.state.apply.lost_offsets import RECORD_BYTES
 from semel.broker.state.apply.moves import Moves
 from semel.broker.state.apply.parted import (
     Parted,

@@ -81,6 +81,11 @@ class Lost:
             if end > log_start_offset
         ]
 
+    @property
+    def gaps_to(self) -> int:
+        """No offset is lost from this one on."""
+        return self.ranges[-1].to_offset if self.ranges else 0
+
     def end_at(self, offset: int) -> int | None:
         """Where the lost range ends that has the offset; None if the offset is not lost."""
         at = bisect_right(self.ranges, (offset, 1 << 63)) - 1
