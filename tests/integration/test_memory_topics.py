@@ -5,14 +5,15 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import grpc
 import pytest
 
-from semel.client import Client, connect
+from semel.client import Client, Compaction, IdDedup, connect
 from semel.protos.errors import InvalidRequest, OffsetOutOfRange, OffsetsLost
-from semel.protos.v1 import common_pb2, controller_pb2, controller_pb2_grpc
 from tests.kit.cluster import Cluster, Node
+from tests.kit.console import Console
+from tests.kit.consuming import take
 from tests.kit.waiting import until
 
 MARKER = b"a-body-that-nobody-writes-to-a-disk"
@@ -31,21 +32,8 @@ def client(cluster: Cluster) -> Iterator[Client]:
         yield connected
 
 
-def create(cluster: Cluster, settings: common_pb2.TopicSettings | None = None) -> None:
-    settings = settings or common_pb2.TopicSettings(storage=common_pb2.STORAGE_MEMORY)
-    request = controller_pb2.CreateTopicRequest(name=TOPIC, queues=1, settings=settings)
-
-    def made() -> bool:
-        with grpc.insecure_channel(cluster.controller_address) as channel:
-            try:
-                controller_pb2_grpc.ControllerStub(channel).CreateTopic(request, timeout=20)
-            except grpc.RpcError as error:
-                if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
-                    raise
-                return False  # the group has not told its level yet
-        return True
-
-    until(made, 20, "the topic")
+def create(client: Client, **settings: Any) -> None:
+    client.admin.create_topic(TOPIC, queues=1, storage="memory", **settings)
 
 
 def send(client: Client, first: int, count: int, producer: str = "loader") -> list[int]:
@@ -82,7 +70,7 @@ def readable(client: Client, start: int, count: int) -> bool:
 
 
 def test_no_body_is_on_any_disk(cluster: Cluster, client: Client) -> None:
-    create(cluster)
+    create(client)
     client.admin.create_topic("durable", queues=1)
     assert send(client, 0, 20) == list(range(20))
     assert read(client) == values(0, 20)
@@ -100,7 +88,7 @@ def test_no_body_is_on_any_disk(cluster: Cluster, client: Client) -> None:
 
 @pytest.mark.parametrize("who", ["slave", "master"])
 def test_one_node_that_dies_loses_nothing(cluster: Cluster, client: Client, who: str) -> None:
-    create(cluster)
+    create(client)
     send(client, 0, 30)
     killed = cluster.master() if who == "master" else cluster.slaves()[0]
     cluster.kill(killed)
@@ -125,7 +113,7 @@ def has_all(cluster: Cluster) -> bool:
 
 
 def test_a_majority_that_dies_loses_messages_visibly(cluster: Cluster, client: Client) -> None:
-    create(cluster)
+    create(client)
     client.admin.create_topic("durable", queues=1)
     with client.producer("loader") as producer:
         for number in range(10):
@@ -142,6 +130,18 @@ def test_a_majority_that_dies_loses_messages_visibly(cluster: Cluster, client: C
         assert producer.last_sequence(TOPIC) == 9
         assert producer.send(TOPIC, MARKER + b"10").result(20).offset == 10
     assert read(client, 10) == values(10, 1)
+    with client.reader(TOPIC, end="latest", on_lost="skip") as reader:
+        assert [each.value for each in reader] == values(10, 1)
+    with client.reader(TOPIC, end="latest") as reader:
+        with pytest.raises(OffsetsLost):
+            next(iter(reader))
+        assert [each.value for each in reader] == values(10, 1)
+    with client.consumer("g", [TOPIC]) as consumer:
+        (message,) = take(consumer, 1)
+        assert (message.offset, consumer.lost_messages) == (10, 10)
+        consumer.commit()
+    (described,) = client.admin.describe_topic(TOPIC).queues
+    assert (described.lost_messages, described.gaps_to) == (10, 10)
     with client.reader("durable", end="latest") as reader:
         assert [each.value for each in reader] == [b"stays"]
     verified = client.admin.verify(TOPIC)
@@ -158,31 +158,49 @@ def lost_from(client: Client, start: int) -> OffsetsLost | None:
 
 
 def test_what_cannot_be_in_memory_is_refused_by_name(cluster: Cluster, client: Client) -> None:
-    memory = common_pb2.STORAGE_MEMORY
-    for settings in (
-        common_pb2.TopicSettings(storage=memory, compaction=common_pb2.Compaction(tombstone_ms=1)),
-        common_pb2.TopicSettings(storage=memory, dedup=common_pb2.IdDedup(window_bytes=1 << 20)),
-        common_pb2.TopicSettings(storage=memory, delay_per_second_max=9),
-        common_pb2.TopicSettings(storage=memory, tier_after_ms=60_000),
-        common_pb2.TopicSettings(storage=memory, memory_bytes=1_000),
-        common_pb2.TopicSettings(memory_bytes=1 << 30),
-    ):
-        with pytest.raises(grpc.RpcError) as caught:
-            create(cluster, settings)
-        assert "memory" in str(caught.value.details())
-    create(cluster)
+    refused: list[dict[str, Any]] = [
+        {"compaction": Compaction()},
+        {"dedup": IdDedup(window_bytes=1 << 20)},
+        {"delay_per_second_max": 9},
+        {"memory_bytes": 1_000},
+    ]
+    for settings in refused:
+        with pytest.raises(InvalidRequest, match="memory"):
+            create(client, **settings)
+    with pytest.raises(InvalidRequest, match="memory"):
+        client.admin.create_topic(TOPIC, queues=1, memory_bytes=1 << 30)
+    create(client)
+    with pytest.raises(InvalidRequest, match="memory"):
+        client.admin.alter_topic(TOPIC, compaction=Compaction())
     with client.producer() as producer, pytest.raises(InvalidRequest, match="in memory"):
         producer.send(TOPIC, b"x", deliver_after=60).result(20)
+    with pytest.raises(InvalidRequest, match="in memory"):
+        client.admin.move_queue(TOPIC, 0, 1)
+    altered = client.admin.alter_topic(TOPIC, memory_bytes=1 << 28)
+    assert (altered.storage, altered.memory_bytes) == ("memory", 1 << 28)
+    assert send(client, 0, 3) == [0, 1, 2]
+    client.admin.split_queue(TOPIC, 0)
+    with client.producer() as producer:
+        sent = [producer.send(TOPIC, b"%d" % number).result(20) for number in range(20)]
+    assert {each.queue for each in sent} == {1, 2}
+    with client.reader(TOPIC, end="latest") as reader:
+        assert sum(1 for _ in reader) == 23
+
+
+def test_a_console_makes_and_shows_a_topic_in_memory(cluster: Cluster) -> None:
+    console = Console(cluster.bootstrap)
+    console("topic", "create", TOPIC, "--storage", "memory", "--memory-bytes", "64MiB")
+    shown = console("topic", "describe", TOPIC).stdout.decode()
+    assert "in memory, up to 64" in shown
+    settings = console.json("topic", "describe", TOPIC)["settings"]
+    assert (settings["storage"], settings["memory_bytes"]) == ("memory", 64 << 20)
+    console("topic", "alter", TOPIC, "--memory-bytes", "128MiB")
+    assert console.json("topic", "describe", TOPIC)["settings"]["memory_bytes"] == 128 << 20
 
 
 def test_the_oldest_messages_go_beyond_the_bound(cluster: Cluster, client: Client) -> None:
     bound = 64 << 20
-    create(
-        cluster,
-        common_pb2.TopicSettings(
-            storage=common_pb2.STORAGE_MEMORY, memory_bytes=bound, batch_bytes_max=2 << 20
-        ),
-    )
+    create(client, memory_bytes=bound, batch_bytes_max=2 << 20)
     value = bytes(512 << 10)
     with client.producer("loader") as producer:
         futures = [producer.send(TOPIC, value) for _ in range(400)]

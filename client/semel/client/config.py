@@ -198,12 +198,19 @@ class ReaderConfig:
     topic_id: int = 0
     """The id that the topic must have: a topic that was created again under the name is refused.
     0: any topic of the name."""
+    on_lost: Literal["raise", "skip"] = "raise"
+    """Where messages of a topic in memory are lost, `raise` raises OffsetsLost, once, and the next
+    call goes on behind them; `skip` goes on at once, and says so in the program's log."""
 
     def __post_init__(self) -> None:
         check_fetch(self.fetch_bytes, self.prefetch_bytes)
         require(
             self.read_from in ("master", "any"),
             f"read_from must be 'master' or 'any', not {self.read_from!r}",
+        )
+        require(
+            self.on_lost in ("raise", "skip"),
+            f"on_lost must be 'raise' or 'skip', not {self.on_lost!r}",
         )
         whole("topic_id", self.topic_id, 0, (1 << 64) - 1)
 

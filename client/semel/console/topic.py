@@ -73,6 +73,20 @@ def _settings_options(function: _Function) -> _Function:
     return function
 
 
+_memory_bytes = click.option(
+    "--memory-bytes",
+    type=Size(),
+    metavar="BYTES",
+    help="Of a topic in memory: beyond this many bytes the oldest messages go.  [default: 1GiB]",
+)
+_storage = click.option(
+    "--storage",
+    type=click.Choice(["log", "memory"]),
+    help="memory: messages are only in the memory of a majority, and lost if it dies together."
+    " It stays so for the life of the topic.  [default: log]",
+)
+
+
 def _compaction_options(function: _Function) -> _Function:
     for option in reversed(
         [
@@ -233,6 +247,7 @@ def topic() -> None:
         "semel topic create reminders --queues 8 --delay-per-second-max 50000",
         "semel topic create users --cleanup compact --tombstones-for 24h",
         "semel topic create audit --retention unlimited --tier-after 1h --local-retention 6h",
+        "semel topic create metrics --storage memory --memory-bytes 1GiB",
     )
 )
 @click.argument("name")
@@ -245,6 +260,8 @@ def topic() -> None:
     help="Broker groups to place it on.  [default: those with the least on them]",
 )
 @_settings_options
+@_storage
+@_memory_bytes
 @_compaction_options
 @_dedup_options(ends=False)
 @client_options
@@ -316,7 +333,8 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
         + (f" · {cleaned}" if (cleaned := _cleanup(found.settings)) else "")
         + (f" · {compared}" if (compared := _compared(found.settings)) else "")
         + (f" · {limited}" if (limited := _limited(found.settings)) else "")
-        + (f" · {tiered}" if (tiered := _tiered(found.settings)) else ""),
+        + (f" · {tiered}" if (tiered := _tiered(found.settings)) else "")
+        + (f" · {held}" if (held := _held(found)) else ""),
     )
     described = found.as_dict() | {"moves": [each.as_dict() for each in moves]}
     out = render.Output(as_json=as_json)
@@ -345,6 +363,7 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
     help="Number of open queues to reach by splitting the widest ones; it never falls.",
 )
 @_settings_options
+@_memory_bytes
 @_compaction_options
 @_dedup_options(ends=True)
 @client_options
@@ -387,6 +406,7 @@ def alter(
     text += f", {compared}" if (compared := _compared(found.settings)) else ""
     text += f", {limited}" if (limited := _limited(found.settings)) else ""
     text += f", {tiered}" if (tiered := _tiered(found.settings)) else ""
+    text += f", {held}" if (held := _held(found)) else ""
     out.show(found.as_dict(), text)
 
 
@@ -506,6 +526,16 @@ def _stored(topic: TopicDescription) -> str:
     if not tiered and topic.settings.tier_after_ms < 0:
         return ""
     return f"object store: {tiered:,} messages, {cold:,} of them nowhere else"
+
+
+def _held(topic: TopicDescription) -> str:
+    """How much of a topic may be in memory, and what is lost of it, for people; empty for one in
+    the log."""
+    if topic.settings.storage != "memory":
+        return ""
+    lost = sum(queue.lost_messages for queue in topic.queues)
+    text = f"in memory, up to {render.size(topic.settings.memory_bytes)}"
+    return text + (f", {lost:,} messages were lost" if lost else "")
 
 
 def _retention(settings: TopicSettings) -> str:

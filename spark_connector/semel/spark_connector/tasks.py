@@ -35,6 +35,7 @@ from pyspark.sql.types import StructType
 from semel.client import Client
 from semel.protos.errors import (
     OffsetOutOfRange,
+    OffsetsLost,
     SemelError,
     TimedOut,
     UnknownQueue,
@@ -137,7 +138,15 @@ class _TopicReading:
             read_from=self._options.read_from,
         ) as reader:
             while self._left:
-                batch = reader.poll_arrow(POLL_SECONDS)
+                try:
+                    batch = reader.poll_arrow(POLL_SECONDS)
+                except OffsetsLost as error:
+                    self._on_loss(error)
+                    before = sum(each.count for each in self._left.values())
+                    self._advance(reader.positions())
+                    self._rows_due -= before - sum(each.count for each in self._left.values())
+                    silent_since = time.monotonic()
+                    continue
                 self._advance(reader.positions())
                 if batch is not None and batch.num_rows:
                     yield batch

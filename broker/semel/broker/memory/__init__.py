@@ -1,7 +1,7 @@
 """The bodies of topics in memory: those that this node has, and how they travel.
 
 Pure: no files, no network, no clock. What the log has of such topics are headers
-(`state/apply/memory.py`).
+(`state/apply/lost_offsets.py`).
 """
 
 from semel.broker.memory.bodies import BodyStore, Lacking

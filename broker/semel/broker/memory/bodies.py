@@ -13,7 +13,7 @@ Invariants
 2. `bytes` is the total length of all batches.
 
 Not here: the bytes on the wire (`memory/carried.py`), which offsets are lost
-(`state/apply/memory.py`), how much may be here (`background/memory_bounds.py`).
+(`state/apply/lost_offsets.py`), how much may be here (`background/memory_bounds.py`).
 """
 
 from __future__ import annotations

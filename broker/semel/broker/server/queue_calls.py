@@ -77,7 +77,8 @@ class QueueCalls:
                 delayed_messages=delayed.messages if delayed else 0,
                 next_due_us=delayed.first_due_us if delayed else 0,
                 append_time_us=append_time_us,
-                gaps_to=queue.compaction.gaps_to,
+                gaps_to=max(queue.compaction.gaps_to, queue.lost.gaps_to),
+                lost_messages=queue.lost.messages,
                 local_start_offset=queue.local_start,
                 tier_end_offset=queue.tier.end if queue.tier.number else 0,
             )

@@ -238,23 +238,7 @@ class AdminCore:
             created_us=topic.created_us,
             dedup=dedup,
             queues=[
-                QueueDescription(
-                    queue=queue.key.queue_id,
-                    group=queue.group_id,
-                    slot_start=queue.slot_start,
-                    slot_end=queue.slot_end,
-                    log_start_offset=offsets[queue.key.queue_id].log_start_offset,
-                    log_end_offset=offsets[queue.key.queue_id].log_end_offset,
-                    bytes=offsets[queue.key.queue_id].bytes,
-                    delayed_messages=offsets[queue.key.queue_id].delayed_messages,
-                    next_due_us=offsets[queue.key.queue_id].next_due_us,
-                    sealed=queue.sealed,
-                    parent=queue.parent,
-                    gaps_to=offsets[queue.key.queue_id].gaps_to,
-                    local_start_offset=offsets[queue.key.queue_id].local_start_offset,
-                    tier_end_offset=offsets[queue.key.queue_id].tier_end_offset,
-                )
-                for queue in route.every
+                QueueDescription.of(queue, offsets[queue.key.queue_id]) for queue in route.every
             ],
         )
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
-from semel.client.admin.topic_settings import Compaction, IdDedup
+from semel.client.admin.topic_settings import Compaction, IdDedup, Storage, storage_of
+from semel.client.core.routing import QueueRoute
+from semel.client.reading.offsets import QueueOffsets
 from semel.protos.batch import BATCH_BYTES_DEFAULT, MESSAGE_BYTES_MAX
 from semel.protos.v1 import common_pb2, controller_pb2
 
@@ -32,6 +34,10 @@ class TopicSettings:
     """Messages of this age go to the cluster's object store; -1: none does."""
     local_retention_ms: int = -1
     """Brokers keep what is in the object store only so long; -1: as long as `retention_ms`."""
+    storage: Storage = "log"
+    """Where the bodies of its messages are."""
+    memory_bytes: int = 0
+    """A topic in memory drops its oldest messages beyond this; 0 for one in the log."""
 
     @classmethod
     def of(cls, message: common_pb2.TopicSettings) -> TopicSettings:
@@ -45,6 +51,8 @@ class TopicSettings:
             compaction=Compaction.of(message),
             tier_after_ms=message.tier_after_ms or -1,
             local_retention_ms=message.local_retention_ms or -1,
+            storage=storage_of(message),
+            memory_bytes=message.memory_bytes,
         )
 
 
@@ -112,11 +120,35 @@ class QueueDescription(Described):
     next_due_us: int = 0
     """When the first of them is due, microseconds since the epoch; 0 when there is none."""
     gaps_to: int = 0
-    """Compaction may have left gaps in the offsets below this one; 0: there are none."""
+    """Compaction may have left gaps in the offsets below this one, or messages are lost; 0: there
+    are none."""
     local_start_offset: int = 0
     """First offset that the brokers have; older ones are in the object store alone."""
     tier_end_offset: int = 0
     """End of what is in the object store; 0: nothing is."""
+    lost_messages: int = 0
+    """Messages of a topic in memory that were lost so far."""
+
+    @classmethod
+    def of(cls, queue: QueueRoute, offsets: QueueOffsets) -> QueueDescription:
+        """Returns what its route and its broker group say of a queue."""
+        return cls(
+            queue=queue.key.queue_id,
+            group=queue.group_id,
+            slot_start=queue.slot_start,
+            slot_end=queue.slot_end,
+            log_start_offset=offsets.log_start_offset,
+            log_end_offset=offsets.log_end_offset,
+            bytes=offsets.bytes,
+            delayed_messages=offsets.delayed_messages,
+            next_due_us=offsets.next_due_us,
+            sealed=queue.sealed,
+            parent=queue.parent,
+            gaps_to=offsets.gaps_to,
+            local_start_offset=offsets.local_start_offset,
+            tier_end_offset=offsets.tier_end_offset,
+            lost_messages=offsets.lost_messages,
+        )
 
     @property
     def messages(self) -> int:

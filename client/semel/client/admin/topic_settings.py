@@ -89,6 +89,26 @@ class Compaction:
         return common_pb2.Compaction(tombstone_ms=self.tombstone_ms, lag_ms=self.lag_ms)
 
 
+Storage: TypeAlias = Literal["log", "memory"]
+"""Where the bodies of a topic's messages are: on the disks of a majority, or only in its memory."""
+_STORAGES: Final[dict[str, common_pb2.Storage]] = {
+    "log": common_pb2.STORAGE_LOG,
+    "memory": common_pb2.STORAGE_MEMORY,
+}
+
+
+def storage_of(message: common_pb2.TopicSettings) -> Storage:
+    """Returns where a topic is."""
+    return "memory" if message.storage == common_pb2.STORAGE_MEMORY else "log"
+
+
+def storage_number(storage: Storage | None) -> int | None:
+    """Returns it as it travels. Raises InvalidRequest."""
+    if storage is not None and storage not in _STORAGES:
+        raise InvalidRequest(f"storage must be 'log' or 'memory', not {storage!r}")
+    return None if storage is None else _STORAGES[storage]
+
+
 CompactionChange: TypeAlias = Compaction | Literal["off"] | None
 """A change of a topic's compaction: other settings of it, its end, or none."""
 DedupChange: TypeAlias = IdDedup | Literal["off"] | None

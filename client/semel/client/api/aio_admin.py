@@ -44,7 +44,7 @@ from semel.client.admin.nodes import DrainResult, MemberProgress, MembershipResu
 from semel.client.admin.resets import OffsetReset, Shift, Target
 from semel.client.admin.restore import RestorePlan, RestoreResult, RestoreWork
 from semel.client.admin.stored_message import StoredMessage, show_message
-from semel.client.admin.topic_settings import Compaction, IdDedup
+from semel.client.admin.topic_settings import Compaction, IdDedup, Storage, storage_number
 from semel.client.admin.upgrade import Upgrade, upgrade
 from semel.client.admin.verify import Verification, VerifyProgress
 from semel.client.api.telling import await_telling
@@ -83,6 +83,8 @@ class AsyncAdmin:
         local_retention_ms: int | None = None,
         dedup: IdDedup | None = None,
         compaction: Compaction | None = None,
+        storage: Storage | None = None,
+        memory_bytes: int | None = None,
         if_not_exists: bool = False,
         groups: list[int] | None = None,
     ) -> bool:
@@ -93,7 +95,9 @@ class AsyncAdmin:
         `delay_per_second_max` at most so many messages may be due in one second: one more fails
         with DelayThrottled. With `tier_after_ms` messages of that age go to the cluster's object
         store, and with `local_retention_ms` brokers keep them only so long; they stay readable as
-        long as `retention_ms` says. Raises TopicExists, InvalidRequest; UnsupportedVersion when a
+        long as `retention_ms` says. With `storage="memory"` the bodies of messages are only in the
+        memory of a majority, for the life of the topic; beyond `memory_bytes` of them (1 GiB if not
+        given) the oldest messages go. Raises TopicExists, InvalidRequest; UnsupportedVersion when a
         setting needs `semel cluster upgrade` first.
         """
         settings = {
@@ -104,6 +108,8 @@ class AsyncAdmin:
             "delay_per_second_max": delay_per_second_max,
             "tier_after_ms": tier_after_ms,
             "local_retention_ms": local_retention_ms,
+            "storage": storage_number(storage),
+            "memory_bytes": memory_bytes,
         }
         return await self._session.await_run(
             self._session.admin.create_topic(
@@ -124,6 +130,7 @@ class AsyncAdmin:
         local_retention_ms: int | None = None,
         dedup: IdDedup | Literal["off"] | None = None,
         compaction: Compaction | Literal["off"] | None = None,
+        memory_bytes: int | None = None,
         queues: int | None = None,
     ) -> TopicSettings:
         """Changes the settings that are given; -1 lifts a limit. `tier_after_ms=-1` ends tiering:
@@ -140,6 +147,7 @@ class AsyncAdmin:
             "delay_per_second_max": delay_per_second_max,
             "tier_after_ms": tier_after_ms,
             "local_retention_ms": local_retention_ms,
+            "memory_bytes": memory_bytes,
         }
         return await self._session.await_run(
             self._session.admin.alter_topic(name, settings, queues, dedup, compaction)

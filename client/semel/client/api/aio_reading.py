@@ -175,6 +175,12 @@ class AsyncConsumer(_AsyncPulling):
         """Identity within the group; empty before it has joined."""
         return self._core.member_id
 
+    @property
+    def lost_messages(self) -> int:
+        """Messages of topics in memory that were lost before this member could read them: it goes
+        on behind them, and says so in the program's log."""
+        return self._core.lost_messages
+
     async def commit(self, message: Message | None = None) -> None:
         """Makes progress durable: up to and including `message` in its queue, or everything that
         was given out so far. A committed message is never delivered to the group again.

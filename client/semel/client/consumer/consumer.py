@@ -31,7 +31,7 @@ from semel.client.consumer.sql_offsets import Progress, SqlOffsets
 from semel.client.consumer.start_offsets import StoredOffsets, start_of
 from semel.client.dead_letters.retrying import Retrying
 from semel.client.message import Message
-from semel.client.reading.feed_queue import FeedQueue
+from semel.client.reading.feed_queue import FeedQueue, pass_lost
 from semel.client.reading.fetch import Feed
 from semel.client.reading.outstanding import Span
 from semel.client.reading.pulling import Puller
@@ -45,6 +45,7 @@ from semel.protos.errors import (
     LockLost,
     MemberFenced,
     OffsetOutOfRange,
+    OffsetsLost,
     QueueMoved,
     SemelError,
     Unavailable,
@@ -110,6 +111,8 @@ class ConsumerCore:
         )
         self.commits = Commits(cluster, group, self.locks, self._retrying, self._stored)
         self._fenced: MemberFenced | None = None
+        self.lost_messages = 0
+        """Messages that were lost before this member could read them."""
         self._tasks: list[asyncio.Task[Any]] = []
 
     # --- life -----------------------------------------------------------------------------------
@@ -273,6 +276,15 @@ class ConsumerCore:
                     error.log_end_offset,
                 )
                 queue.go_to(min(max(queue.offset, error.log_start_offset), error.log_end_offset))
+                self.feed.wake()
+            case OffsetsLost():
+                logger.warning(
+                    "messages are lost group=%s topic=%s queue=%s offset=%s goes_on=%s",
+                    *(self.group, queue.topic, queue.key.queue_id),
+                    *(queue.offset, error.next_offset),
+                )
+                self.lost_messages += error.next_offset - queue.offset
+                self.feed.deliver([pass_lost(queue, error, told=False)])
                 self.feed.wake()
             case UnknownQueue() | UnknownTopic():
                 self.locks.forget(queue)

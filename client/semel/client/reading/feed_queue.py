@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from semel.client.message import Rows
-from semel.protos.errors import InternalError
+from semel.protos.errors import InternalError, OffsetsLost
 from semel.protos.ids import GroupId, QueueKey
 from semel.protos.v1 import broker_pb2
 
@@ -107,7 +107,7 @@ class FeedQueue:
 
 class Delivery(NamedTuple):
     """A delivery: rows of one stored batch. Of a compacted batch the numbers of rows only say how
-    many offsets it is about."""
+    many offsets it is about. Of lost messages there are no rows, only the offsets and the error."""
 
     queue: FeedQueue
     turn: int
@@ -116,6 +116,14 @@ class Delivery(NamedTuple):
     base_offset: int
     row_start: int
     row_end: int
+    lost: OffsetsLost | None = None
+    """Set if the messages are lost."""
+    told: bool = False
+    """The caller gets the error, and goes on behind what is lost with the next call."""
+
+    @property
+    def end_offset(self) -> int:
+        return self.base_offset + self.row_end - self.row_start
 
     def rows(self) -> Rows:
         """Checks the batch. Raises CorruptBatch."""
@@ -128,6 +136,19 @@ class Delivery(NamedTuple):
             self.row_end,
             self.token,
         )
+
+
+def pass_lost(queue: FeedQueue, error: OffsetsLost, *, told: bool) -> Delivery:
+    """Returns what stands for lost messages in the line, up to the queue's end, and moves the
+    queue's offset behind them; it is fetched from there. Asserts that the error names an offset
+    that lies further on."""
+    start, end = queue.offset, error.next_offset
+    assert start < end, f"offset {start} is lost, and the queue goes on at {end}"
+    if queue.end is not None:
+        end = min(end, queue.end)
+    queue.offset, queue.asked = end, False
+    stored = memoryview(b"")
+    return Delivery(queue, queue.turn, queue.token, stored, start, 0, end - start, error, told)
 
 
 def cut(

@@ -45,11 +45,14 @@ class QueueOffsets:
     """When the message at the offset asked for was appended; 0 if there is none, or if the broker
     is too old to tell."""
     gaps_to: int
-    """Compaction may have left gaps in the offsets below this one; 0: there are none."""
+    """Compaction may have left gaps in the offsets below this one, or messages are lost; 0: there
+    are none."""
     local_start_offset: int
     """First offset that the brokers have; older ones are in the object store alone."""
     tier_end_offset: int
     """End of what is in the object store; 0: nothing is."""
+    lost_messages: int = 0
+    """Messages of a topic in memory that were lost so far."""
 
 
 async def list_offsets(
@@ -96,6 +99,7 @@ async def _list_offsets(
                 gaps_to=offsets.gaps_to,
                 local_start_offset=max(offsets.log_start_offset, offsets.local_start_offset),
                 tier_end_offset=offsets.tier_end_offset,
+                lost_messages=offsets.lost_messages,
             )
     return found
 

@@ -70,21 +70,25 @@ class Outstanding:
 
     def at(self, rows: Rows, row: int) -> OpenSpan:
         """Returns the span to which rows from `row` on belong."""
-        return self._at(rows, rows.position(row))
+        return self._at(rows.topic, rows.queue, rows.token, rows.position(row))
 
     def pass_over(self, rows: Rows, offset: int) -> None:
         """Enters a batch that has no messages from `offset` on: a gap in the offsets counts as
         given out, so that the next commit covers it."""
-        self._at(rows, offset).end = rows.end_offset
+        self._at(rows.topic, rows.queue, rows.token, offset).end = rows.end_offset
 
-    def _at(self, rows: Rows, offset: int) -> OpenSpan:
-        spans = self._open.get(rows.queue)
-        if spans and spans[-1].token == rows.token:
+    def pass_lost(self, topic: str, key: QueueKey, token: int, start: int, end: int) -> None:
+        """Enters messages that are lost: they count as given out, like a gap."""
+        self._at(topic, key, token, start).end = end
+
+    def _at(self, topic: str, key: QueueKey, token: int, offset: int) -> OpenSpan:
+        spans = self._open.get(key)
+        if spans and spans[-1].token == token:
             span = spans[-1]
         else:
-            span = OpenSpan(rows.topic, rows.queue, rows.token)
+            span = OpenSpan(topic, key, token)
             told = [each for each in spans or () if each.start < each.end]
-            self._open[rows.queue] = [*told, span]
+            self._open[key] = [*told, span]
         if span.start == span.end:
             span.start = span.end = offset
         elif offset < span.end:  # given out again after a seek

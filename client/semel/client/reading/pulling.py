@@ -5,7 +5,8 @@ them as outstanding, in one step of the caller's thread. A wait leaves a callabl
 which calls it from the I/O thread; blocking and awaiting differ in nothing else.
 
 A batch that is damaged is not passed over: it goes back to the head of the line, and its queue is
-fetched again from the caller's position, which may bring an undamaged copy.
+fetched again from the caller's position, which may bring an undamaged copy. Where messages are
+lost, the line has what stands for them.
 
 The I/O thread may void the deliveries in line at any moment, also between two statements here. Rows
 that were given out nevertheless are entered under the token with which they were fetched, so no
@@ -67,6 +68,14 @@ class Puller:
         while (delivery := self._feed.take()) is not None:
             queue = delivery.queue
             if queue.delivered - delivery.base_offset >= delivery.row_end - delivery.row_start:
+                continue
+            if delivery.lost is not None:
+                start = max(queue.delivered, delivery.base_offset)
+                place = queue.topic, queue.key, delivery.token
+                self.outstanding.pass_lost(*place, start, delivery.end_offset)
+                queue.delivered = delivery.end_offset
+                if delivery.told:
+                    raise delivery.lost
                 continue
             try:
                 rows = delivery.rows()

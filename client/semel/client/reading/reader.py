@@ -18,13 +18,13 @@ from typing import Final
 
 from semel.client.config import ReaderConfig
 from semel.client.core.retry import Backoff, BackoffPolicy
-from semel.client.reading.feed_queue import FeedQueue
+from semel.client.reading.feed_queue import FeedQueue, pass_lost
 from semel.client.reading.fetch import Feed
 from semel.client.reading.offsets import Places, check_places, resolve_places
 from semel.client.reading.pulling import Puller
 from semel.client.transport.cluster import Cluster
 from semel.client.transport.runtime import Runtime
-from semel.protos.errors import InvalidRequest, QueueMoved, SemelError, UnknownTopic
+from semel.protos.errors import InvalidRequest, OffsetsLost, QueueMoved, SemelError, UnknownTopic
 from semel.protos.ids import GroupId, QueueKey
 
 logger = logging.getLogger(__name__)
@@ -123,6 +123,15 @@ class ReaderCore:
         if isinstance(error, QueueMoved):  # continues in the new group, at the same offset
             queue.group_id, queue.asked = GroupId(error.group_id), False
             self.feed.add(queue)
+        elif isinstance(error, OffsetsLost):
+            told = self._config.on_lost == "raise"
+            if not told:
+                logger.warning(
+                    "messages are lost topic=%s queue=%s offset=%s goes_on=%s",
+                    *(queue.topic, queue.key.queue_id, queue.offset, error.next_offset),
+                )
+            self.feed.deliver([pass_lost(queue, error, told=told)])
+            self.feed.wake()
         else:  # going on without this queue would leave its messages out
             self.feed.fail(error, final=True)
 

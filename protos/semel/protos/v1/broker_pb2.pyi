@@ -427,7 +427,7 @@ class ListOffsetsRequest(_message.Message):
     def __init__(self, queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., time_us: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class QueueOffsets(_message.Message):
-    __slots__ = ("queue", "log_start_offset", "high_watermark", "time_offset", "bytes", "error", "delayed_messages", "next_due_us", "append_time_us", "gaps_to", "local_start_offset", "tier_end_offset")
+    __slots__ = ("queue", "log_start_offset", "high_watermark", "time_offset", "bytes", "error", "delayed_messages", "next_due_us", "append_time_us", "gaps_to", "local_start_offset", "tier_end_offset", "lost_messages")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
     HIGH_WATERMARK_FIELD_NUMBER: _ClassVar[int]
@@ -440,6 +440,7 @@ class QueueOffsets(_message.Message):
     GAPS_TO_FIELD_NUMBER: _ClassVar[int]
     LOCAL_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
     TIER_END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LOST_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     queue: _common_pb2.QueueRef
     log_start_offset: int
     high_watermark: int
@@ -452,7 +453,8 @@ class QueueOffsets(_message.Message):
     gaps_to: int
     local_start_offset: int
     tier_end_offset: int
-    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., log_start_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ..., time_offset: _Optional[int] = ..., bytes: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., delayed_messages: _Optional[int] = ..., next_due_us: _Optional[int] = ..., append_time_us: _Optional[int] = ..., gaps_to: _Optional[int] = ..., local_start_offset: _Optional[int] = ..., tier_end_offset: _Optional[int] = ...) -> None: ...
+    lost_messages: int
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., log_start_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ..., time_offset: _Optional[int] = ..., bytes: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., delayed_messages: _Optional[int] = ..., next_due_us: _Optional[int] = ..., append_time_us: _Optional[int] = ..., gaps_to: _Optional[int] = ..., local_start_offset: _Optional[int] = ..., tier_end_offset: _Optional[int] = ..., lost_messages: _Optional[int] = ...) -> None: ...
 
 class ListOffsetsReply(_message.Message):
     __slots__ = ("queues",)

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from semel.client.core.routing import Master
 from semel.client.message import ARROW_SCHEMA, Rows
-from semel.client.reading.feed_queue import Delivery, FeedQueue, cut
+from semel.client.reading.feed_queue import Delivery, FeedQueue, cut, pass_lost
 from semel.client.reading.fetch import _Asked, _FetchLink, _Poll
 from semel.client.reading.pulling import Puller, await_ready, wait_ready
 from semel.protos.errors import (
     CorruptBatch,
     InternalError,
     OffsetOutOfRange,
+    OffsetsLost,
     Throttled,
     Unavailable,
     UnknownQueue,
@@ -524,3 +525,50 @@ async def test_a_poll_that_is_throttled_is_made_again() -> None:
     link._on_reply(encode_fetch_reply(header, []))
     assert box.feed.wanted(GroupId(1)) == [box.queue]
     assert link._wake.is_set(), "whoever asks sleeps until then"
+
+
+def lose(box: Box, next_offset: int, *, told: bool) -> None:
+    error = OffsetsLost("gone", next_offset=next_offset)
+    box.feed.deliver([pass_lost(box.queue, error, told=told)])
+
+
+def test_lost_messages_are_told_once_between_those_around_them() -> None:
+    box = Box()
+    box.put([b"a", b"b"], 0)
+    lose(box, 7, told=True)
+    box.put([b"c"], 7)
+    assert [message.value for message in box.puller.messages(10)] == [b"a", b"b"]
+    with pytest.raises(OffsetsLost) as caught:
+        box.puller.messages(10)
+    assert (caught.value.next_offset, box.queue.delivered) == (7, 7)
+    assert [message.offset for message in box.puller.messages(10)] == [7]
+
+
+def test_lost_messages_can_be_passed_over_and_are_committed_with_the_rest() -> None:
+    box = Box()
+    box.put([b"a", b"b"], 0)
+    box.queue.token = 9
+    lose(box, 7, told=False)
+    assert [message.value for message in box.puller.messages(10)] == [b"a", b"b"]
+    assert box.puller.messages(10) == []
+    (span,) = box.puller.outstanding.spans()
+    assert (span.start, span.end, box.queue.delivered) == (0, 7, 7)
+
+
+def test_a_reader_that_ends_within_what_is_lost_is_finished() -> None:
+    box = Box()
+    box.queue.end = 5
+    box.put([b"a", b"b"], 0)
+    lose(box, 7, told=False)
+    assert len(box.puller.messages(2)) == 2
+    assert not box.puller.finished
+    assert box.puller.messages(10) == []
+    assert (box.queue.offset, box.puller.finished) == (5, True)
+
+
+def test_what_is_lost_before_a_seek_is_not_told() -> None:
+    box = Box()
+    lose(box, 7, told=True)
+    box.queue.go_to(3)
+    assert box.puller.messages(10) == []
+    assert (box.queue.delivered, box.queue.offset) == (3, 3)
