@@ -44,12 +44,12 @@ from tests.checking.history import (
 from tests.checking.raw_log import (
     Fold,
     NodeLog,
-    check_states,
     fold,
     fold_groups,
     merged,
     overlay,
 )
+from tests.checking.states import check_states
 from tests.checking.stored import Queue, Row
 
 _SHOWN = 10

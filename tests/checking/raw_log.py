@@ -3,8 +3,7 @@
 How it works. The frames of all nodes are laid over each other: up to a node's commit index its
 frame of an index must be the same as everybody's. The union is read from index 1 to the highest
 commit, batch by batch, into rows with their offsets, with plain dicts and none of the broker's
-rules: only the format's decoders are shared. Besides, the broker's own state machine applies the
-log, and its state is compared with the one that each node says it is in.
+rules: only the format's decoders are shared.
 
 Each broker group has a log of its own. `fold_groups` reads them side by side: where a queue that
 has moved is activated, a log waits until the other one has sealed it, and goes on with the rows and
@@ -17,11 +16,10 @@ Invariants checked here
 3. Per (queue, producer): incarnations never go back, and every batch is chained to the one before.
    Only a fence makes a row, or a split, which copies the parent's. A queue that was split gets
    nothing more.
-4. A node's sequence table, and its whole state, follow from the log up to its applied index.
-5. A queue is of one group at a time, which alone stores batches, fences and expiries of it; copies
+4. A queue is of one group at a time, which alone stores batches, fences and expiries of it; copies
    are what the other group stored, byte for byte, all of it; moves are decided once (`moves.py`).
 
-Not here: what clients saw (`exactly_once.py`).
+Not here: what clients saw (`exactly_once.py`), what the nodes say their states are (`states.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +28,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
-from semel.broker.state import State
 from semel.protos.batch import (
     BROKER_HEADER_BYTES,
     BatchFlags,
@@ -568,37 +565,6 @@ def _fold_split(result: Fold, split: control_pb2.SplitQueue) -> None:
             copied = _Producer(row.epoch, row.session, row.last)
             result.producers[child, producer_id] = copied
         result.expired |= {(child, one) for queue, one in result.expired if queue == parent}
-
-
-def check_states(frames: Mapping[int, bytes], logs: Sequence[NodeLog], folded: Fold) -> list[str]:
-    """Compares each node's state with the log as the broker's machine and this module apply it."""
-    problems: list[str] = []
-    state = State()
-    for log in sorted(logs, key=lambda log: log.applied_index):
-        if log.state is None:
-            continue
-        while state.applied_index < log.applied_index:
-            state.apply_frame(frames[state.applied_index + 1])
-        if b"".join(state.to_parts()) != log.state:
-            problems.append(
-                f"the state of node {log.node} is not the fold of the log up to {log.applied_index}"
-            )
-        told: Table = {
-            (tuple(map(int, row.queue_key)), int(row.producer_id)): (  # type: ignore[misc]
-                row.epoch,
-                row.session,
-                row.last_sequence,
-            )
-            for row in State.from_bytes(log.state).producers.rows()
-        }
-        ours = folded.tables.get(log.applied_index, {})
-        for key in sorted(told.keys() | ours.keys()):
-            if told.get(key) != ours.get(key):
-                problems.append(
-                    f"node {log.node}: queue and producer {key} stand at {told.get(key)}, "
-                    f"the log says {ours.get(key)}"
-                )
-    return problems
 
 
 def _queue(ref: common_pb2.QueueRef) -> Queue:
