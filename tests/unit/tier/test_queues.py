@@ -48,7 +48,7 @@ from semel.tier import (
     topics_of,
     trim,
 )
-from semel.tier.planning import HOUR_US
+from semel.tier.planning import HOUR_US, StoredObject
 from tests.kit.faulty_store import FaultySystem, fails, loses_the_reply
 from tests.kit.tier_rows import QUEUE, TIME_US, plain_rows, random_rows
 
@@ -372,6 +372,22 @@ def test_a_place_belongs_to_one_cluster(store: Store) -> None:
     assert owner_of(store) == "one"
     with pytest.raises(ForeignTier, match="belongs to cluster 'one', this is 'two'"):
         claim(store, "two")
+
+
+def test_nodes_of_a_cluster_claim_a_place_at_the_same_moment(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = store.objects
+
+    def later(folder: str) -> list[StoredObject]:
+        """Another node claims it between two steps of this one."""
+        monkeypatch.undo()
+        claim(store, "one")
+        return objects(folder)
+
+    monkeypatch.setattr(store, "objects", later)
+    claim(store, "one")
+    assert owner_of(store) == "one"
 
 
 def test_a_place_with_other_files_is_refused(store: Store) -> None:

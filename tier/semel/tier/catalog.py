@@ -31,8 +31,10 @@ def claim(store: Store, cluster_id: str) -> None:
     try:
         owner = owner_of(store)
     except TierMisconfigured:
-        others = store.objects("")
-        if any(not each.name.startswith(f"{cluster_id}/") for each in others):
+        # Another node of this cluster may claim it at the same moment.
+        own = f"{cluster_id}/", layout.IDENTITY
+        others = [each for each in store.objects("") if not each.name.startswith(own)]
+        if others:
             raise ForeignTier(
                 f"{store.url} has {len(others)} objects, such as {others[0].name!r}, and no"
                 f" {layout.IDENTITY}: give a prefix of its own to the cluster"
