@@ -218,6 +218,15 @@ def test_a_place_that_has_another_owner_is_left_alone(tmp_path: Path) -> None:
     assert store.objects("c") == before
 
 
+def test_a_clock_that_the_list_does_not_have_yet_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, _, _ = filled(tmp_path)
+    monkeypatch.setattr(store, "objects", lambda *_, **__: [])
+    with pytest.raises(TierUnavailable, match="ask again"):
+        clock_us(store, "c")
+
+
 def test_the_stores_clock_is_that_of_its_objects(tmp_path: Path) -> None:
     store, _, _ = filled(tmp_path)
     first = clock_us(store, "c")

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from semel.protos.ids import QueueKey
 from semel.tier import layout
 from semel.tier.catalog import owner_of
-from semel.tier.errors import ForeignTier
+from semel.tier.errors import ForeignTier, TierUnavailable
 from semel.tier.layout import Kind
 from semel.tier.manifest import Pointer
 from semel.tier.planning import GarbagePolicy, garbage, reachable, split_pointers
@@ -26,11 +26,14 @@ from semel.tier.store import Store
 
 
 def clock_us(store: Store, cluster_id: str) -> int:
-    """Returns the time of the store's clock, as an object that is written now has it."""
+    """Returns the time of the store's clock, as an object that is written now has it; an earlier
+    time if the list lags. Raises TierUnavailable if the list does not have the object yet."""
     name = layout.clock_name(cluster_id)
     store.put(name, b"")
-    (found,) = [each for each in store.objects(cluster_id, deep=False) if each.name == name]
-    return found.modified_us
+    found = [each for each in store.objects(cluster_id, deep=False) if each.name == name]
+    if not found:
+        raise TierUnavailable(f"{store.url}/{name} was written and is not in the list; ask again")
+    return found[0].modified_us
 
 
 def collect(
