@@ -276,6 +276,8 @@ def test_a_broker_without_the_url_says_so(tmp_path: Path) -> None:
                 assert [number(each) for each in reader] == list(range(100, 110))
             with pytest.raises(SemelError, match="started without --tier"):
                 client.admin.offsets_at("t", 1)
+        findings = Console(cluster.bootstrap)("doctor").stdout.decode()
+        assert "cannot read the older messages of 1 tiered queue" in " ".join(findings.split())
         assert node.process is not None
         os.kill(node.pid, signal.SIGTERM)
         node.process.wait(30)

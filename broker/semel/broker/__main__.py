@@ -37,6 +37,7 @@ from semel.broker.config import BrokerConfig
 from semel.broker.log import FileLayer, LogConfig, OsFiles, Reserve
 from semel.broker.log.log_config import SYNC_BY
 from semel.broker.node import READERS, BrokerNode
+from semel.broker.tiers.place import calls_under_way
 from semel.protos.addresses import Address
 from semel.protos.errors import InvalidRequest, SemelError
 from semel.protos.ids import GroupId, NodeId
@@ -222,10 +223,17 @@ def main(
     try:
         files = files or OsFiles(Reserve(KEPT_BACK))
         run = _uvloop_run() or asyncio.run
-        sys.exit(run(_run(settings, as_json, files)))
+        status = run(_run(settings, as_json, files))
     except (SemelError, OSError) as error:
         print(f"error: node {node}: {error}", file=sys.stderr)
-        sys.exit(1)
+        status = 1
+    if calls_under_way():
+        # At its end a process waits for all calls of S3. The log is closed, so nothing is lost.
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def settings_of(

@@ -368,7 +368,9 @@ class BrokerNode:
                 delays=DelayCalls(replica),
                 ids=IdCalls(replica, cold),
                 id_windows=IdWindowCalls(replica),
-                status=NodeStatusCall(config, replica, self.checkpoints, self.scrub, self.identity),
+                status=NodeStatusCall(
+                    config, replica, self.checkpoints, self.scrub, self.identity, self._tier
+                ),
             ),
             server,
         )

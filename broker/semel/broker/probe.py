@@ -18,7 +18,7 @@ from typing import Final
 from semel.broker.background.compaction_passes import QueueCompaction
 from semel.broker.background.memory_bodies import MemoryBodies
 from semel.broker.background.memory_bounds import MemoryBounds
-from semel.broker.background.tiering import tier_lag_us
+from semel.broker.background.tiering import is_tiered, tier_lag_us
 from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.load import Counters
 from semel.broker.repair.scrub import Scrub
@@ -486,7 +486,7 @@ class Probe:
         lags: dict[str, float] = {}
         cold: dict[str, int] = defaultdict(int)
         for number, queue in enumerate(list(self._replica.state.queues.values()), 1):
-            if queue.tier.number or queue.settings.tier_after_ms:
+            if is_tiered(queue):
                 lags[queue.topic] = max(
                     lags.get(queue.topic, 0.0), tier_lag_us(queue, now_us) / 1e6
                 )

@@ -27,6 +27,7 @@ CLOCK_MS: Final = 1_000
 people who compare logs."""
 EXPIRY_SHARE: Final = 0.2
 """A producer is near its expiry when less than this share of its time is left."""
+TIER_LATE_MS: Final = 3_600_000
 STUCK_MS: Final = 120_000
 """A commit that takes this long is stuck: brokers retry it every few seconds."""
 NAMES_SHOWN: Final = 5
@@ -265,6 +266,39 @@ def _disks(found: Inspection) -> Iterator[Finding]:
         )
 
 
+def _tiers(found: Inspection) -> Iterator[Finding]:
+    """Finds nodes that cannot reach the object store, and messages that do not get there."""
+    for node in found.nodes:
+        subject = f"broker {node.node}"
+        if node.tiered_queues and not node.tier:
+            yield Finding(
+                severity="error",
+                check="tier-missing",
+                subject=subject,
+                text="was started without --tier, and cannot read the older messages of"
+                f" {plural(node.tiered_queues, 'tiered queue')}",
+                advice="start it with the URL that the other brokers have",
+            )
+        elif node.tier and not node.tier_usable:
+            yield Finding(
+                severity="error",
+                check="tier-unusable",
+                subject=subject,
+                text=f"cannot use the object store {node.tier}",
+                advice="its log says why: look for 'object store'; newer messages are served",
+            )
+        if node.tier_overdue_ms > TIER_LATE_MS:
+            yield Finding(
+                severity="warning",
+                check="tier-late",
+                subject=subject,
+                text="has messages that should have been in the object store for"
+                f" {node.tier_overdue_ms / 3_600_000:.1f} h",
+                advice="its log says why, if the store refuses them; else raise"
+                " --tier-bytes-per-second. Brokers keep them meanwhile: watch the disks",
+            )
+
+
 def _clocks(found: Inspection) -> Iterator[Finding]:
     """Finds nodes whose clock differs from most others', beyond the error of measurement."""
     known = sorted((node for node in found.nodes if not node.reason), key=lambda n: n.clock_ms)
@@ -439,6 +473,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     _nodes,
     _damage,
     _disks,
+    _tiers,
     _clocks,
     _versions,
     _levels,

@@ -230,6 +230,17 @@ CASES: list[tuple[str, str, str, Callable[[Inspection], Inspection]]] = [
         *("error", "disk-nearly-full", "broker 2"),
         lambda found: _with_node(found, 2, disk_free_bytes=2),
     ),
+    ("error", "tier-missing", "broker 2", lambda found: _with_node(found, 2, tiered_queues=3)),
+    (
+        *("error", "tier-unusable", "broker 2"),
+        lambda found: _with_node(found, 2, tiered_queues=3, tier="s3://b/p"),
+    ),
+    (
+        *("warning", "tier-late", "broker 1"),
+        lambda found: _with_node(
+            *(found, 1), tier="s3://b/p", tier_usable=True, tier_overdue_ms=3_600_001
+        ),
+    ),
     ("warning", "clock-skew", "broker 3", lambda found: _with_node(found, 3, clock_ms=-1_003.0)),
     ("warning", "version-skew", "broker 3", lambda found: _with_node(found, 3, version="0.9")),
     ("warning", "version-skew", "controller c:3", _controller(2, version="1.1")),

@@ -167,7 +167,7 @@ class Tiering:
             self._term = replica.term
             self._known.clear()
         done = False
-        async for queue in queues_in_turns(replica.state, _is_tiered):
+        async for queue in queues_in_turns(replica.state, is_tiered):
             if self._now_s() < self._store_backoff.until:
                 return False
             backoff = self._backoffs.get(queue.key)
@@ -412,7 +412,8 @@ class Tiering:
             self._readers.popitem(last=False)
 
 
-def _is_tiered(queue: QueueState) -> bool:
+def is_tiered(queue: QueueState) -> bool:
+    """The queue's topic is tiered, or something of it is in the object store."""
     return bool(queue.tier.number or queue.settings.tier_after_ms)
 
 

@@ -10,6 +10,7 @@ import os
 from importlib.metadata import version
 from typing import Final
 
+from semel.broker.background.tiering import is_tiered, tier_lag_us
 from semel.broker.config import BrokerConfig
 from semel.broker.identity import NodeIdentity
 from semel.broker.membership.members_service import member_statuses
@@ -17,6 +18,8 @@ from semel.broker.repair.scrub import Scrub
 from semel.broker.replica.replica import Replica
 from semel.broker.resources import disk_room, resident_bytes
 from semel.broker.snapshots.checkpoints import Checkpoints
+from semel.broker.state import QueueState
+from semel.broker.tiers.place import TierPlace
 from semel.protos import compat
 from semel.protos.ids import NodeId
 from semel.protos.v1 import broker_pb2
@@ -34,7 +37,9 @@ class NodeStatusCall:
         checkpoints: Checkpoints,
         scrub: Scrub,
         identity: NodeIdentity,
+        tier: TierPlace | None = None,
     ) -> None:
+        self._tier = tier
         self._config = config
         self._replica = replica
         self._scrub = scrub
@@ -51,6 +56,7 @@ class NodeStatusCall:
         log, state = replica.log.stats(), replica.state
         master = status.master_id or 0
         free, total = disk_room(self._config.data)
+        tiered = [queue for queue in state.queues.values() if is_tiered(queue)]
         return broker_pb2.NodeStatusReply(
             cluster_id=self._config.cluster_id,
             group_id=self._config.group_id,
@@ -102,4 +108,14 @@ class NodeStatusCall:
             prepared_id=self._identity.prepared,
             knows_foundings=True,
             levels=replica.levels(),
+            tier=self._config.tier,
+            tier_usable=self._tier is not None and self._tier.store is not None,
+            tiered_queues=len(tiered),
+            tier_overdue_ms=self._overdue_ms(tiered) if replica.is_master else 0,
         )
+
+    def _overdue_ms(self, tiered: list[QueueState]) -> int:
+        """For how long a message should have been in the object store."""
+        now_us = self._replica.log_time_us()
+        lag_us = max((tier_lag_us(queue, now_us) for queue in tiered), default=0)
+        return max(0, lag_us // 1000 - self._config.tier_wait_ms)

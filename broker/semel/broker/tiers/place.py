@@ -43,6 +43,7 @@ T = TypeVar("T")
 
 LIMITS: Final = StoreLimits(connect_s=3.0, request_s=10.0, attempts=3, call_s=60.0)
 """Requests are repeated by what makes them, so a single one need not be waited for so long."""
+_THREAD: Final = "tier"
 OPEN_S: Final = 15.0
 """So long a start waits for the store."""
 RETRY_MIN_S: Final = 1.0
@@ -160,5 +161,10 @@ async def in_thread(work: Callable[[], T]) -> T:
         with contextlib.suppress(RuntimeError):  # the loop has ended, and with it who asked
             loop.call_soon_threadsafe(tell, result, failed)
 
-    threading.Thread(target=run, name="tier", daemon=True).start()
+    threading.Thread(target=run, name=_THREAD, daemon=True).start()
     return await future
+
+
+def calls_under_way() -> bool:
+    """Whether a call of `in_thread` has not returned yet, whoever waits for it."""
+    return any(thread.name == _THREAD for thread in threading.enumerate())

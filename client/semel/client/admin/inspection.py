@@ -116,6 +116,13 @@ class NodeReport(HasReason):
     producer_idle_ms: int = 0
     peers: list[PeerReport] = field(default_factory=list)
     """Reported by a master only."""
+    tier: str = ""
+    """URL of the object store that it was started with; empty for none."""
+    tier_usable: bool = False
+    tiered_queues: int = 0
+    """Queues of tiered topics, and of those that have something in the object store."""
+    tier_overdue_ms: int = 0
+    """For how long a message should have been in the object store; a master knows."""
 
     FORMER_NAMES = (*HasReason.FORMER_NAMES, "muted")
 
@@ -272,6 +279,10 @@ async def _node(cluster: Cluster, group: int, node: int, address: str) -> NodeRe
         damaged=reply.damaged,
         lost=reply.lost,
         disk_full=reply.disk_full,
+        tier=reply.tier,
+        tier_usable=reply.tier_usable,
+        tiered_queues=reply.tiered_queues,
+        tier_overdue_ms=reply.tier_overdue_ms,
         disk_bytes=reply.disk_bytes,
         disk_free_bytes=reply.disk_free_bytes,
         disk_total_bytes=reply.disk_total_bytes,
