@@ -185,9 +185,7 @@ class QueueReader:
                 except StorageError:
                     if not queue.is_cold(wanted.offset):
                         raise
-                    return (
-                        None  # the log gave it up meanwhile: the next look takes it from the tier
-                    )
+                    return None  # the log gave it up meanwhile: the next look asks the tier
             found = _found(result, wanted.offset, extents, batches)
         if wanted.group:
             self._node.on_delivered(wanted.group, key, wanted.token, found.next_offset)
