@@ -47,7 +47,6 @@ from semel.broker.replica.requests import (
 from semel.broker.state import (
     NO_OFFSET,
     RECORD_BYTES,
-    RELEASE_BATCHES_MAX,
     Accepted,
     Admission,
     ApplyResult,
@@ -79,6 +78,9 @@ from semel.protos.staging import STAGER_ID_MIN
 from semel.protos.v1.control_pb2 import ControlRecord, MoveQueue
 
 _RECORD_OVERHEAD = 64
+_RELEASED_AT_ONCE = 128
+"""Delayed batches that one entry releases. Each takes up to 30 µs of the loop, here and when it is
+applied, and what others send waits for that. So it is less than the state allows."""
 _NEVER_MS = 1 << 40
 _BUSY_MS = 10_000
 """Producers that wrote or fenced within this time keep their rows, however many there are: they
@@ -246,7 +248,7 @@ class Proposer:
             length = size_of(item)
             if records and size + length > bytes_target:
                 break
-            if isinstance(item, Release) and self._released >= RELEASE_BATCHES_MAX:
+            if isinstance(item, Release) and self._released >= _RELEASED_AT_ONCE:
                 break  # the next entry takes the rest
             if isinstance(item, Control) and item.is_large and records:
                 break
@@ -475,7 +477,7 @@ class Proposer:
     def _propose_release(self, item: Release, time_us: int) -> RecordParts | None:
         self._releasing.discard(item.queue_key)
         record = self.admission.propose_release(
-            item.queue_key, now_us=time_us, batches_max=RELEASE_BATCHES_MAX - self._released
+            item.queue_key, now_us=time_us, batches_max=_RELEASED_AT_ONCE - self._released
         )
         if record is None:
             return None
