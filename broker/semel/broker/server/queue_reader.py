@@ -131,7 +131,10 @@ class QueueReader:
                 raise self._node.state.absent(key)
             found = await self._read(wanted, key, queue, room, alone=alone)
             if found is not None and level_max < NULL_LEVEL <= self._node.state.feature_level:
-                return _known_part(found, key)
+                found = _known_part(found, key)
+            if found is not None and found.batches and wanted.group:
+                delivered = wanted.group, key, wanted.token, found.next_offset
+                self._node.on_delivered(*delivered)
             return found
         except SemelError as error:
             return Found(_failed(wanted, queue, error), [], wanted.offset)
@@ -187,8 +190,6 @@ class QueueReader:
                         raise
                     return None  # the log gave it up meanwhile: the next look asks the tier
             found = _found(result, wanted.offset, extents, batches)
-        if wanted.group:
-            self._node.on_delivered(wanted.group, key, wanted.token, found.next_offset)
         return found
 
     def end_of(self, key: QueueKey) -> int:

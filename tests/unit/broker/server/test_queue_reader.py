@@ -138,6 +138,19 @@ async def test_an_older_client_gets_what_it_can_read_and_then_an_error(node: Nod
     assert (await read(node, wanted(3))).next_offset == 23
 
 
+async def test_only_what_an_older_client_is_sent_counts_as_delivered(node: Node) -> None:
+    """Else it would have a lock's time counted for messages that it never got."""
+    node.group.raise_level(NULL_LEVEL)
+    head = header(19, last=21)
+    node.group.produce(replace(head, flags=head.flags | BatchFlags.NULL_VALUES))
+    await read(node, wanted(3, token=1, group="g"), NULL_LEVEL - 1)
+    assert node.delivered == [("g", 1, 20)]
+    await read(node, wanted(20, token=1, group="g"), NULL_LEVEL - 1)
+    assert node.delivered == [("g", 1, 20)], "it was told UnsupportedVersion"
+    await read(node, wanted(20, token=1, group="g"))
+    assert node.delivered[1:] == [("g", 1, 22)]
+
+
 @pytest.mark.parametrize("offset", [4, 21])
 async def test_offsets_that_do_not_exist_are_told_with_those_that_do(
     node: Node, offset: int
