@@ -32,6 +32,8 @@ class At(StrEnum):
     HERE = "here"
     AWAY = "away"
     FROZEN = "frozen"
+    HELD = "held"
+    """Copied, and not compacted meanwhile."""
     INCOMING = "incoming"
 
 
@@ -40,6 +42,7 @@ class Did(StrEnum):
 
     NOTHING = "nothing"
     BEGUN = "begun"
+    HELD = "held"
     SEALED = "sealed"
     ACTIVATED = "activated"
     FORWARDED = "forwarded"
@@ -55,6 +58,8 @@ class Journeys:
     def __init__(self) -> None:
         self.luggage: dict[Job, object] = {}
         """What each queue had when it was sealed."""
+        self.resting: dict[Job, object] = {}
+        """How far the compaction of each queue was when a job held it."""
         self.done: dict[Did, set[Job]] = {did: set() for did in Did}
         self._sealed_at: dict[Job, int] = {}
 
@@ -92,6 +97,10 @@ class Places:
     def frozen(self, queue: Queue) -> bool:
         """Whether nothing may change in the queue."""
         return queue in self.places and self.places[queue][0] is At.FROZEN
+
+    def rests(self, queue: Queue) -> bool:
+        """Whether the queue is not compacted now, because it is copied or sealed."""
+        return queue in self.places and self.places[queue][0] in (At.HELD, At.FROZEN)
 
     def opens(self, step: control_pb2.MoveQueue) -> bool:
         """Whether the step needs what another group's log says: it activates the queue."""
@@ -140,11 +149,16 @@ class Places:
         nothing = Did.NOTHING, None
         newest = self.places[queue][1] if queue in self.places else -1
         match step.step:
-            case control_pb2.MOVE_STEP_SEAL:
+            case control_pb2.MOVE_STEP_HOLD:
                 if queue in self.here and step.job > newest and not self.frozen(queue):
+                    return Did.HELD, At.HELD
+            case control_pb2.MOVE_STEP_SEAL:
+                fits = step.job > newest or self._is(step, At.HELD)
+                if queue in self.here and fits and not self.frozen(queue):
                     return Did.SEALED, At.FROZEN
             case control_pb2.MOVE_STEP_UNSEAL:
-                if self._is(step, At.FROZEN) or (step.job > newest and queue in self.here):
+                rests = self._is(step, At.FROZEN) or self._is(step, At.HELD)
+                if rests or (step.job > newest and queue in self.here):
                     return Did.GOES_ON, At.HERE
             case control_pb2.MOVE_STEP_FORWARD:
                 if self._is(step, At.FROZEN):

@@ -505,7 +505,8 @@ def _fold_copy(result: Fold, index: int, payload: memoryview) -> None:
             batch = DelayedBatch(header, bytes(payload[BROKER_HEADER_BYTES:]), index)
             result.delayed.on_copy(header.queue_key, job, int(placed.term), batch)
         return
-    if result.places.on_copy(queue, placed.base_offset, header.count):
+    counts = result.places.on_copy(queue, placed.base_offset, placed.span or header.count)
+    if counts and not placed.span:  # else it is not what was stored (`compaction.py`)
         data, append_us = bytes(payload[BROKER_HEADER_BYTES:]), placed.append_time_us
         part = stored_part(data, header, range(header.count), append_us)
         result.copies.append((queue, placed.base_offset, (stored(data, append_us), part)))

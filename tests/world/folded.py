@@ -31,6 +31,7 @@ from semel.protos.ids import GroupId, ProducerId, QueueId, QueueKey
 from semel.protos.v1 import control_pb2
 from tests.checking.moves import At, Did, Journeys, Places
 from tests.world.consumption import Consumption, ConsumptionError, Place, Seen, Told, key_of
+from tests.world.resting import resting_problem
 
 if TYPE_CHECKING:
     from tests.world.nodes import BrokerHost
@@ -40,6 +41,7 @@ _AT = {
     MoveState.HERE: At.HERE,
     MoveState.AWAY: At.AWAY,
     MoveState.FROZEN: At.FROZEN,
+    MoveState.HELD: At.HELD,
     MoveState.INCOMING: At.INCOMING,
     MoveState.READY: At.INCOMING,
 }
@@ -113,8 +115,9 @@ class Folded:
         for _, kind, payload in iter_records(frame):
             if kind is RecordKind.COPY:
                 header = decode_header(payload, BROKER_HEADER_BYTES)
-                base_offset = decode_broker_header(payload).base_offset
-                self.places.on_copy(header.queue_key, base_offset, header.count)
+                head = decode_broker_header(payload)
+                count = head.span or header.count
+                self.places.on_copy(header.queue_key, head.base_offset, count)
             elif kind is RecordKind.BATCH:
                 header = decode_header(payload, BROKER_HEADER_BYTES)
                 self._require_home(header.queue_key, "a batch")
@@ -345,3 +348,5 @@ class Folded:
                 f"{host.name} takes queue {key} for {told} at index {applied}, the log says"
                 f" {place}",
             )
+        problem = resting_problem(self.world, replica.state, self.places.journeys.resting)
+        require(not problem, f"{host.name}, index {applied}: {problem}")

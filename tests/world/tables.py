@@ -105,13 +105,13 @@ class Keeper(ClientHost):
         for row in fold.rows:
             if fold.topics.get(row.queue[0]) == TABLE:
                 sent.setdefault(row.queue, {})[row.offset] = self._known.sent[row.digest]
+        logs = {int(group.group_id): group.invariants.committed for group in self._run.groups}
         purged: dict[Queue, int] = {}
+        for queue, purges in purges_of(logs, TOMBSTONE_MS, problems).items():
+            purged[queue] = purges.below
+            self.world.seen["pass of compaction"] += purges.ended
+            self.world.seen["tombstones removed"] += purges.below > 0
         for group in self._run.groups:
-            frames = group.invariants.committed
-            for queue, purges in purges_of(frames, TOMBSTONE_MS, problems).items():
-                purged[queue] = purges.below
-                self.world.seen["pass of compaction"] += len(purges.passes)
-                self.world.seen["tombstones removed"] += purges.below > 0
             for host in group.members():
                 problems += self._judge_node(host, sent, purged)
         for reading in self._known.readings:

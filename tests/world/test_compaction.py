@@ -31,9 +31,7 @@ def test_readers_end_with_the_newest_values_under_faults() -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "others", [("splits", "ids"), ("moves",), ("transactions", "delays")], ids=",".join
-)
+@pytest.mark.parametrize("others", [("splits", "ids"), ("transactions", "delays")], ids=",".join)
 def test_compaction_beside(others: tuple[str, ...]) -> None:
     seen, failures, _ = run_seeds(range(4), more=(*others, "compaction"))
     assert not failures

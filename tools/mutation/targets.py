@@ -138,6 +138,7 @@ TARGETS: Final = {
             f"{_BROKER}/state/{name}.py"
             for name in (
                 "apply/move_places",
+                "apply/move_refusals",
                 "apply/moves",
                 "apply/slices",
                 "apply/stagers",

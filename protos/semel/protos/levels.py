@@ -59,6 +59,8 @@ TIER_LEVEL: Final = 9
 """From here on the older messages of a queue may be in an object store."""
 MEMORY_LEVEL: Final = 9
 """From here on a topic may keep its messages in memory only."""
+COMPACTED_MOVE_LEVEL: Final = 9
+"""From here on queues of compacted topics may be moved."""
 
 LEVEL_MIN: Final = 0
 """The lowest level that this program knows; a log that never needed another is at 0."""
@@ -76,7 +78,8 @@ _FEATURES: Final = {
     ID_LEVEL: "dedup by message id",
     NULL_LEVEL: "null values, compaction, limits of what is due in a second, the history of"
     " releases, and moves of queues with delayed messages,",
-    TIER_LEVEL: "tiers, memory topics, and splits of queues with delayed messages,",
+    TIER_LEVEL: "tiers, memory topics, moves of compacted queues, and splits of queues with delayed"
+    " messages,",
 }
 
 

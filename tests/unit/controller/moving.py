@@ -77,7 +77,9 @@ class MovingBroker(FakeBroker, MovesServicer):
         queues = self.home.state.queues
         if key not in queues:
             raise self.home.state.absent(key)
-        if (refusal := move_refusal(queues, queues[key], self.home.state.delays)) is not None:
+        state = self.home.state
+        level = state.feature_level
+        if (refusal := move_refusal(queues, queues[key], state.delays, level)) is not None:
             raise refusal
         reply = broker_pb2.CopyQueueReply(log_end_offset=queues[key].log_end_offset)
         if self.after_figures is not None:

@@ -144,7 +144,7 @@ class QueueCompaction:
         """The queue as long as this mastership may compact it."""
         replica = self._replica
         queue = replica.state.queues.get(key)
-        if not replica.is_master or replica.term != term or queue is None or queue.frozen:
+        if not replica.is_master or replica.term != term or queue is None or moves(queue):
             return None
         return queue if queue.settings.compaction is not None else None
 
@@ -152,6 +152,11 @@ class QueueCompaction:
         self.read_bytes += read
         self.written_bytes += written
         await asyncio.sleep((read + written) / self._replica.config.compaction_bytes_per_second)
+
+
+def moves(queue: QueueState) -> bool:
+    """Whether a COMPACT record would have no effect, because the queue is being moved."""
+    return queue.frozen or queue.held
 
 
 async def wanting(replica: Replica) -> list[QueueKey]:
@@ -173,7 +178,7 @@ async def wanting(replica: Replica) -> list[QueueKey]:
 
 
 def _may_want(queue: QueueState) -> bool:
-    return queue.settings.compaction is not None and not queue.frozen
+    return queue.settings.compaction is not None and not moves(queue)
 
 
 def piece(queue: QueueState, at: int, end: int) -> list[Extent]:

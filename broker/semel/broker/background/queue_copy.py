@@ -48,7 +48,12 @@ from semel.protos.errors import (
     UnsupportedVersion,
 )
 from semel.protos.ids import QueueKey
-from semel.protos.levels import DELAYED_MOVE_LEVEL, UNTOLD_MAX, own_levels
+from semel.protos.levels import (
+    COMPACTED_MOVE_LEVEL,
+    DELAYED_MOVE_LEVEL,
+    UNTOLD_MAX,
+    own_levels,
+)
 from semel.protos.masters import MasterSearch
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2, broker_pb2_grpc, control_pb2
@@ -181,7 +186,7 @@ class QueuePull:
     async def _copy(self, progress: broker_pb2.PullQueueReply) -> broker_pb2.CopyQueueReply:
         at = self._incoming().queue.log_end_offset
         request = broker_pb2.CopyQueueRequest(
-            queue=queue_ref(self._key), offset=at, max_bytes=COPY_BYTES
+            queue=queue_ref(self._key), offset=at, max_bytes=COPY_BYTES, job=self._job
         )
         answer: broker_pb2.CopyQueueReply = await self._source.ask("CopyQueue", request)
         self._check_level(answer.feature_level)
@@ -213,17 +218,18 @@ class QueuePull:
         for batch in answer.batches:
             head = decode_broker_header(batch.stored)
             found = check_batch(batch.stored, BROKER_HEADER_BYTES)
+            count = head.span or found.count
             if (
                 found.queue_key != self._key
-                or found.count != batch.count
+                or count != batch.count
                 or head.base_offset != batch.base_offset
                 or at not in (None, head.base_offset)
             ):
                 raise CorruptBatch(
                     f"offset {batch.base_offset} of queue {self._key.queue_id} came with a batch of"
-                    f" {found.queue_key}, {found.count} messages at {head.base_offset}"
+                    f" {found.queue_key}, {count} offsets from {head.base_offset}"
                 )
-            at = head.base_offset + found.count
+            at = head.base_offset + count
 
     # --- delayed batches ------------------------------------------------------------------------
 
@@ -385,7 +391,7 @@ class QueuePull:
     # --- the slice ------------------------------------------------------------------------------
 
     async def _ingest(self, ids_to: int) -> None:
-        at, total, digest = 0, 1, b""
+        at, total, digest, time_us = 0, 1, b"", 0
         while at < total:
             request = broker_pb2.ReadSliceRequest(
                 queue=queue_ref(self._key), job=self._job, offset=at, max_bytes=PART_BYTES
@@ -397,7 +403,16 @@ class QueuePull:
             await self._step(control_pb2.MOVE_STEP_PART, offset=at, part=answer.part)
             at += len(answer.part)
             total, digest = answer.total_bytes, answer.digest
-        await self._step(control_pb2.MOVE_STEP_INGEST, offset=total, digest=digest, ids_to=ids_to)
+            time_us = answer.log_time_us
+        if self._target.state.feature_level < COMPACTED_MOVE_LEVEL:
+            time_us = 0
+        await self._step(
+            control_pb2.MOVE_STEP_INGEST,
+            offset=total,
+            digest=digest,
+            ids_to=ids_to,
+            source_time_us=time_us,
+        )
 
     async def _step(self, step: control_pb2.MoveStep, **fields: Any) -> None:
         """Raises the refusal."""

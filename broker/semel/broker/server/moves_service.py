@@ -39,6 +39,7 @@ from semel.broker.state import (
     held_here,
     make_slice,
     move_refusal,
+    unheld,
 )
 from semel.protos.batch import (
     BROKER_HEADER_BYTES,
@@ -96,15 +97,19 @@ class MovesService(broker_pb2_grpc.MovesServicer):
             bytes=queue.bytes,
             feature_level=self._replica.state.feature_level,
         )
-        if (refusal := move_refusal(state.queues, queue, state.delays)) is not None:
+        level = state.feature_level
+        if (refusal := move_refusal(state.queues, queue, state.delays, level)) is not None:
             raise refusal
         if request.figures_only:
-            if (held := held_here(self._replica.state, queue.key)) is not None:
+            if (held := held_here(state.delays, queue.key, level)) is not None:
                 raise InvalidRequest(f"{held}: the queue stays until they are delivered")
             await self._replica.require_level(
                 MOVE_LEVEL
             )  # else the move would be refused only when it begins
             return reply
+        compacted = queue.settings.compaction is not None
+        if compacted and not state.moves.holds(queue.key, request.job):
+            raise unheld(queue, request.job)
         at = max(request.offset, queue.local_start)
         extents = queue.extents_from(at, min(request.max_bytes or COPY_BYTES, COPY_BYTES))
         log = self._replica.log
@@ -151,7 +156,8 @@ class MovesService(broker_pb2_grpc.MovesServicer):
         if place is None or place.state is not MoveState.FROZEN or place.job != request.job:
             raise InvalidRequest(f"queue {key.queue_id} is not sealed by move {request.job}")
         if self._slice is None or self._slice[:2] != (key, request.job):
-            data = make_slice(queue, state.producers, state.groups, state.delays)
+            level = state.feature_level
+            data = make_slice(queue, state.producers, state.groups, state.delays, level)
             self._slice = key, request.job, data, hashlib.sha256(data).digest()
         _, _, data, digest = self._slice
         length = min(request.max_bytes or PART_BYTES, PART_BYTES)
@@ -161,6 +167,7 @@ class MovesService(broker_pb2_grpc.MovesServicer):
             digest=digest,
             log_start_offset=queue.local_start,
             feature_level=state.feature_level,
+            log_time_us=self._replica.log_time_us(),
         )
 
     async def CopyIds(  # noqa: N802

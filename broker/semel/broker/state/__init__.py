@@ -45,8 +45,9 @@ from semel.broker.state.apply.id_windows import MOVED_ID_BYTES, CopiedIds, IdWin
 from semel.broker.state.apply.locks import ConsumerGroups, GroupQueue
 from semel.broker.state.apply.lost_offsets import RECORD_BYTES, Lost, LostRange
 from semel.broker.state.apply.move_places import Incoming, MoveState, Place
+from semel.broker.state.apply.move_refusals import held_here, move_refusal, unheld
 from semel.broker.state.apply.moved_origins import entries_of
-from semel.broker.state.apply.moves import Moves, held_here, move_refusal
+from semel.broker.state.apply.moves import Moves
 from semel.broker.state.apply.parted import PARTED_BATCHES_MAX, held_above, held_before, rows_crc
 from semel.broker.state.apply.producers import SequenceTable, row_message
 from semel.broker.state.apply.queues import Child, QueueSettings, QueueState
@@ -212,5 +213,6 @@ __all__ = [
     "retry_later",
     "row_message",
     "rows_crc",
+    "unheld",
     "unread_error",
 ]

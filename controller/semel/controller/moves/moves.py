@@ -3,7 +3,8 @@
 How it works. A move is a record in the store, and a *driver* task that brings both groups to the
 state that the record describes, as with topics (`topics/topics.py`):
 
-    copying     target: BEGIN, then fetch again and again while the source serves   → sealing
+    copying     source: HOLD, if the topic is compacted
+                target: BEGIN, then fetch again and again while the source serves   → sealing
     sealing     source: SEAL; target: fetch the rest and the slice, INGEST          → decided
     decided     target: ACTIVATE                          → activated, with the queue's new place
     activated   source: FORWARD                                                     → (no record)
@@ -421,6 +422,8 @@ class MoveService:
 
     async def _copy(self, known: StoredMove, topic: TopicRecord) -> None:
         record, key = known.record, key_of(known.record)
+        if topic.settings.HasField("compaction"):
+            await self._tell(record, record.source, control_pb2.MOVE_STEP_HOLD)
         await self._tell(record, record.target, control_pb2.MOVE_STEP_BEGIN, topic)
         rounds = 0
         while self._table.get(key) is known and self._topic(key) is not None:

@@ -1025,16 +1025,18 @@ class VerifyQueuesReply(_message.Message):
     def __init__(self, bytes_read: _Optional[int] = ..., bytes_total: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[VerifiedQueue, _Mapping]]] = ..., index: _Optional[int] = ...) -> None: ...
 
 class CopyQueueRequest(_message.Message):
-    __slots__ = ("queue", "offset", "max_bytes", "figures_only")
+    __slots__ = ("queue", "offset", "max_bytes", "figures_only", "job")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     FIGURES_ONLY_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
     queue: _common_pb2.QueueRef
     offset: int
     max_bytes: int
     figures_only: bool
-    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., offset: _Optional[int] = ..., max_bytes: _Optional[int] = ..., figures_only: _Optional[bool] = ...) -> None: ...
+    job: int
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., offset: _Optional[int] = ..., max_bytes: _Optional[int] = ..., figures_only: _Optional[bool] = ..., job: _Optional[int] = ...) -> None: ...
 
 class CopiedBatch(_message.Message):
     __slots__ = ("base_offset", "count", "stored")
@@ -1095,18 +1097,20 @@ class ReadSliceRequest(_message.Message):
     def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., job: _Optional[int] = ..., offset: _Optional[int] = ..., max_bytes: _Optional[int] = ...) -> None: ...
 
 class ReadSliceReply(_message.Message):
-    __slots__ = ("part", "total_bytes", "digest", "log_start_offset", "feature_level")
+    __slots__ = ("part", "total_bytes", "digest", "log_start_offset", "feature_level", "log_time_us")
     PART_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
     FEATURE_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    LOG_TIME_US_FIELD_NUMBER: _ClassVar[int]
     part: bytes
     total_bytes: int
     digest: bytes
     log_start_offset: int
     feature_level: int
-    def __init__(self, part: _Optional[bytes] = ..., total_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., log_start_offset: _Optional[int] = ..., feature_level: _Optional[int] = ...) -> None: ...
+    log_time_us: int
+    def __init__(self, part: _Optional[bytes] = ..., total_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., log_start_offset: _Optional[int] = ..., feature_level: _Optional[int] = ..., log_time_us: _Optional[int] = ...) -> None: ...
 
 class CopyIdsRequest(_message.Message):
     __slots__ = ("queue", "arrival", "horizon_us", "waiting")

@@ -23,6 +23,7 @@ class MoveStep(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MOVE_STEP_ABORT: _ClassVar[MoveStep]
     MOVE_STEP_IDS: _ClassVar[MoveStep]
     MOVE_STEP_SUPERSEDE: _ClassVar[MoveStep]
+    MOVE_STEP_HOLD: _ClassVar[MoveStep]
 MOVE_STEP_UNSPECIFIED: MoveStep
 MOVE_STEP_BEGIN: MoveStep
 MOVE_STEP_FLOOR: MoveStep
@@ -35,6 +36,7 @@ MOVE_STEP_UNSEAL: MoveStep
 MOVE_STEP_ABORT: MoveStep
 MOVE_STEP_IDS: MoveStep
 MOVE_STEP_SUPERSEDE: MoveStep
+MOVE_STEP_HOLD: MoveStep
 
 class ControlRecord(_message.Message):
     __slots__ = ("create_queue", "delete_queue", "alter_topic", "fence", "trim", "expire_producers", "acquire_lock", "release_lock", "commit_offsets", "reset_offset", "delete_group", "feature_level", "split_queue", "transaction", "move_queue", "release_delayed", "check_ids", "evict_ids", "cancel_delayed", "compact", "tiered", "forget", "lose_memory", "part_delayed")
@@ -303,7 +305,7 @@ class MembershipRecord(_message.Message):
     def __init__(self, voters: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ..., learners: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ...) -> None: ...
 
 class MoveQueue(_message.Message):
-    __slots__ = ("queue", "job", "group_id", "step", "create", "offset", "part", "digest", "ids", "ids_from", "ids_to", "first_arrival", "seed", "arrivals", "last", "horizon_us", "waits_from", "waiting")
+    __slots__ = ("queue", "job", "group_id", "step", "create", "offset", "part", "digest", "ids", "ids_from", "ids_to", "first_arrival", "seed", "arrivals", "last", "horizon_us", "waits_from", "waiting", "source_time_us")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
@@ -322,6 +324,7 @@ class MoveQueue(_message.Message):
     HORIZON_US_FIELD_NUMBER: _ClassVar[int]
     WAITS_FROM_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_TIME_US_FIELD_NUMBER: _ClassVar[int]
     queue: _common_pb2.QueueRef
     job: int
     group_id: int
@@ -340,7 +343,8 @@ class MoveQueue(_message.Message):
     horizon_us: int
     waits_from: int
     waiting: bool
-    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., job: _Optional[int] = ..., group_id: _Optional[int] = ..., step: _Optional[_Union[MoveStep, str]] = ..., create: _Optional[_Union[CreateQueue, _Mapping]] = ..., offset: _Optional[int] = ..., part: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., ids: _Optional[bytes] = ..., ids_from: _Optional[int] = ..., ids_to: _Optional[int] = ..., first_arrival: _Optional[int] = ..., seed: _Optional[bytes] = ..., arrivals: _Optional[bytes] = ..., last: _Optional[bool] = ..., horizon_us: _Optional[int] = ..., waits_from: _Optional[int] = ..., waiting: _Optional[bool] = ...) -> None: ...
+    source_time_us: int
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., job: _Optional[int] = ..., group_id: _Optional[int] = ..., step: _Optional[_Union[MoveStep, str]] = ..., create: _Optional[_Union[CreateQueue, _Mapping]] = ..., offset: _Optional[int] = ..., part: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., ids: _Optional[bytes] = ..., ids_from: _Optional[int] = ..., ids_to: _Optional[int] = ..., first_arrival: _Optional[int] = ..., seed: _Optional[bytes] = ..., arrivals: _Optional[bytes] = ..., last: _Optional[bool] = ..., horizon_us: _Optional[int] = ..., waits_from: _Optional[int] = ..., waiting: _Optional[bool] = ..., source_time_us: _Optional[int] = ...) -> None: ...
 
 class ReleaseDelayed(_message.Message):
     __slots__ = ("queue", "until_us", "batches", "base_offset", "messages", "below_ordinal")

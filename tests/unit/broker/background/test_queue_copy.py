@@ -9,11 +9,11 @@ import grpc
 import grpc.aio
 import pytest
 
-from semel.broker.background.queue_copy import Source
+from semel.broker.background.queue_copy import QueuePull, Source
 from semel.broker.control_plane import group_calls
 from semel.broker.control_plane.group_calls import GroupCalls
 from semel.broker.control_plane.route_cache import RoutesCopy
-from semel.protos.errors import NotMaster, Unavailable
+from semel.protos.errors import CorruptBatch, NotMaster, Unavailable
 from semel.protos.rpc import ServerInterceptor
 from semel.protos.v1 import (
     broker_pb2,
@@ -22,6 +22,8 @@ from semel.protos.v1 import (
     transactions_pb2,
     transactions_pb2_grpc,
 )
+from tests.kit.compacting import CompactedGroup
+from tests.kit.state_log import KEY
 
 
 class _Slave(broker_pb2_grpc.MovesServicer, transactions_pb2_grpc.TransactionsServicer):
@@ -88,3 +90,23 @@ async def test_an_attempt_that_is_cut_short_does_not_hide_why_those_before_it_fa
     finally:
         await calls.close()
         await server.stop(None)
+
+
+def test_batches_with_gaps_are_taken_for_the_offsets_that_they_stand_for() -> None:
+    """A compacted batch has fewer messages than offsets."""
+    group = CompactedGroup()
+    for number in range(3):
+        group.send([(b"a", b"%d" % number), (b"b%d" % number, b"x")])
+    group.compact()
+    extents = group.state.queues[KEY].extents_from(0, 1 << 30)
+    answer = broker_pb2.CopyQueueReply()
+    for extent in extents:
+        answer.batches.add(
+            base_offset=extent.base_offset, count=extent.count, stored=group.stored(extent)
+        )
+    node: Any = None
+    pull = QueuePull(node, node, KEY, 1, bytes_per_second=1, on_copied=lambda _: None)
+    pull._check(answer)
+    answer.batches[0].count -= 1
+    with pytest.raises(CorruptBatch, match="2 offsets from 0"):
+        pull._check(answer)

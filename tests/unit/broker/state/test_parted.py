@@ -243,7 +243,7 @@ def test_a_child_is_neither_split_nor_moved_until_everything_is_parted(group: Pa
     assert "handed to its children" in str(error)
     with pytest.raises(StateDiverged):
         group.apply(control(split_queue=split_of_low()))
-    refusal = move_refusal(state.queues, state.queues[LOW], state.delays)
+    refusal = move_refusal(state.queues, state.queues[LOW], state.delays, 9)
     assert isinstance(refusal, InvalidRequest)
     assert "24 delayed messages of queue 0" in str(refusal)
 
@@ -259,7 +259,7 @@ def test_a_child_can_be_split_and_moved_afterwards(group: PartingGroup) -> None:
     group.split()
     group.part_all()
     state = group.state
-    assert move_refusal(state.queues, state.queues[LOW], state.delays) is None
+    assert move_refusal(state.queues, state.queues[LOW], state.delays, 9) is None
     assert group.split(LOW) == Accepted()
     assert group.state.delays.sealed == {LOW}
     group.part_all()

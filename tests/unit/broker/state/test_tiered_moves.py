@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from semel.broker.state import Accepted, Refused, make_slice
-from semel.broker.state.apply.slices import SLICE_VERSION, SLICE_WITH_TIER, read_slice
+from semel.broker.state.apply.slices import SLICE_VERSION, SLICE_WITH_STATE, read_slice
 from semel.protos.errors import InvalidRequest
 from semel.protos.ids import QueueId, QueueKey
 from semel.protos.levels import TIER_LEVEL
@@ -131,7 +131,7 @@ def test_slices_have_the_higher_version_only_with_a_pointer(source: TierHome) ->
     source.tier(tiered(1, 0, 50))
     source.forget(40)
     data = slice_of(source)
-    assert version(data) == SLICE_WITH_TIER
+    assert version(data) == SLICE_WITH_STATE
     found = read_slice(data).queue
     assert (found.tier, found.local_start) == (source.queue.tier, 40)
 

@@ -34,6 +34,7 @@ from semel.broker.state.apply.state_machine import State
 from semel.protos.errors import InvalidRequest, OffsetOutOfRange
 from semel.protos.ids import QueueId, QueueKey
 from semel.protos.levels import (
+    COMPACTED_MOVE_LEVEL,
     COMPACTION_LEVEL,
     DELAY_LIMIT_LEVEL,
     DELAYED_MOVE_LEVEL,
@@ -185,6 +186,11 @@ class QueueAdmission:
             return Refused(lacking(MOVE_LEVEL, self._state.feature_level, "the broker group"))
         if record.step == control_pb2.MOVE_STEP_IDS:
             return self._ids.admit_moved(record) or Accepted()
+        if record.step == control_pb2.MOVE_STEP_HOLD:
+            level = self._state.feature_level
+            if level < COMPACTED_MOVE_LEVEL:
+                return Refused(lacking(COMPACTED_MOVE_LEVEL, level, "the broker group"))
+            return Accepted()
         if record.step == control_pb2.MOVE_STEP_SEAL:
             queue = self._pending.queue(key)
             if queue is None:

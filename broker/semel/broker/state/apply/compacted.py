@@ -15,9 +15,9 @@ gone for the topic's `tombstone_ms`: whoever has read an older one can read the 
 
 Invariants
 1. A run is applied only if its extents are still those that the master has read (a CRC of their
-   places says so), and the queue is neither sealed by a move nor without compaction by now. Else
-   the record changes nothing, on every node alike: a trim, a move or new settings may have come
-   first.
+   places says so), and the queue is neither copied nor sealed by a move, nor without compaction by
+   now. Else the record changes nothing, on every node alike: a trim, a move or new settings may
+   have come first.
 2. `compacted_to` and `gaps_to` never fall. Every gap in the offsets lies below `gaps_to`.
 3. Times of marks rise, and so do their offsets.
 
@@ -124,6 +124,14 @@ class Compaction:
             self.records,
             list(self.marks),
         )
+
+    def dated(self, shift_us: int, gaps_to: int) -> Compaction:
+        """The same in a log whose time is ahead by `shift_us`, with gaps below `gaps_to` at least:
+        all marks keep their age."""
+        made = self.copy()
+        made.marks = [Mark(mark.offset, mark.time_us + shift_us) for mark in made.marks]
+        made.gaps_to = max(made.gaps_to, gaps_to)
+        return made
 
     def end_pass(self, record: control_pb2.Compact, tombstone_ms: int, now_us: int) -> None:
         """Notes that a pass is over."""

@@ -25,6 +25,8 @@ class MoveState(IntEnum):
     """Target: copies arrive."""
     READY = 5
     """Target: everything has arrived."""
+    HELD = 6
+    """Source: the queue is copied, and is not compacted meanwhile."""
 
 
 class Place(NamedTuple):

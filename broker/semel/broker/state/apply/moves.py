@@ -8,7 +8,8 @@ took part in a move:
              INGEST → READY     copies and slice are complete and fit each other
              ACTIVATE → HERE    an ordinary queue, with rows, windows, offsets and tokens
              ABORT → AWAY       the copies and the slice are dropped
-    source   SEAL → FROZEN      nothing changes any more; the locks are released
+    source   HOLD → HELD        compaction rests; needed for queues that are compacted
+             SEAL → FROZEN      nothing changes any more; the locks are released
              FORWARD → AWAY     the queue is dropped; requests are sent to the target
              UNSEAL → HERE      the queue continues as if it had never been sealed
 
@@ -22,11 +23,14 @@ Invariants
    ensures that of FORWARD and UNSEAL only one is ever requested, and the same for ACTIVATE and
    ABORT.
 4. An incoming queue is in no other table: nobody can read, write, lock or split it.
+5. A compacted queue is copied by the job that holds it, from HOLD to SEAL. Else a tombstone could
+   be removed before it is copied, after the message that it hides was.
 
 Format. docs/formats/state.md.
 
-Not here: the slice (`slices.py`), the admission of a SEAL (`state/admission/queue_admission.py`),
-the order of the steps (the controller), fetching copies (`semel.broker.background.queue_copy`).
+Not here: which queues cannot move (`move_refusals.py`), the slice (`slices.py`), the admission of a
+SEAL (`state/admission/queue_admission.py`), the order of the steps (the controller), fetching
+copies (`semel.broker.background.queue_copy`).
 """
 
 from __future__ import annotations
@@ -37,7 +41,6 @@ from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
 from semel.broker.state.apply.codec import Reader
-from semel.broker.state.apply.compacted import Compaction
 from semel.broker.state.apply.delayed_copies import DelayedCopies, ordinal_of_copy
 from semel.broker.state.apply.delayed_queue import DelayedExtent
 from semel.broker.state.apply.delays import Delays
@@ -45,13 +48,12 @@ from semel.broker.state.apply.id_windows import IdSettings, IdWindows, arrivals_
 from semel.broker.state.apply.locks import ConsumerGroups, unknown_queue
 from semel.broker.state.apply.move_ids import begin_ids, ids_misfit, supersede_ids, take_ids
 from semel.broker.state.apply.move_places import Incoming, MoveState, Place
-from semel.broker.state.apply.parted import held_above
+from semel.broker.state.apply.move_refusals import held_here, move_refusal, unheld
 from semel.broker.state.apply.producers import SequenceTable
 from semel.broker.state.apply.queue_table import QueueTable
 from semel.broker.state.apply.queues import SLOTS, QueueSettings, QueueState
 from semel.broker.state.apply.results import MoveApplied
 from semel.broker.state.apply.slices import read_slice
-from semel.broker.state.apply.splits import ancestors
 from semel.broker.state.apply.transactions import Transactions
 from semel.protos.batch import (
     BROKER_HEADER_BYTES,
@@ -68,7 +70,7 @@ from semel.protos.errors import (
     Throttled,
 )
 from semel.protos.ids import Index, QueueId, QueueKey, TopicId
-from semel.protos.levels import DELAYED_MOVE_LEVEL, ID_LEVEL
+from semel.protos.levels import COMPACTED_MOVE_LEVEL, DELAYED_MOVE_LEVEL, ID_LEVEL
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import control_pb2
 
@@ -89,6 +91,7 @@ class Home(Protocol):
     id_windows: IdWindows
     feature_level: int
     applied_index: Index
+    log_time_us: int
 
 
 class Moves:
@@ -105,7 +108,7 @@ class Moves:
     def absent(self, key: QueueKey) -> SemelError:
         """The error for a queue that is not here: it moved away, or it never was here."""
         place = self.places.get(key)
-        if place is None or place.state in (MoveState.HERE, MoveState.FROZEN):
+        if place is None or place.state in _SOURCE:
             return unknown_queue(key)
         # Until the queue is activated here, its source answers for it.
         return QueueMoved(
@@ -147,6 +150,8 @@ class Moves:
         """Applies one step. The caller has checked the feature level."""
         key = queue_key_of(record.queue)
         step = _STEPS.get(record.step)
+        if record.step == control_pb2.MOVE_STEP_HOLD and home.feature_level < COMPACTED_MOVE_LEVEL:
+            step = None
         error: SemelError | None
         if step is None:
             error = InvalidRequest(f"queue {key.queue_id}: a move has no step {record.step}")
@@ -195,10 +200,30 @@ class Moves:
 
     # Steps at the source.
 
+    def holds(self, key: QueueKey, job: int) -> bool:
+        """Whether the job keeps the queue from being compacted, so that it may copy it."""
+        place = self.places.get(key)
+        held = MoveState.HELD, MoveState.FROZEN
+        return place is not None and place.job == job and place.state in held
+
+    def _hold(self, record: control_pb2.MoveQueue, key: QueueKey, home: Home) -> SemelError | None:
+        if self.holds(key, record.job):
+            return None
+        queue = home.queues.get(key)
+        if queue is None:
+            return self.absent(key)
+        level = home.feature_level
+        busy = self._over(record, key) or self.frozen(key)
+        error = busy or move_refusal(home.queues, queue, home.delays, level)
+        if error is None:
+            queue.held = True
+            self._set(record, key, MoveState.HELD)
+        return error
+
     def _seal(self, record: control_pb2.MoveQueue, key: QueueKey, home: Home) -> SemelError | None:
         error = self.seal_refusal(record, key, home)
         if error is None:
-            home.queues[key].frozen = True
+            home.queues[key].frozen, home.queues[key].held = True, False
             home.groups.release_all(key)
             self._set(record, key, MoveState.FROZEN)
         return error
@@ -215,12 +240,12 @@ class Moves:
         queue = home.queues.get(key)
         if queue is None:
             return self.absent(key)
-        error = (
-            self._over(record, key)
-            or self.frozen(key)
-            or move_refusal(home.queues, queue, home.delays)
-        )
-        if error is None and (held := held_here(home, key)) is not None:
+        level, held_by_it = home.feature_level, self.holds(key, record.job)
+        busy = None if held_by_it else self._over(record, key) or self.frozen(key)
+        error = busy or move_refusal(home.queues, queue, home.delays, level)
+        if error is None and queue.settings.compaction is not None and not held_by_it:
+            error = unheld(queue, record.job)
+        if error is None and (held := held_here(home.delays, key, level)) is not None:
             error = Throttled(f"not sealed: {held}; ask again", retry_after_ms=SEALED_RETRY_MS)
         if error is None and home.transactions.staging.is_pinned(key):
             error = Throttled(
@@ -234,13 +259,13 @@ class Moves:
     ) -> SemelError | None:
         if self._is(record, key, MoveState.AWAY):
             return self._wrong(record, key)
-        if self._over(record, key) and not self._is(record, key, MoveState.FROZEN):
+        if self._over(record, key) and not self.holds(key, record.job):
             return None  # it was unsealed before, or a later move is under way
         queue = home.queues.get(key)
         if queue is None:
             return None  # deleted
         # The SEAL of this job may not have come yet. If it comes later, it is refused.
-        queue.frozen = False
+        queue.frozen = queue.held = False
         self._set(record, key, MoveState.HERE)
         return None
 
@@ -396,8 +421,14 @@ class Moves:
         delayed = found.delayed, found.origins
         if reason is None and incoming.delayed.arrived(*delayed) is None:
             reason = f"not all of its {found.delayed.batches} delayed batches are here"
+        compaction = found.queue.compaction
+        if reason is None and compaction.marks and not record.source_time_us:
+            reason = "nobody says how late it is at the source"
         if reason is not None:
             return InvalidRequest(f"the copy of queue {key.queue_id} is incomplete: {reason}")
+        shift_us = home.log_time_us - record.source_time_us
+        gaps_to = incoming.queue.compaction.gaps_to
+        incoming.queue.compaction = compaction.dated(shift_us, gaps_to)
         self._set(record, key, MoveState.READY)
         return None
 
@@ -413,7 +444,7 @@ class Moves:
         queue = found.queue
         queue.extents = incoming.queue.extents
         queue.bytes = incoming.queue.bytes
-        queue.compaction = Compaction(gaps_to=incoming.queue.compaction.gaps_to)
+        queue.compaction = incoming.queue.compaction
         if record.HasField("create"):
             level = home.feature_level
             queue.alter(QueueSettings.from_message(record.create.settings, level))
@@ -493,6 +524,10 @@ class Moves:
                 if key not in queues:
                     raise CorruptSegment(f"queue {key} is frozen, but it is not here")
                 queues[key].frozen = True
+            elif place.state is MoveState.HELD:
+                if key not in queues:
+                    raise CorruptSegment(f"queue {key} is held, but it is not here")
+                queues[key].held = True
             elif place.state in (MoveState.INCOMING, MoveState.READY):
                 incoming = moves.incoming[key] = Incoming(
                     QueueState.read_parts(reader, version, limits=False)
@@ -520,6 +555,7 @@ class Moves:
         return sum(incoming.delayed.queue.bytes for incoming in self.incoming.values())
 
 
+_SOURCE: Final = (MoveState.HERE, MoveState.HELD, MoveState.FROZEN)
 _LEAVING: Final = (control_pb2.MOVE_STEP_FORWARD, control_pb2.MOVE_STEP_ABORT)
 _Step = Callable[[Moves, control_pb2.MoveQueue, QueueKey, Home], SemelError | None]
 _STEPS: Final[dict[int, _Step]] = {
@@ -534,47 +570,5 @@ _STEPS: Final[dict[int, _Step]] = {
     control_pb2.MOVE_STEP_ABORT: Moves._abort,
     control_pb2.MOVE_STEP_IDS: Moves._ids,
     control_pb2.MOVE_STEP_SUPERSEDE: Moves._supersede,
+    control_pb2.MOVE_STEP_HOLD: Moves._hold,
 }
-
-
-def held_here(home: Home, key: QueueKey) -> str | None:
-    """A text that says which delayed messages keep a queue from moving; None if none do."""
-    if home.feature_level >= DELAYED_MOVE_LEVEL:
-        return None
-    return home.delays.held(key)
-
-
-def move_refusal(
-    queues: dict[QueueKey, QueueState], queue: QueueState, delays: Delays
-) -> SemelError | None:
-    """Why a queue cannot leave this broker group, whatever the job; None if it can.
-
-    The locks of one broker group keep the order of reading after a split, so parent and children
-    stay together as long as the parent holds messages.
-    """
-    number = queue.key.queue_id
-    if queue.settings.compaction is not None:
-        return InvalidRequest(
-            f"queue {number} of {queue.topic!r} is compacted, which must not go on while it is"
-            " copied. Alter the topic to --cleanup delete, move the queue, and alter it back"
-        )
-    if queue.in_memory:
-        return InvalidRequest(
-            f"queue {number} of {queue.topic!r} is of a topic in memory, and stays with its broker"
-            " group: it cannot be moved"
-        )
-    if queue.children:
-        return InvalidRequest(
-            f"queue {number} of {queue.topic!r} was split and cannot move. Move its children once"
-            " retention has emptied it"
-        )
-    for parent in ancestors(queues, queue):
-        if parent.log_start_offset < parent.log_end_offset:
-            return InvalidRequest(
-                f"queue {number} of {queue.topic!r} is a child of queue {parent.key.queue_id};"
-                f" that one still holds {parent.log_end_offset - parent.log_start_offset} messages,"
-                " which are read first. Move the child once retention has emptied its parent"
-            )
-    if (held := held_above(queues, delays, queue)) is not None:
-        return InvalidRequest(f"{held}, and cannot move meanwhile. Move it in a moment")
-    return None

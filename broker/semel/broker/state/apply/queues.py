@@ -115,6 +115,7 @@ class QueueState:
         "expired",
         "extents",
         "frozen",
+        "held",
         "key",
         "last_append_us",
         "local_start",
@@ -161,6 +162,8 @@ class QueueState:
         """The queues that a split created from this one, by rising slot."""
         self.frozen = False
         """A move has sealed the queue (`moves.py`): nothing changes until the move ends."""
+        self.held = False
+        """A move copies the queue: it is not compacted until the move has sealed it, or ends."""
         self.compaction = Compaction()
         self.lost = Lost()
 
@@ -294,6 +297,7 @@ class QueueState:
         if (
             settings is None
             or self.frozen
+            or self.held
             or record.compacted_to > self.log_end_offset
             or record.tombstones_below > compaction.horizon(now_us, settings.tombstone_ms)
         ):

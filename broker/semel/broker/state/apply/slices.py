@@ -5,7 +5,8 @@ their producers, its consumer groups and its delayed batches with their cancelle
 canonical bytes of the state. The messages are copied before, batch by batch. The slice says how
 many extents there are, how many bytes they have and where they begin and end, and it names each
 delayed batch, so that an incomplete copy is noticed before it takes effect. What the object store
-has is not copied: the slice has the pointer to its manifest.
+has is not copied: the slice has the pointer to its manifest. How far the queue is compacted is part
+of the queue's bytes.
 
 Invariants
 1. A frozen queue gives the same slice on every node of its group.
@@ -22,6 +23,7 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from semel.broker.state.apply.codec import Reader
+from semel.broker.state.apply.compacted import Compaction
 from semel.broker.state.apply.delayed_queue import DelayedQueue
 from semel.broker.state.apply.delays import Delays
 from semel.broker.state.apply.extents import Extents
@@ -30,6 +32,7 @@ from semel.broker.state.apply.moved_origins import Origins, read_origins
 from semel.broker.state.apply.producers import SequenceTable
 from semel.broker.state.apply.queues import QueueState
 from semel.protos.errors import CorruptSegment
+from semel.protos.levels import COMPACTED_MOVE_LEVEL
 from semel.protos.v1 import control_pb2
 
 SLICE_VERSION: Final = 4
@@ -38,9 +41,10 @@ SLICE_WITH_METADATA: Final = 6
 """The version if a consumer group has metadata; broker groups below level 6 cannot read it."""
 SLICE_WITH_DELAYED: Final = 8
 """The version if batches are delayed; broker groups below level 8 cannot read it."""
-SLICE_WITH_TIER: Final = 9
-"""The version if the queue has a manifest; broker groups below level 9 cannot read it."""
-_WITH_METADATA: Final = (SLICE_WITH_METADATA, SLICE_WITH_DELAYED, SLICE_WITH_TIER)
+SLICE_WITH_STATE: Final = 9
+"""The version if the queue has a manifest, or is or was compacted; broker groups below level 9
+cannot read it."""
+_WITH_METADATA: Final = (SLICE_WITH_METADATA, SLICE_WITH_DELAYED, SLICE_WITH_STATE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,16 +90,18 @@ def make_slice(
     producers: SequenceTable,
     groups: ConsumerGroups,
     delays: Delays,
+    level: int = 0,
 ) -> bytes:
-    """The slice of a frozen queue."""
+    """The slice of a frozen queue, in a log at feature level `level`."""
     delayed = delays.queues.get(queue.key)
     bare = queue.bare()
     own_groups = groups.only(queue.key)
     version = SLICE_WITH_METADATA if own_groups.has_metadata else SLICE_VERSION
     if delayed is not None:
         version = SLICE_WITH_DELAYED
-    if queue.tier.number:
-        version = SLICE_WITH_TIER
+    compacted = queue.settings.compaction is not None or queue.compaction != Compaction()
+    if queue.tier.number or (compacted and level >= COMPACTED_MOVE_LEVEL):
+        version = SLICE_WITH_STATE
     metadata = version in _WITH_METADATA
     return control_pb2.QueueSlice(
         version=version,
@@ -143,4 +149,4 @@ def read_slice(data: bytes) -> Slice:
 
 def _version_of_queue(version: int) -> int:
     """The version of the queue's own bytes in a slice of this version."""
-    return version if version >= SLICE_WITH_TIER else SLICE_VERSION
+    return version if version >= SLICE_WITH_STATE else SLICE_VERSION
