@@ -84,6 +84,7 @@ class MemoryBodies:
         """Brings what it can; False if something is still missing."""
         replica, bodies = self._replica, self._replica.bodies
         missing_to, state = bodies.missing_to, replica.state
+        applied = state.applied_index  # what is applied while members are asked was not looked at
         lacking = await self._lacking()
         own = replica.config.node_id
         members = replica.core.membership.nodes - {own}
@@ -101,7 +102,7 @@ class MemoryBodies:
         if not left:
             self._since = None
             same = state is replica.state and bodies.missing_to == missing_to
-            if same and state.applied_index >= missing_to:
+            if same and applied >= missing_to:
                 bodies.missing_to = 0
             return not bodies.missing_to
         if replica.is_master and state is replica.state:
