@@ -34,6 +34,7 @@ from semel.protos.batch import (
     BatchHeader,
     check_batch,
     decode_broker_header,
+    decode_header,
 )
 from semel.protos.delays import is_delayed
 from semel.protos.errors import CorruptBatch, CorruptFrame
@@ -228,8 +229,8 @@ def _fold(result: Fold, frames: Mapping[int, bytes], tables_at: Collection[int])
         parts: list[DelayedBatch] = []
         for _, kind, payload in iter_records(frame):
             kept, checked = checked, False
-            if kind is RecordKind.BATCH:
-                _fold_batch(result, index, payload)
+            if kind in (RecordKind.BATCH, RecordKind.MEMORY):
+                _fold_batch(result, index, payload, bare=kind is RecordKind.MEMORY)
             elif kind is RecordKind.STAGED:
                 _fold_staged(result, index, payload, kept=kept)
             elif kind is RecordKind.COPY:
@@ -254,10 +255,12 @@ def _fold(result: Fold, frames: Mapping[int, bytes], tables_at: Collection[int])
             }
 
 
-def _fold_batch(result: Fold, index: int, payload: memoryview) -> None:
+def _fold_batch(result: Fold, index: int, payload: memoryview, *, bare: bool) -> None:
+    """A batch of a topic in memory is `bare`: it has no body, so its messages are not known."""
     try:
         placed = decode_broker_header(payload)
-        header = check_batch(payload, BROKER_HEADER_BYTES)
+        check = decode_header if bare else check_batch
+        header = check(payload, BROKER_HEADER_BYTES)
     except CorruptBatch as error:
         result.problems.append(f"entry {index}: {error.message}")
         return
@@ -289,6 +292,9 @@ def _fold_batch(result: Fold, index: int, payload: memoryview) -> None:
         result.problems.append(f"{who}: base offset {placed.base_offset}, not {expected}")
     if is_delayed(header):
         result.delayed.on_batch(DelayedBatch(header, batch, index))
+        return
+    if bare:
+        result.end_offsets[queue] = placed.base_offset + header.count
         return
     _store(result, queue, placed.base_offset, placed.append_time_us, header, batch, index)
 

@@ -118,7 +118,7 @@ class Folded:
                 head = decode_broker_header(payload)
                 count = head.span or header.count
                 self.places.on_copy(header.queue_key, head.base_offset, count)
-            elif kind is RecordKind.BATCH:
+            elif kind in (RecordKind.BATCH, RecordKind.MEMORY):
                 header = decode_header(payload, BROKER_HEADER_BYTES)
                 self._require_home(header.queue_key, "a batch")
                 stored = header.queue_key, int(header.producer_id)
@@ -211,7 +211,7 @@ class Folded:
         touched: dict[Place, Seen] = {}
         consumption = self.consumption
         for _, kind, payload in iter_records(frame):
-            if kind is RecordKind.BATCH:
+            if kind in (RecordKind.BATCH, RecordKind.MEMORY):
                 header = decode_header(payload, BROKER_HEADER_BYTES)
                 if not header.flags & BatchFlags.POSITION_MARK and not is_delayed(header):
                     consumption.on_batch(header.queue_key, header.count)

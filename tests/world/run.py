@@ -292,6 +292,7 @@ class Run:
                 and not self._moving(host)
                 and not self._undecided(host)
                 and not self._delaying(host)
+                and not self._lacking(host)
                 for host in up
             )
             for group in self.groups
@@ -331,6 +332,12 @@ class Run:
         """Whether a message is not due yet."""
         assert host.replica is not None
         return bool(host.replica.state.delays.queues)
+
+    @staticmethod
+    def _lacking(host: BrokerHost) -> bool:
+        """Whether the node may lack bodies of a topic in memory."""
+        assert host.replica is not None
+        return host.replica.bodies.missing_to > 0
 
     def _up(self, group: BrokerGroup) -> list[BrokerHost]:
         """Members that serve, are whole with their indexes of ids, and have applied all that they
