@@ -96,8 +96,10 @@ def test_every_message_comes_once_from_the_start_though_brokers_have_none(
         consumer.commit()
     lags = client.admin.describe_group("g").queues
     assert [lag.lag for lag in lags] == [0, 0]
-    verified = client.admin.verify("all")
+    until(lambda: cold(client, "all"), what="an empty log")
+    verified = client.admin.verify("all", tier=True)
     assert verified.ok, verified
+    assert sum(queue.tiered_messages for queue in verified.queues) == 1_100
     said = Console(shared_cluster.bootstrap)("topic", "describe", "all").stdout.decode()
     assert "tiered after 300ms, 600ms in the brokers" in " ".join(said.split())
     assert "object store: " in said

@@ -10,7 +10,7 @@ from unittest.mock import patch
 from semel.broker.background.memory_bodies import MemoryBodies
 from semel.broker.memory import BodyStore
 from semel.broker.state import State
-from semel.client.reading import reader
+from semel.client.reading import feed_queue, reader
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def serves_the_body_of_another_record() -> Iterator[None]:
 @contextmanager
 def tells_no_loss() -> Iterator[None]:
     """A reader goes on behind what is lost and says nothing."""
-    passed = reader.pass_lost
+    passed = feed_queue.pass_lost
 
     def silent(queue: Any, error: Any, *, told: bool) -> Any:
         return passed(queue, error, told=False)

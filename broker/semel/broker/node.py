@@ -364,7 +364,7 @@ class BrokerNode:
                 producers=ProducerCalls(replica),
                 locks=LockCalls(replica),
                 groups=GroupOffsetCalls(replica),
-                queues=QueueCalls(config, replica, self._routes, cold),
+                queues=QueueCalls(config, replica, self._routes, cold, self._tier),
                 delays=DelayCalls(replica),
                 ids=IdCalls(replica, cold),
                 id_windows=IdWindowCalls(replica),

@@ -29,6 +29,7 @@ VIOLATED: Final = 3
     epilog=examples(
         "semel verify --exactly-once orders",
         "semel verify --exactly-once --timeout 2h --json",
+        "semel verify --exactly-once --tier audit",
         more="Exit status: 0 proven; 3 violated, a log contradicts it; 1 not proven, because a node"
         " was not read or an error came in between.",
     )
@@ -42,6 +43,12 @@ VIOLATED: Final = 3
     " with dedup by id, each id once within its window; and that all nodes have the same.",
 )
 @click.option(
+    "--tier",
+    is_flag=True,
+    help="Also read all that is in the object store, and compare it with the log where that has the"
+    " same messages. Without it only the logs are read.",
+)
+@click.option(
     "--timeout",
     type=Duration(),
     default="10m",
@@ -50,7 +57,7 @@ VIOLATED: Final = 3
 )
 @client_options
 def verify(
-    topic: str | None, exactly_once: bool, timeout: int, bootstrap: str, as_json: bool
+    topic: str | None, exactly_once: bool, tier: bool, timeout: int, bootstrap: str, as_json: bool
 ) -> int:
     """Proves that TOPIC (or every topic) is stored exactly once on every node."""
     assert exactly_once
@@ -60,7 +67,7 @@ def verify(
         names = [topic] if topic else [found.name for found in client.admin.list_topics()]
         for name in names:
             try:
-                results.append(_verify(client, name, timeout, out))
+                results.append(_verify(client, name, timeout, out, tier=tier))
             except SemelError as error:
                 if not any(result.violated for result in results):
                     raise
@@ -71,7 +78,9 @@ def verify(
     return 0 if all(result.ok for result in results) else NOT_PROVEN
 
 
-def _verify(client: Client, name: str, timeout_ms: int, out: render.Output) -> VerifyResult:
+def _verify(
+    client: Client, name: str, timeout_ms: int, out: render.Output, *, tier: bool
+) -> VerifyResult:
     with out.progress(f"reading {name} on every node", None) as bar:
         read = 0
 
@@ -80,7 +89,9 @@ def _verify(client: Client, name: str, timeout_ms: int, out: render.Output) -> V
             bar.advance(progress.bytes_read - read, progress.bytes_total)
             read = progress.bytes_read
 
-        result = client.admin.verify(name, timeout=timeout_ms / 1000, on_progress=on_progress)
+        result = client.admin.verify(
+            name, timeout=timeout_ms / 1000, tier=tier, on_progress=on_progress
+        )
     if out.as_json:
         out.emit({**result.as_dict(), "verdict": _verdict(result)})
     else:
@@ -129,6 +140,9 @@ def _draw(out: render.Output, result: VerifyResult) -> None:
     )
     text += f", {result.delayed:,} not due yet" if result.delayed else ""
     text += f", {result.id_duplicates:,} stored twice by id" if result.id_duplicates else ""
+    if tiered := sum(queue.tiered_messages for queue in result.queues):
+        compared = sum(queue.tiered_compared for queue in result.queues)
+        text += f", {tiered:,} read in the object store, {compared:,} of them compared with the log"
     out.draw(Text(text, style), table)
     for problem in result.problems:
         out.draw(Text(f"  {problem}", "red"))

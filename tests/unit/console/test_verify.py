@@ -45,7 +45,8 @@ class FakeAdmin:
     def list_topics(self) -> list[Any]:
         return [SimpleNamespace(name=str(number)) for number in range(len(self._results))]
 
-    def verify(self, name: str, *, timeout: float, on_progress: Any) -> VerifyResult:
+    def verify(self, name: str, *, timeout: float, tier: bool, on_progress: Any) -> VerifyResult:
+        assert not tier
         self.timeouts.append(timeout)
         found = self._results[int(name)]
         if isinstance(found, Unavailable):

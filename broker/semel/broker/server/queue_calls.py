@@ -20,9 +20,11 @@ from semel.broker.control_plane.route_cache import RoutesCopy
 from semel.broker.replica.replica import Replica
 from semel.broker.server.checks import absent, check_settled, known
 from semel.broker.server.queue_reader import without_tier
+from semel.broker.server.tier_verification import verify_tier
 from semel.broker.server.verification import verify_queues
 from semel.broker.state import MoveApplied, QueueState
 from semel.broker.tiers.cold_reads import ColdReads
+from semel.broker.tiers.place import TierPlace
 from semel.broker.tiers.pointers import pointer_of
 from semel.protos.errors import InvalidRequest, SemelError, to_detail
 from semel.protos.ids import Offset, QueueKey
@@ -43,9 +45,12 @@ class QueueCalls:
         replica: Replica,
         routes: RoutesCopy,
         cold: ColdReads | None = None,
+        place: TierPlace | None = None,
     ) -> None:
-        """`cold` reads what only the object store has; None if the node was given none."""
+        """`cold` reads what only the object store has, which is `place`; None if the node was given
+        none."""
         self._cold = cold
+        self._place = place
         self._config = config
         self._replica = replica
         self._routes = routes
@@ -151,6 +156,9 @@ class QueueCalls:
             known(self._replica, key)
         async for reply in verify_queues(replica, keys, request.index):
             yield reply
+        for key in keys if request.tier else ():
+            if (tier := await verify_tier(replica, self._place, key)) is not None:
+                yield broker_pb2.VerifyQueuesReply(tiers=[tier])
 
 
 def _compares_ids(record: control_pb2.ControlRecord) -> bool:

@@ -439,6 +439,10 @@ class VerifiedQueue(Described):
     id_duplicates: int = 0
     """Messages that were stored although their id was in the window of a topic with dedup by id, as
     far as the log still tells."""
+    tiered_messages: int = 0
+    """Messages that were read in the object store."""
+    tiered_compared: int = 0
+    """Those of them that the log has as well, and that were compared with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

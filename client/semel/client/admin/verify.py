@@ -4,6 +4,7 @@ How it works. Each group's master names an index by a confirmed read. All nodes 
 recompute the topic's queues and sequence tables as of that index, and the results are compared. The
 check waits for a node that lags, also while it starts. A node that is silent for `SILENT_S`, or has
 not finished when the time is over, is *unread*: nothing is proven then, and nothing contradicted.
+The master also reads what is in the object store, if that is asked for.
 
 Not here: reading the logs (the brokers).
 """
@@ -30,6 +31,8 @@ from semel.protos.v1 import broker_pb2
 
 PROBLEMS_MAX: Final = 50
 STATUS_S: Final = 2.0
+ATTEMPTS: Final = 3
+"""How often all is read anew if queues were trimmed while nodes began."""
 SILENT_S: Final = 30.0
 """Seconds of silence that are longer than a node takes to start."""
 _COMPARED: Final = (
@@ -58,8 +61,16 @@ class Verification:
     """One run over one topic."""
 
     def __init__(
-        self, cluster: Cluster, on_progress: Callable[[VerifyProgress], object] | None
+        self,
+        cluster: Cluster,
+        on_progress: Callable[[VerifyProgress], object] | None,
+        *,
+        tier: bool = False,
     ) -> None:
+        """`tier`: what is in the object store is read, too."""
+        self._tier = tier
+        self._tiers: dict[int, Any] = {}
+        """What was read in the object store, by queue."""
         self._cluster = cluster
         self._on_progress = on_progress
         self._read: dict[NodeId, tuple[int, int]] = {}
@@ -73,25 +84,11 @@ class Verification:
         """Raises UnknownTopic; Unavailable when a group has no master."""
         deadline = time.monotonic() + timeout_s
         route = await self._cluster.topic(name, refresh=True)
-        groups = sorted({queue.group_id for queue in route.every})
-        nodes = {group: self._cluster.routes.nodes(group) for group in groups}
-        self._total = sum(len(members) for members in nodes.values())
-        indexes = {group: await self._index(group, deadline) for group in groups}
-        found: dict[tuple[GroupId, NodeId], dict[int, Any]] = {}
+        for _ in range(ATTEMPTS):
+            found = await self._read_all(route, deadline)
+            if not _starts_differ(found):
+                break
 
-        async def one(group: GroupId, node: NodeId, address: str) -> None:
-            index = indexes[group]
-            try:
-                found[group, node] = await self._node(route, group, node, address, index, deadline)
-            except SemelError as error:
-                self._unread.append(f"node {node} ({address}) was not read: {error.message}")
-            self._done += 1
-            self._report()
-
-        async with compat.TaskGroup() as tasks:
-            for group in groups:
-                for node, address in nodes[group].items():
-                    tasks.create_task(one(group, node, address))
         queues = [
             self._queue(route, queue.key.queue_id, queue.group_id, found) for queue in route.every
         ]
@@ -112,6 +109,41 @@ class Verification:
             id_duplicates=id_duplicates,
             unread=self._unread,
         )
+
+    async def _read_all(
+        self, route: TopicRoute, deadline: float
+    ) -> dict[tuple[GroupId, NodeId], dict[int, Any]]:
+        """Returns what each node recomputed, by queue. Raises Unavailable without a master."""
+        self._problems.clear()
+        self._unread.clear()
+        self._tiers.clear()
+        self._done = 0
+        groups = sorted({queue.group_id for queue in route.every})
+        nodes = {group: self._cluster.routes.nodes(group) for group in groups}
+        self._total = sum(len(members) for members in nodes.values())
+        indexes = {group: await self._index(group, deadline) for group in groups}
+        found: dict[tuple[GroupId, NodeId], dict[int, Any]] = {}
+        masters: set[GroupId] = set()
+
+        async def one(group: GroupId, node: NodeId, address: str) -> None:
+            index = indexes[group]
+            try:
+                found[group, node] = await self._node(
+                    *(route, group, node, address, index, deadline), masters
+                )
+            except SemelError as error:
+                self._unread.append(f"node {node} ({address}) was not read: {error.message}")
+            self._done += 1
+            self._report()
+
+        async with compat.TaskGroup() as tasks:
+            for group in groups:
+                for node, address in nodes[group].items():
+                    tasks.create_task(one(group, node, address))
+        for group in groups if self._tier else ():
+            if group not in masters:
+                self._unread.append(f"no master of group {group} read the object store")
+        return found
 
     async def _index(self, group: GroupId, deadline: float) -> int:
         """Returns the index up to which a group is read. Raises Unavailable without a master."""
@@ -145,8 +177,10 @@ class Verification:
         address: str,
         index: int,
         deadline: float,
+        masters: set[GroupId],
     ) -> dict[int, Any]:
-        """Returns one node's recomputed queues, by number. Raises SemelError."""
+        """Returns one node's recomputed queues, by number; a master's group is added to `masters`.
+        Raises SemelError."""
         heard = time.monotonic()
         while True:
             late: SemelError | None = None
@@ -165,6 +199,7 @@ class Verification:
         request = broker_pb2.VerifyQueuesRequest(
             queues=[queue_ref(queue.key) for queue in route.every if queue.group_id == group],
             index=index,
+            tier=self._tier and status.role == "master",
         )
         found: dict[int, Any] = {}
         try:
@@ -176,8 +211,12 @@ class Verification:
                 self._report()
                 for queue in reply.queues:
                     found[queue.queue.queue_id] = queue
+                for tier in reply.tiers:
+                    self._tiers[tier.queue.queue_id] = tier
         except grpc.RpcError as error:
             raise translate(error, address) from None
+        if request.tier:
+            masters.add(group)
         for number, queue in found.items():
             for problem in queue.problems:
                 self._problem(f"node {node}, queue {number}: {problem}")
@@ -190,6 +229,15 @@ class Verification:
             if each.group_id == group and each.key.queue_id not in found:
                 self._problem(f"node {node} did not report on queue {each.key.queue_id}")
         return found
+
+    def _tiered(self, number: int) -> Any:
+        """Returns what was read of a queue in the object store, and notes what is wrong with it."""
+        tier = self._tiers.get(number) or broker_pb2.VerifiedTier()
+        for problem in tier.problems:
+            self._problem(f"queue {number}, object store: {problem}")
+        if tier.unread:
+            self._unread.append(f"queue {number}: the object store was not read: {tier.unread}")
+        return tier
 
     def _queue(
         self,
@@ -219,18 +267,31 @@ class Verification:
                     for node, view in sorted(reports.items())
                 )
                 self._problem(f"queue {number}: nodes differ in {field} ({shown})")
+        tier = self._tiered(number)
         return VerifiedQueue(
             queue=number,
             group=group,
             log_start_offset=first.log_start_offset,
             log_end_offset=first.log_end_offset,
             messages=first.messages,
-            duplicates=max((view.duplicates for view in views), default=0),
+            duplicates=max((view.duplicates for view in views), default=0) + tier.duplicates,
             missing=max((view.missing for view in views), default=0),
             digest=first.digest.hex(),
             delayed=first.delayed,
             id_duplicates=max((view.id_duplicates for view in views), default=0),
+            tiered_messages=tier.messages,
+            tiered_compared=tier.compared,
         )
+
+
+def _starts_differ(found: dict[tuple[GroupId, NodeId], dict[int, Any]]) -> bool:
+    """Whether nodes began to read a queue at different offsets: it was trimmed, or the log has
+    given something up to the object store, while they were asked."""
+    starts: dict[int, set[int]] = {}
+    for queues in found.values():
+        for number, queue in queues.items():
+            starts.setdefault(number, set()).add(queue.log_start_offset)
+    return any(len(each) > 1 for each in starts.values())
 
 
 def _shown(value: Any) -> str:

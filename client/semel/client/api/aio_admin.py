@@ -287,17 +287,20 @@ class AsyncAdmin:
         topic: str,
         *,
         timeout: float = 600.0,
+        tier: bool = False,
         on_progress: Callable[[VerifyProgress], object] | None = None,
     ) -> VerifyResult:
         """Has every node recompute the topic from its own log, and compares the results. A node
-        that has not finished after `timeout` seconds is `unread` in the result.
+        that has not finished after `timeout` seconds is `unread` in the result. With `tier` the
+        masters also read all that is in the object store, and compare it with the log where that
+        has the same messages.
 
         `on_progress` is called on this loop. Raises UnknownTopic, and Unavailable when a group has
         no master.
         """
 
         def start(note: Callable[[VerifyProgress], object]) -> Coroutine[Any, Any, VerifyResult]:
-            return Verification(self._session.cluster, note).run(topic, timeout)
+            return Verification(self._session.cluster, note, tier=tier).run(topic, timeout)
 
         return await await_telling(self._session, start, on_progress)  # asyncio only
         # sync: return run_telling(

@@ -973,12 +973,34 @@ class RaiseLevelReply(_message.Message):
     def __init__(self, level: _Optional[int] = ...) -> None: ...
 
 class VerifyQueuesRequest(_message.Message):
-    __slots__ = ("queues", "index")
+    __slots__ = ("queues", "index", "tier")
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
     queues: _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]
     index: int
-    def __init__(self, queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., index: _Optional[int] = ...) -> None: ...
+    tier: bool
+    def __init__(self, queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., index: _Optional[int] = ..., tier: _Optional[bool] = ...) -> None: ...
+
+class VerifiedTier(_message.Message):
+    __slots__ = ("queue", "start_offset", "end_offset", "messages", "compared", "duplicates", "problems", "unread")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    START_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    COMPARED_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATES_FIELD_NUMBER: _ClassVar[int]
+    PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    UNREAD_FIELD_NUMBER: _ClassVar[int]
+    queue: _common_pb2.QueueRef
+    start_offset: int
+    end_offset: int
+    messages: int
+    compared: int
+    duplicates: int
+    problems: _containers.RepeatedScalarFieldContainer[str]
+    unread: str
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., start_offset: _Optional[int] = ..., end_offset: _Optional[int] = ..., messages: _Optional[int] = ..., compared: _Optional[int] = ..., duplicates: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ..., unread: _Optional[str] = ...) -> None: ...
 
 class VerifiedQueue(_message.Message):
     __slots__ = ("queue", "log_start_offset", "log_end_offset", "messages", "duplicates", "missing", "digest", "table_digest", "table_matches", "problems", "delayed", "id_duplicates", "compactions", "lost")
@@ -1013,16 +1035,18 @@ class VerifiedQueue(_message.Message):
     def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., log_start_offset: _Optional[int] = ..., log_end_offset: _Optional[int] = ..., messages: _Optional[int] = ..., duplicates: _Optional[int] = ..., missing: _Optional[int] = ..., digest: _Optional[bytes] = ..., table_digest: _Optional[bytes] = ..., table_matches: _Optional[bool] = ..., problems: _Optional[_Iterable[str]] = ..., delayed: _Optional[int] = ..., id_duplicates: _Optional[int] = ..., compactions: _Optional[int] = ..., lost: _Optional[int] = ...) -> None: ...
 
 class VerifyQueuesReply(_message.Message):
-    __slots__ = ("bytes_read", "bytes_total", "queues", "index")
+    __slots__ = ("bytes_read", "bytes_total", "queues", "index", "tiers")
     BYTES_READ_FIELD_NUMBER: _ClassVar[int]
     BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
     bytes_read: int
     bytes_total: int
     queues: _containers.RepeatedCompositeFieldContainer[VerifiedQueue]
     index: int
-    def __init__(self, bytes_read: _Optional[int] = ..., bytes_total: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[VerifiedQueue, _Mapping]]] = ..., index: _Optional[int] = ...) -> None: ...
+    tiers: _containers.RepeatedCompositeFieldContainer[VerifiedTier]
+    def __init__(self, bytes_read: _Optional[int] = ..., bytes_total: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[VerifiedQueue, _Mapping]]] = ..., index: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[VerifiedTier, _Mapping]]] = ...) -> None: ...
 
 class CopyQueueRequest(_message.Message):
     __slots__ = ("queue", "offset", "max_bytes", "figures_only", "job")

@@ -39,6 +39,11 @@ class FakeCluster:
     def __init__(self, reports: Reports) -> None:
         self.reports = reports
         self.behind: dict[int, int] = {}
+        self.master = 1
+        self.tiers: list[broker_pb2.VerifiedTier] = []
+        self.asked_for_tiers: list[int] = []
+        self.later: list[Reports] = []
+        """What they report when they are asked again."""
         self.dead: set[int] = set()
         self.routes = SimpleNamespace(
             nodes=lambda group: {NodeId(node): str(node) for node in (1, 2, 3)}
@@ -57,7 +62,12 @@ class FakeCluster:
         assert request.confirmed
         if self.masterless:
             raise Unavailable(f"broker group {group} has no master")
+        if self.later and self.asked:
+            self.reports = self.later.pop(0)
+        self.asked = True
         return broker_pb2.NodeStatusReply(commit_index=9)
+
+    asked = False
 
     async def call_node(self, address: str, method: str, request: Any, timeout_s: float) -> Any:
         node = int(address)
@@ -65,18 +75,23 @@ class FakeCluster:
             raise Unavailable("it is dead")
         late = self.behind.get(node, 0)
         self.behind[node] = max(0, late - 1)
-        return broker_pb2.NodeStatusReply(applied_index=8 if late else 9)
+        role = "master" if node == self.master else "slave"
+        return broker_pb2.NodeStatusReply(applied_index=8 if late else 9, role=role)
 
     def _stream(
         self, address: str, service: Any, method: str, request: Any, timeout_s: float
     ) -> AsyncIterator[broker_pb2.VerifyQueuesReply]:
         assert request.index == 9
+        if request.tier:
+            self.asked_for_tiers.append(int(address))
 
         async def replies() -> AsyncIterator[broker_pb2.VerifyQueuesReply]:
             yield broker_pb2.VerifyQueuesReply(bytes_read=1, bytes_total=2)
             yield broker_pb2.VerifyQueuesReply(
                 bytes_read=2, bytes_total=2, queues=self.reports[int(address)]
             )
+            if request.tier:
+                yield broker_pb2.VerifyQueuesReply(tiers=self.tiers)
 
         return replies()
 
@@ -176,3 +191,48 @@ async def test_a_contradiction_counts_though_another_node_was_not_read() -> None
     cluster.dead = {3}
     result = await verify(cluster, 0.1)
     assert (result.ok, result.violated, len(result.unread)) == (False, True, 1)
+
+
+def tier(queue: int, **fields: Any) -> broker_pb2.VerifiedTier:
+    found = broker_pb2.VerifiedTier(messages=7, compared=3, **fields)
+    found.queue.topic_id, found.queue.queue_id = 5, queue
+    return found
+
+
+async def test_the_master_reads_the_object_store_if_that_is_asked_for() -> None:
+    cluster = FakeCluster(good())
+    cluster.tiers = [tier(0), tier(1)]
+    assert (await verify(cluster)).ok
+    assert cluster.asked_for_tiers == []
+
+    async def tiered() -> VerifyResult:
+        return await Verification(cluster, None, tier=True).run("t", 5)  # type: ignore[arg-type]
+
+    result = await tiered()
+    assert result.ok
+    assert cluster.asked_for_tiers == [1]
+    assert [(each.tiered_messages, each.tiered_compared) for each in result.queues] == [(7, 3)] * 2
+    cluster.tiers = [tier(0), tier(1, problems=["it is damaged"], duplicates=2)]
+    result = await tiered()
+    assert result.violated
+    assert result.problems == ["queue 1, object store: it is damaged"]
+    assert result.duplicates == 2
+    cluster.tiers = [tier(0, unread="it does not answer"), tier(1)]
+    result = await tiered()
+    assert (result.ok, result.violated) == (False, False)
+    assert result.unread == ["queue 0: the object store was not read: it does not answer"]
+    cluster.tiers, cluster.master = [], 4
+    result = await tiered()
+    assert result.unread == ["no master of group 1 read the object store"]
+
+
+async def test_queues_that_were_trimmed_meanwhile_are_read_again() -> None:
+    trimmed = good()
+    trimmed[2] = [report(0, log_start_offset=3, messages=2, digest=b"other"), report(1)]
+    cluster = FakeCluster(trimmed)
+    cluster.later = [good()]
+    assert (await verify(cluster)).ok
+    cluster = FakeCluster(trimmed)
+    result = await verify(cluster)
+    assert result.violated
+    assert any("nodes differ in log_start_offset" in problem for problem in result.problems)
