@@ -423,7 +423,7 @@ class Moves:
             reason = f"not all of its {found.delayed.batches} delayed batches are here"
         compaction = found.queue.compaction
         if reason is None and compaction.marks and not record.source_time_us:
-            reason = "nobody says how late it is at the source"
+            reason = "it does not say how late it is at the source"
         if reason is not None:
             return InvalidRequest(f"the copy of queue {key.queue_id} is incomplete: {reason}")
         shift_us = home.log_time_us - record.source_time_us
