@@ -454,6 +454,10 @@ def _fold_control(result: Fold, control: control_pb2.ControlRecord, time_us: int
             result.staged.on_gone(queue)
             if result.places is not None:
                 result.places.on_deleted(queue)
+        case "tiered":
+            queue = _queue(control.tiered.queue)
+            start = max(result.start_offsets.get(queue, 0), control.tiered.tier_start)
+            result.start_offsets[queue] = start
         case "trim":
             queue = _queue(control.trim.queue)
             start = max(result.start_offsets.get(queue, 0), control.trim.log_start_offset)

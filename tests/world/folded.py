@@ -89,6 +89,8 @@ class Folded:
         self.on_step: Callable[[str, Did | str], None] = lambda *_: None
         """Hears what a step of a "move" has changed in this group, and of each step of a
         "transaction", by its record's name."""
+        self.on_tier: Callable[[control_pb2.ControlRecord], None] = lambda _: None
+        """Looks at what is decided about tiers, and at deletions."""
         self.places = Places(group_id, journeys)
         self.consumption = Consumption(told)
         self._table: dict[_RowKey, _Row] = {}
@@ -147,6 +149,7 @@ class Folded:
                 elif which == "create_queue":
                     self.places.on_created(key_of(record.create_queue.queue))
                 elif which == "delete_queue":
+                    self.on_tier(record)
                     gone = key_of(record.delete_queue.queue)
                     self.places.on_deleted(gone)
                     rows = [row for row in (*self._table, *touched) if row[0] == gone]
@@ -185,6 +188,12 @@ class Folded:
                         record.cancel_delayed.due_us > decode_frame_header(frame).time_us,
                         f"group {self.group_id} cancels what is due: {record}",
                     )
+                elif which == "tiered":
+                    self._require_home(key_of(record.tiered.queue), "a manifest")
+                    self.on_tier(record)
+                elif which == "forget":
+                    self._require_home(key_of(record.forget.queue), "what it forgets")
+                    self.on_tier(record)
                 elif which == "trim":
                     self.world.count("trim")
                 elif which == "release_lock":
@@ -234,6 +243,8 @@ class Folded:
                     consumption.on_batch(key_of(released.queue), released.messages)
                 elif which == "trim":
                     consumption.on_trim(key_of(record.trim.queue), record.trim.log_start_offset)
+                elif which == "tiered":
+                    consumption.on_trim(key_of(record.tiered.queue), record.tiered.tier_start)
                 touched |= consumption.on_record(record)
         if consumption.refused_commits:
             self.world.seen["commit of a lost lock"] += consumption.refused_commits

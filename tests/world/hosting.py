@@ -62,6 +62,8 @@ _ESCAPES = (
 class _Clock:
     """`time`, as the process that asks sees it."""
 
+    CLOCK_BOOTTIME = time.CLOCK_BOOTTIME
+
     def __init__(self, world: World) -> None:
         self._loop = world.loop
 
@@ -80,6 +82,9 @@ class _Clock:
 
     def time_ns(self) -> int:
         return int(self.time() * 1e9)
+
+    def clock_gettime(self, _: int) -> float:
+        return self.monotonic()
 
     perf_counter = monotonic
 
