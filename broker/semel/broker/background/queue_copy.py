@@ -22,11 +22,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from semel.broker.dedup.id_index import IdIndex
-from semel.broker.dedup.id_store import CorruptIndex
 from semel.broker.dedup.moved_ids import delayed_of
 from semel.broker.state import (
     ApplyResult,
@@ -77,7 +77,7 @@ class Ids(Protocol):
 
     def index_of(self, topic_id: int) -> IdIndex | None: ...
 
-    def on_damage(self, error: CorruptIndex) -> None: ...
+    async def look(self, ids: IdIndex, executor: Executor, work: Callable[[], T]) -> T: ...
 
 
 class Target(Protocol):
@@ -92,6 +92,9 @@ class Target(Protocol):
 
     @property
     def ids(self) -> Ids: ...
+
+    @property
+    def readers(self) -> Executor: ...
 
     async def in_reader(self, work: Callable[[], T]) -> T: ...
 
@@ -368,12 +371,7 @@ class QueuePull:
             raise Throttled("the index of message ids is incomplete; ask again")
         arrivals = range(window.first_arrival, window.next_arrival)
         look = partial(delayed_of, index, arrivals, self._key.queue_id)
-        try:
-            found = await self._target.in_reader(look)
-        except CorruptIndex as error:
-            if index is self._target.ids.index_of(self._key.topic_id):
-                self._target.ids.on_damage(error)
-            raise Throttled(f"the index of message ids cannot be read: {error}") from error
+        found = await self._target.ids.look(index, self._target.readers, look)
         for at in range(0, max(1, len(found)), SUPERSEDED_IDS):
             portion = found[at : at + SUPERSEDED_IDS]
             await self._step(

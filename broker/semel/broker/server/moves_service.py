@@ -17,13 +17,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
 from semel.broker.background.queue_copy import COPY_BYTES, PART_BYTES, QueuePull, Source
 from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.route_cache import RoutesCopy
-from semel.broker.dedup.id_store import CorruptIndex
 from semel.broker.dedup.moved_ids import PASS_IDS, Pass, Take
 from semel.broker.log import Log
 from semel.broker.replica.replica import Replica
@@ -198,14 +198,8 @@ class MovesService(broker_pb2_grpc.MovesServicer):
             others = frozenset(topic) - family
             arrivals = range(at, max(at, min(at + PASS_IDS, end)))
             gone = [arrival for each in window.gone for arrival in each]
-            try:
-                found = await self._replica.in_reader(
-                    lambda: Pass.of(index, arrivals, others, gone, horizon_us, take)
-                )
-            except CorruptIndex as error:
-                if index is self._replica.ids.index_of(key.topic_id):
-                    self._replica.ids.on_damage(error)  # else every call would end here
-                raise Throttled(f"the index of message ids cannot be read: {error}") from error
+            work = partial(Pass.of, index, arrivals, others, gone, horizon_us, take)
+            found = await self._replica.ids.look(index, self._replica.readers, work)
             known = self._pass = name, found
         reply.compares, reply.seed, reply.next_arrival = True, seed, end
         reply.ids, reply.ids_to = known[1].portion(at)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 from semel.broker.dedup.id_store import CorruptIndex
 from semel.broker.dedup.moved_ids import Pass
+from semel.broker.replica.message_ids import MessageIds
 from semel.broker.server import moves_service
 from semel.broker.server.moves_service import MovesService
 from semel.broker.state import QueueState, State
@@ -92,21 +93,24 @@ async def test_a_damaged_index_that_ids_are_copied_from_begins_anew(
     async def wait_master() -> None:
         """It is one."""
 
-    async def in_reader(work: Callable[[], object]) -> object:
-        return work()
-
     key = QueueKey(TopicId(1), QueueId(0))
     settings = IdSettings(window_bytes=1 << 20, seed=b"0123456789abcdef")
-    index, given_up = object(), list[CorruptIndex]()
+    index, given_up = SimpleNamespace(is_abandoned=False, topic_id=1), list[CorruptIndex]()
     state = State()
     state.queues[key] = QueueState(key, "t", 0, 65_536, QueueSettings())
     state.id_windows.configure(1, settings)
-    ids = SimpleNamespace(behind=False, index_of=lambda _: index, on_damage=given_up.append)
-    replica: Any = SimpleNamespace(
-        wait_master=wait_master, state=state, ids=ids, in_reader=in_reader
-    )
+    ids = object.__new__(MessageIds)
+    ids.behind = False
+    monkeypatch.setattr(ids, "index_of", lambda _: index)
+    monkeypatch.setattr(ids, "on_damage", given_up.append)
     monkeypatch.setattr(Pass, "of", damaged)
-    service = MovesService(SimpleNamespace(), replica, SimpleNamespace())  # type: ignore[arg-type]
-    with pytest.raises(Throttled, match="block checksum mismatch"):
-        await service.CopyIds(broker_pb2.CopyIdsRequest(queue=queue_ref(key)), None)
-    assert len(given_up) == 1
+    with ThreadPoolExecutor(1) as readers:
+        replica: Any = SimpleNamespace(
+            wait_master=wait_master, state=state, ids=ids, readers=readers
+        )
+        service = MovesService(SimpleNamespace(), replica, SimpleNamespace())  # type: ignore[arg-type]
+        for abandoned in (False, True):
+            index.is_abandoned = abandoned
+            with pytest.raises(Throttled, match="block checksum mismatch"):
+                await service.CopyIds(broker_pb2.CopyIdsRequest(queue=queue_ref(key)), None)
+            assert len(given_up) == 1, "nobody gives up the index that is there by now"
