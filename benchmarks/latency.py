@@ -36,15 +36,17 @@ TOPIC = "latency"
 WARM_UP = 50
 
 
-def sync_round_trips(client: Client, value: bytes, seconds: float) -> Mapping[str, float]:
+def sync_round_trips(
+    client: Client, value: bytes, seconds: float, topic: str = TOPIC
+) -> Mapping[str, float]:
     """Send and wait in the calling thread."""
     with client.producer() as producer:
         for _ in range(WARM_UP):
-            producer.send(TOPIC, value).result(30)
+            producer.send(topic, value).result(30)
         durations = []
         end = time.perf_counter() + seconds
         while (start := time.perf_counter()) < end:
-            producer.send(TOPIC, value).result(30)
+            producer.send(topic, value).result(30)
             durations.append(time.perf_counter() - start)
     return summary(durations)
 
