@@ -57,6 +57,8 @@ class TieredNode:
         self.is_master = True
         self.term = 1
         self.sent = 0
+        self.confirmed = 0
+        """How often a quorum was asked."""
         self.proposed: list[control_pb2.ControlRecord] = []
         self.before_proposal: Callable[[], None] = lambda: None
         folder.mkdir(exist_ok=True)
@@ -86,6 +88,7 @@ class TieredNode:
         return self.group.now_us
 
     async def confirm_read(self) -> None:
+        self.confirmed += 1
         if not self.is_master:
             raise self.not_master()
 

@@ -13,8 +13,7 @@ Errors of the store put all of it off, for a second at first and five minutes at
 queue's manifest or files, which are damaged or missing, put off that queue.
 
 Invariants
-1. Only what is applied is written, and the mastership was confirmed after the step began: it cannot
-   be lost.
+1. Only what is applied is written, and the mastership is confirmed before: it cannot be lost.
 2. What was begun more than `WORK_S` ago is not proposed: what it wrote may be garbage by then.
 3. A manifest follows the one that the state names, and is made of that one.
 
@@ -273,13 +272,13 @@ class Tiering:
 
     async def _make(self, key: QueueKey, term: int) -> Made | None:
         """Writes the next manifest of a queue with what it names; None if nothing is to be done."""
-        await self._replica.confirm_read()
         queue = self._queue(key, term)
         if queue is None:
             return None
         now_us = self._replica.log_time_us()
         if (start := await self._start_of(queue, now_us)) is not None:
             return await self._change(queue, lambda reader, _: trim(reader.manifest, start))
+        await asyncio.sleep(0)  # a plan takes a moment, and there may be very many queues
         if (queue := self._queue(key, term)) is None:
             return None
         if (wanted := self._range_of(queue, now_us)) is not None:
@@ -318,20 +317,22 @@ class Tiering:
         target = queue.tier_candidates(now_us)
         if target is None:
             return None
-        config = self._replica.config
-        bases, lengths, times = queue.tier_columns(EXTENTS_MAX + 1)
-        many = len(bases) > EXTENTS_MAX
-        end = int(bases[EXTENTS_MAX]) if many else queue.log_end_offset
+        config, extents = self._replica.config, queue.extents
+        first = extents.find_offset(queue.tier_from)
+        old = extents.total if target >= queue.log_end_offset else extents.find_offset(target)
+        count = min(EXTENTS_MAX, old - first)
+        full = count < old - first
+        bases, lengths, times = queue.tier_columns(count)
         policy = TierPolicy(
             tier_after_us=queue.settings.tier_after_ms * 1000,
-            wait_us=0 if many and target >= end else config.tier_wait_ms * 1000,
+            wait_us=0 if full else config.tier_wait_ms * 1000,
             file_bytes=config.tier_file_bytes,
         )
         planned = plan_tiering(
-            bases[:EXTENTS_MAX],
-            lengths[:EXTENTS_MAX],
-            times[:EXTENTS_MAX],
-            log_end_offset=end,
+            bases,
+            lengths,
+            times,
+            log_end_offset=extents.base_offset(first + count) if full else target,
             tier_end=queue.tier_from,
             now_us=now_us,
             policy=policy,
@@ -367,7 +368,9 @@ class Tiering:
     async def _change(
         self, queue: QueueState, work: Callable[[QueueReader, Store], Change]
     ) -> Made:
-        """Writes the manifest that `work` makes of the present one, and the topic's name."""
+        """Writes the manifest that `work` makes of the present one, and the topic's name. Raises
+        NotMaster."""
+        await self._replica.confirm_read()
         key, topic, cluster_id = queue.key, queue.topic, self._place.cluster_id
         names = self._topics
 

@@ -229,7 +229,10 @@ class QueueReader:
             raise without_tier(queue)
         pointer = pointer_of(self._cold.cluster_id, queue)
         assert pointer is not None, "what is cold is in a manifest"
-        return (await self._cold.read(pointer, offset)).part(offset, bytes_max)
+        group = await self._cold.read(pointer, offset)
+        if offset == group.start and queue.is_cold(group.end):
+            self._cold.fetch_ahead(pointer, group.end)
+        return group.part(offset, bytes_max)
 
     def _token(self, group: str, key: QueueKey) -> int:
         """Token of the lock that a consumer group holds on the queue; 0 for none."""

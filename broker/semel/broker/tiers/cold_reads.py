@@ -5,6 +5,8 @@ a row group, and its rows become a *group* of cold batches. Manifests, pages and
 kept by their digests, groups by queue and offset (`cold_groups.py`). A read is asked for and waited
 for, and then takes what it finds. So a reader of many queues goes on with those that are there.
 
+Who begins with the first offset of a group will want the next one, which is read meanwhile.
+
 A few calls to the store go on at once. All who want one offset wait for the same read, and so do
 those who want others of its row group. A read that takes too long counts as failed; it goes on, and
 what it brings serves the next one who asks. For a moment after a failure everybody who asks for the
@@ -154,6 +156,15 @@ class ColdReads:
             waits = self._waits[wanted] = asyncio.create_task(self._wait(pointer, offset))
             waits.add_done_callback(lambda _: self._waits.pop(wanted, None))
         return waits
+
+    def fetch_ahead(self, pointer: Pointer, offset: int) -> None:
+        """Begins to read what a reader that goes on will want next, unless it is here, or could not
+        be read just now."""
+        try:
+            if self.find(pointer.queue, offset) is None:
+                self.fetch(pointer, offset)
+        except SemelError:
+            return
 
     async def read(self, pointer: Pointer, offset: int) -> ColdGroup:
         """The batches that have an offset. Raises Unavailable, CorruptBatch."""

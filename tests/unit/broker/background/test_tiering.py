@@ -49,6 +49,18 @@ async def test_what_is_old_and_fills_files_goes_file_by_file(node: TieredNode) -
     assert node.place.counters.errors == 0
 
 
+async def test_a_look_that_finds_nothing_to_do_asks_nobody(node: TieredNode) -> None:
+    for _ in range(62):
+        node.send(2)
+    node.passes(1.1)
+    assert await node.tier() > 0
+    confirmed, calls = node.confirmed, len(node.system.calls)
+    node.send(2)
+    for _ in range(5):
+        assert await node.tier() == 0, "the rest waits for a file to fill"
+    assert (node.confirmed, len(node.system.calls)) == (confirmed, calls)
+
+
 async def test_a_range_ends_where_memory_does(node: TieredNode) -> None:
     node.config.tier_file_bytes = 1 << 20
     node.config.tier_bytes_max = 60_000

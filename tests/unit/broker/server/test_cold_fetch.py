@@ -116,6 +116,19 @@ async def test_a_reader_goes_from_the_tier_to_the_log(node: Served) -> None:
     await cold.close()
 
 
+async def test_who_begins_with_a_group_gets_the_next_one_sooner(node: Served) -> None:
+    cold = node.cold()
+    reader = QueueReader(node, cold)
+    second = node.manifest.files[1].start
+    await read(reader, 3)
+    await asyncio.sleep(0.02)
+    assert cold.find(KEY, second) is None, "a single message"
+    await read(reader, 0)
+    while cold.find(KEY, second) is None:
+        await asyncio.sleep(0.001)
+    await cold.close()
+
+
 async def test_a_node_without_the_store_says_so_and_serves_the_rest(node: Served) -> None:
     reader = QueueReader(node)
     error = from_detail((await read(reader, 3)).result.error)

@@ -187,6 +187,22 @@ async def test_a_bounded_number_of_calls_goes_on_at_once(cold: Cold) -> None:
     await reads.close()
 
 
+async def test_what_comes_next_is_read_ahead(cold: Cold) -> None:
+    reads = cold.reads()
+    reads.fetch_ahead(cold.pointer, 300)
+    while reads.find(QUEUE, 300) is None:
+        await asyncio.sleep(0.001)
+    opened = cold.opened()
+    reads.fetch_ahead(cold.pointer, 300)
+    cold.system.plant("open_input_file", fails("AWS Error SLOW_DOWN"))
+    with pytest.raises(Unavailable):
+        await reads.read(cold.pointer, 500)
+    reads.fetch_ahead(cold.pointer, 500)
+    await asyncio.sleep(0.01)
+    assert cold.opened() == opened + 1, "not what is here, nor what could not be read"
+    await reads.close()
+
+
 async def test_times_are_looked_up(cold: Cold) -> None:
     reads = cold.reads()
     append_us = TIME_US + 10
