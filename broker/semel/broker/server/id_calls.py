@@ -9,8 +9,8 @@ again: it was released, or another caller has cancelled it.
 The answer "cancelled" does not depend on who has cancelled: a caller whose first answer was lost
 asks again, and gets the same one, for as long as the window knows the id.
 
-A message that only the object store has is read there. One that was delayed is not found there any
-more: where it got its offset is known only while the log has it.
+A message that only the object store has is read there. Of one that was delayed the offset is not
+known any more: it is sought among those that were appended from its due time on.
 
 Not here: the index (`replica/message_ids.py`), reading (`stored_rows.py`), the decision
 (`state/admission/cancel_admission.py`).
@@ -19,6 +19,7 @@ Not here: the index (`replica/message_ids.py`), reading (`stored_rows.py`), the 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final
 
 from semel.broker.replica.clock import monotonic_ms
@@ -34,9 +35,12 @@ from semel.protos.id_dedup import COMPARED_ID_BYTES_MAX
 from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2, control_pb2
+from semel.tier import ColdBatch, Pointer
 
 CANCEL_MS_MAX: Final = 3_000
 """So long a cancellation waits for a message that is due to be delivered, or to be decided."""
+SOUGHT_GROUPS: Final = 8
+"""Row groups of the object store in which a message that was delayed is sought: some 64 MiB."""
 _RETRY_MS: Final = 20
 
 
@@ -159,9 +163,12 @@ class IdCalls:
             return unknown, -1, None  # the group that has the queue knows; a client asks again
         queue = replica.state.queues.get(key)
         if queue is not None and not place.due_us and queue.is_cold(place.offset):
-            return await self._find_cold(queue, message_id, reply, unknown), place.arrival, None
+            found = await self._find_cold(queue, message_id, reply)
+            return (reply if found else unknown), place.arrival, None
         among, log = candidates(replica.state, key, place), replica.log
         if not among:
+            if queue is not None and queue.log_start_offset < queue.local_start:
+                await self._seek_cold(queue, message_id, reply)
             return reply, place.arrival, None
         row = await replica.in_reader(lambda: read_row(log, among, message_id))
         if row is None:
@@ -179,25 +186,60 @@ class IdCalls:
         return reply, place.arrival, row
 
     async def _find_cold(
+        self, queue: QueueState, message_id: bytes, reply: broker_pb2.FindMessageReply
+    ) -> bool:
+        """Looks for the message at `reply.offset`, which only the object store has, and fills the
+        reply. False if another one with the same fingerprint is there. Raises Unavailable,
+        CorruptBatch."""
+        pointer, cold = self._tier(queue)
+        group = await cold.read(pointer, reply.offset)
+        (batch,) = group.part(reply.offset, 1)
+        return await self._fill(queue, [batch], message_id, reply)
+
+    async def _seek_cold(
+        self, queue: QueueState, message_id: bytes, reply: broker_pb2.FindMessageReply
+    ) -> None:
+        """Looks for a message that was delayed, and fills the reply if it is found. Raises
+        Unavailable, CorruptBatch."""
+        pointer, cold = self._tier(queue)
+        offset = max(queue.log_start_offset, await cold.offset_at(pointer, reply.due_us))
+        for _ in range(SOUGHT_GROUPS):
+            if not queue.is_cold(offset):
+                return
+            group = await cold.read(pointer, offset)
+            if await self._fill(queue, group.batches, message_id, reply):
+                return
+            offset = group.end
+
+    async def _fill(
         self,
         queue: QueueState,
+        batches: Sequence[ColdBatch],
         message_id: bytes,
         reply: broker_pb2.FindMessageReply,
-        unknown: broker_pb2.FindMessageReply,
-    ) -> broker_pb2.FindMessageReply:
-        """The answer about a message that only the object store has, at `reply.offset`. Raises
-        Unavailable, CorruptBatch."""
+    ) -> bool:
+        """Fills the reply with the message, if one of the batches has it."""
+
+        def look() -> tuple[ColdBatch, int, int] | None:
+            for batch in batches:
+                if (found := cold_row(batch, message_id)) is not None:
+                    return batch, *found
+            return None
+
+        found = await self._replica.in_reader(look)
+        if found is None:
+            return False
+        pointer, cold = self._tier(queue)
+        batch, reply.row, reply.offset = found
+        reply.fate = broker_pb2.MESSAGE_FATE_STORED
+        reply.stored = batch.stored
+        reply.append_time_us = await cold.append_time_us(pointer, reply.offset)
+        return True
+
+    def _tier(self, queue: QueueState) -> tuple[Pointer, ColdReads]:
+        """The pointer to the manifest of a queue with cold offsets. Raises Unavailable."""
         if self._cold is None:
             raise without_tier(queue)
         pointer = pointer_of(self._cold.cluster_id, queue)
         assert pointer is not None, "what is cold is in a manifest"
-        group = await self._cold.read(pointer, reply.offset)
-        (batch,) = group.part(reply.offset, 1)
-        found = await self._replica.in_reader(lambda: cold_row(batch, message_id))
-        if found is None:
-            return unknown  # another id with the same fingerprint
-        reply.fate = broker_pb2.MESSAGE_FATE_STORED
-        reply.row, reply.offset = found
-        reply.stored = batch.stored
-        reply.append_time_us = await self._cold.append_time_us(pointer, reply.offset)
-        return reply
+        return pointer, self._cold
