@@ -14,11 +14,12 @@ What is checked
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tests.checking.id_topics import Arrival, IdTopic
+from tests.checking.id_topics import Arrival, IdTopic, homes_of
 from tests.checking.message_ids import IdLog
 from tests.checking.stored import Row
 
@@ -91,11 +92,12 @@ def _problem(
     if answer.result == NOT_DELAYED:
         at_once = any(not arrival.place.due_us for arrival, _, _ in found)
         return "" if at_once else "no such message was stored without a delay"
-    told = answer.queue, answer.due_us
     delayed = [
         each
         for each in found
-        if (each[0].place.queue_id, each[0].place.due_us) == told and each[0].sent is not None
+        if each[0].sent is not None
+        and each[0].place.due_us == answer.due_us
+        and answer.queue in (each[0].place.queue_id, *(q for _, q in _homes(each[0], groups)))
     ]
     if not delayed:
         return "no such message was delayed"
@@ -105,7 +107,9 @@ def _problem(
         )
         return "" if done else "no record has cancelled it"
     places = [
-        offsets.get((name.queue, name.producer_id, name.epoch, name.session, sequence))
+        offsets.get(
+            (_homes(arrival, groups)[-1], name.producer_id, name.epoch, name.session, sequence)
+        )
         for arrival, entry, _ in delayed
         if entry is None and arrival.sent is not None
         for name, sequence in [arrival.sent]
@@ -115,6 +119,14 @@ def _problem(
     if answer.delivered_us is not None and answer.delivered_us < (answer.due_us or 0):
         return "it was delivered before it was due"
     return ""
+
+
+def _homes(arrival: Arrival, groups: Sequence[Committed]) -> list[tuple[int, int]]:
+    """The queues in which a message was, the one where it is last."""
+    assert arrival.sent is not None
+    name, sequence = arrival.sent
+    sent = name.queue, name.producer_id, name.epoch, name.session, sequence
+    return homes_of(sent, ChainMap(*(group.log.handed for group in groups)))
 
 
 def _moves(answer: CancelAnswer, group: Committed) -> bool:

@@ -5,6 +5,7 @@ Not here: reading the log (`message_ids.py`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -27,6 +28,19 @@ class BatchName(NamedTuple):
     epoch: int
     session: int
     base_sequence: int
+
+
+MessageName = tuple[Queue, int, int, int, int]
+"""Queue, producer, epoch, session and sequence."""
+
+
+def homes_of(name: MessageName, handed: Mapping[MessageName, Queue]) -> list[Queue]:
+    """The queues in which a message was, the one where it is last; `handed` has the child to which
+    each message went that was delayed when its queue was split."""
+    found = [name[0]]
+    while (child := handed.get((found[-1], *name[1:]))) is not None:
+        found.append(child)
+    return found
 
 
 class Arrival(NamedTuple):

@@ -40,7 +40,7 @@ from semel.protos.dropped import DROPPED, Dropped, Verdict, read_answer
 from semel.protos.frames import RecordKind, decode_frame_header, iter_records
 from semel.protos.levels import DELAYED_MOVE_LEVEL
 from semel.protos.v1 import common_pb2, control_pb2, transaction_records_pb2
-from tests.checking.id_topics import Arrival, BatchName, Forgotten, IdTopic
+from tests.checking.id_topics import Arrival, BatchName, Forgotten, IdTopic, MessageName
 from tests.checking.moved_ids import (
     Known,
     Message,
@@ -120,6 +120,8 @@ class IdLog:
         """From which entry to which one each queue was here, or is here."""
         self._parted: dict[tuple[int, int, int], bytes] = {}
         """Parts of delayed batches, by the number of the child, entry and number of the batch."""
+        self.handed: dict[MessageName, Queue] = {}
+        """The child to which each message went that was delayed when its queue was split."""
         self._copies: dict[tuple[int, int], bytes] = {}
         """Copies of delayed batches, by entry and number."""
         self._begun: dict[tuple[Queue, int], int] = {}
@@ -163,8 +165,7 @@ class IdLog:
                             for batch in record.part_delayed.batches:
                                 for _ in range(batch.parts):
                                     part = parts.pop(0)
-                                    child = check_batch(part, BROKER_HEADER_BYTES).queue_id
-                                    self._parted[child, index, batch.ordinal] = part
+                                    self._on_part(record.part_delayed, batch.ordinal, part)
                         case "create_queue":
                             made = record.create_queue
                             queue = int(made.queue.topic_id), int(made.queue.queue_id)
@@ -211,6 +212,13 @@ class IdLog:
             self._come(queue)
             self._slots[queue] = child.slot_end - child.slot_start
         self._count_slots(parent[0])
+
+    def _on_part(self, record: control_pb2.PartDelayed, ordinal: int, part: bytes) -> None:
+        parent, name = (int(record.queue.topic_id), int(record.queue.queue_id)), name_of(part)
+        self._parted[name.queue[1], self._index, ordinal] = part
+        for sequence in messages_in(part)[1]:
+            sent = parent, name.producer_id, name.epoch, name.session, sequence
+            self.handed[sent] = name.queue
 
     def _on_step(self, step: control_pb2.MoveQueue, time_us: int) -> None:
         queue = int(step.queue.topic_id), int(step.queue.queue_id)

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from semel.broker.background.delayed_parting import _parts, next_piece
 from semel.broker.replica.stored_batches import read_batch
-from semel.broker.server.verification import _capture
+from semel.broker.server.verification import _capture, _verify
 from semel.broker.state import (
     NO_OFFSET,
     Accepted,
@@ -24,7 +24,7 @@ from semel.protos.frames import RecordKind
 from semel.protos.ids import QueueId, QueueKey, Term
 from semel.protos.levels import DELAYED_SPLIT_LEVEL
 from semel.protos.slots import slots_of_column
-from semel.protos.v1 import control_pb2
+from semel.protos.v1 import broker_pb2, control_pb2
 from tests.kit.cancelling import CancelGroup
 from tests.kit.id_group import Message
 from tests.kit.state_log import KEY, control, ref
@@ -101,6 +101,11 @@ class PartingGroup(CancelGroup):
             if commit:
                 self.commit()
         return verdict
+
+    def apply_control(self, **record: Any) -> None:
+        """Applies a record that is accepted, at once."""
+        self.entry.append(control(**record))
+        self.commit()
 
     def next_part(self) -> Any:
         """Record and parts of the next piece, as the master's thread makes them; None if there is
@@ -210,3 +215,35 @@ class PartingGroup(CancelGroup):
             verifier.feed_delayed(delayed.entry, delayed.messages, stored, cancelled, parts=parts)
         verifier.hold_against(table.windows(key))
         return verifier.finish()
+
+
+class LogOf:
+    """The log of a group, as `semel verify` reads it."""
+
+    first_index = 1
+
+    def __init__(self, group: PartingGroup) -> None:
+        self._group = group
+
+    def read_record(self, index: int, position: int, length: int) -> bytes:
+        return self._group.read_record(index, position, length)
+
+    def fit(self, lo: int, hi: int, max_bytes: int) -> int:
+        return hi
+
+    def read_frames(self, lo: int, hi: int) -> list[bytes]:
+        return self._group.frames[lo - 1 : hi - 1]
+
+
+def verify_as_of(group: PartingGroup, index: int) -> dict[int, broker_pb2.VerifiedQueue]:
+    """What `semel verify` tells of the group's queues as of an entry, by number, now."""
+    replica: Any = SimpleNamespace(state=group.state, bodies=None)
+    wanted = [_capture(replica, key) for key in group.state.queues]
+    found: dict[int, broker_pb2.VerifiedQueue] = {}
+
+    def report(reply: broker_pb2.VerifyQueuesReply) -> None:
+        found.update({each.queue.queue_id: each for each in reply.queues})
+
+    log: Any = LogOf(group)
+    _verify(log, wanted, None, index, group.state.applied_index, 1, report)
+    return found

@@ -6,13 +6,14 @@ Not here: what the log says (`tests/checking/message_ids.py`).
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from semel.protos.v1 import common_pb2, controller_pb2
 from tests.checking.cancel_answers import Committed, judge_cancels
 from tests.checking.client_ids import judge_scattered, judge_sent
+from tests.checking.id_topics import homes_of
 from tests.checking.message_ids import IdLog, judge_answers, judge_moves
 from tests.checking.published_ids import TransactionIdLog, staged_messages
 from tests.checking.raw_log import Fold
@@ -94,13 +95,16 @@ class Notary(ClientHost):
 
     def _misplaced(self, logs: Iterable[IdLog], fold: Fold) -> Iterator[str]:
         """What queues hold is what the logs stored and did not cancel, once."""
-        stored = Counter(
+        logs = list(logs)
+        handed = ChainMap(*(log.handed for log in logs))
+        sent = (
             (name.queue, name.producer_id, name.epoch, name.session, sequence)
             for log in logs
             for name, batch in log.batches.items()
             for sequence in batch.sequences
             if (name, sequence) not in log.cancelled
         )
+        stored = Counter((homes_of(name, handed)[-1], *name[1:]) for name in sent)
         topics = {topic_id for log in logs for topic_id in log.all_windows}
         held = Counter(
             (row.queue, row.producer_id, row.epoch, row.session, row.sequence)

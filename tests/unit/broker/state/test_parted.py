@@ -18,7 +18,7 @@ from semel.protos.errors import InvalidRequest, Throttled, UnsupportedVersion
 from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.levels import DELAYED_MOVE_LEVEL
 from semel.protos.v1 import control_pb2
-from tests.kit.parting import PartingGroup
+from tests.kit.parting import PartingGroup, verify_as_of
 from tests.kit.state_log import KEY, control, ref
 
 SECOND_US = 1_000_000
@@ -382,6 +382,33 @@ def test_verify_finds_every_sequence_once(group: PartingGroup) -> None:
     assert sum(group.verify(key).messages for key in (KEY, LOW, HIGH)) == len(group.sent)
     for key in (KEY, LOW, HIGH):
         assert group.verify(key).ok
+
+
+def test_verify_says_the_same_of_an_entry_whatever_was_parted_since(group: PartingGroup) -> None:
+    for each in ids(0, 9):
+        assert group.cancel(each) == Accepted()
+    group.split()
+    index = group.state.applied_index
+    before = verify_as_of(group, index)
+    assert (before[0].delayed, before[0].messages) == (22, 0)
+    group.part_all()
+    assert group.cancel(ids(17)[0]) == Accepted()
+    steps = [group.state.applied_index]
+    group.now_us += 4 * SECOND_US
+    group.release_all()
+    steps.append(group.state.applied_index)
+    group.now_us += 4 * SECOND_US
+    group.release_all()
+    for step in (index, *steps, group.state.applied_index):
+        found = verify_as_of(group, step)
+        assert not [each for one in found.values() for each in one.problems]
+        assert all(each.table_matches for each in found.values())
+        waiting = {number: each.delayed for number, each in found.items() if each.delayed}
+        if step == index:
+            assert waiting == {0: 22}
+        assert sum(waiting.values()) + sum(each.messages for each in found.values()) == (
+            22 if step == index else 21
+        )
 
 
 def test_verify_tells_a_part_that_is_there_twice(
