@@ -9,6 +9,7 @@ from typing import Any
 from semel.broker.state import Duplicate, MoveApplied, MoveState, move_refusal
 from semel.protos import compat, errors
 from semel.protos.ids import QueueId, QueueKey, TopicId
+from semel.protos.levels import MOVE_LEVEL
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import broker_pb2, common_pb2, control_pb2
 from semel.protos.v1 import controller_pb2 as pb
@@ -29,9 +30,11 @@ class MovingBroker(FakeBroker, MovesServicer):
 
     everybody: dict[str, MovingBroker]
 
-    def __init__(self, group_id: int, everybody: dict[str, MovingBroker]) -> None:
+    def __init__(
+        self, group_id: int, everybody: dict[str, MovingBroker], level: int = MOVE_LEVEL
+    ) -> None:
         super().__init__(group_id, group_id * 10, {})
-        self.home = Home(group_id)
+        self.home = Home(group_id, at_level=level)
         self.everybody = everybody
         """By address."""
         self.batches_a_pull = 2
@@ -119,10 +122,12 @@ class MovingBroker(FakeBroker, MovesServicer):
         )
 
 
-async def add_groups(cluster: Cluster, count: int = 2) -> list[MovingBroker]:
+async def add_groups(
+    cluster: Cluster, count: int = 2, *, level: int = MOVE_LEVEL
+) -> list[MovingBroker]:
     """Groups 1 to `count`, of one node each."""
     everybody: dict[str, MovingBroker] = {}
-    made = [MovingBroker(number, everybody) for number in range(1, count + 1)]
+    made = [MovingBroker(number, everybody, level) for number in range(1, count + 1)]
     for broker in made:
         await broker.start()
         cluster.brokers.append(broker)

@@ -15,7 +15,11 @@ from semel.controller.moves.moves import MoveService
 from semel.controller.store import MemoryStore, Transaction
 from semel.protos import compat, errors
 from semel.protos.errors import SemelError, Unavailable
+from semel.protos.frames import RecordKind, iter_records
+from semel.protos.levels import COMPACTED_MOVE_LEVEL
+from semel.protos.v1 import control_pb2
 from semel.protos.v1 import controller_pb2 as pb
+from semel.protos.v1.common_pb2 import Compaction, TopicSettings
 from semel.protos.v1.metadata_pb2 import (
     MOVE_STAGE_ABORTING,
     MOVE_STAGE_DECIDED,
@@ -24,6 +28,7 @@ from semel.protos.v1.metadata_pb2 import (
 )
 from tests.kit.controller_cluster import Client, raised_by, running_cluster
 from tests.kit.waiting import until_async
+from tests.unit.broker.state.moving import Home
 from tests.unit.controller.crashing import CrashingStore, CrashPoints, crash
 from tests.unit.controller.moving import (
     add_groups,
@@ -103,6 +108,57 @@ async def test_a_queue_moves_and_the_routes_follow(tmp_path: Path) -> None:
         await move(cluster.client, 1)
         assert await settled(cluster) == []
         assert check_whole(brokers, await topic_of(cluster)) == 1
+
+
+def steps_of(home: Home) -> list[str]:
+    """The steps of moves in a group's log."""
+    records = [
+        control_pb2.ControlRecord.FromString(bytes(payload))
+        for frame in home.frames
+        for _, kind, payload in iter_records(frame)
+        if kind is RecordKind.CONTROL
+    ]
+    names = control_pb2.MoveStep.Name
+    return [
+        names(record.move_queue.step).removeprefix("MOVE_STEP_")
+        for record in records
+        if record.HasField("move_queue")
+    ]
+
+
+async def test_a_compacted_queue_is_held_until_its_move_has_ended(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        brokers = await add_groups(cluster, level=COMPACTED_MOVE_LEVEL)
+        source, target = (broker.home for broker in brokers)
+        settings = TopicSettings(compaction=Compaction(tombstone_ms=1_000))
+        await cluster.client.create("orders", 1, groups=[1], settings=settings)
+        topic = await topic_of(cluster)
+        held: list[bool] = []
+
+        async def look() -> None:
+            place = target.state.moves.places.get(key_of(topic))
+            if place is not None and key_of(topic) in source.state.queues:
+                held.append(source.state.moves.holds(key_of(topic), place.job))
+
+        brokers[1].before = look
+        await move(cluster.client)
+        assert await settled(cluster) == []
+        assert len(held) >= 2
+        assert all(held), "nothing is copied before"
+        assert steps_of(source) == ["HOLD", "SEAL", "FORWARD"]
+        assert check_whole(brokers, await topic_of(cluster)) == 2
+        brokers[1].before = None
+        refusals = [errors.InvalidRequest("planted")]
+
+        async def fail() -> None:
+            if refusals:
+                raise refusals.pop()
+
+        brokers[0].before = fail
+        await move(cluster.client, 1)
+        assert len(await settled(cluster)) == 1, "it was given up"
+        assert steps_of(target)[-2:] == ["HOLD", "UNSEAL"]
+        assert not target.state.queues[key_of(topic)].held
 
 
 @pytest.mark.parametrize("again", [False, True])
