@@ -100,8 +100,8 @@ TARGETS: Final = {
         ),
     ),
     "memory": Target(
-        files=(f"{_BROKER}/memory",),
-        tests=("tests/unit/broker/memory",),
+        files=(f"{_BROKER}/memory", f"{_BROKER}/background/memory_bodies.py"),
+        tests=("tests/unit/broker/memory", "tests/unit/broker/background/test_memory_bodies.py"),
     ),
     "compaction": Target(
         files=(f"{_BROKER}/compaction", f"{_BROKER}/state/apply/compacted.py"),
@@ -329,7 +329,7 @@ def _in(room: str, *names: str) -> frozenset[str]:
 LEFT_OUT: Final = frozenset().union(
     # Wiring, settings, programs and metrics: tests of whole processes look at them.
     _in(_BROKER, "__main__", "config", "node", "probe", "resources"),
-    _in(f"{_BROKER}/background", "maintenance", "propose"),
+    _in(f"{_BROKER}/background", "maintenance", "memory_bounds", "propose"),
     _in(f"{_BROKER}/log", "log_config", "store", "types"),
     _in(f"{_BROKER}/replica", "clock", "fatal"),
     _in(_CLIENT, "_fork", "config", "java", "message"),

@@ -8,7 +8,8 @@ those that do not answer had `memory_wait_ms` for it.
 
 Invariants
 1. A batch is taken only if its header is that of the log and its body has the header's CRC.
-2. Only the master gives up offsets, and only applied ones that it lacks itself.
+2. Only the master gives up offsets, and only applied ones that it lacks itself. While it cannot
+   read the header of a batch in its own log, it gives up nothing: the entry is to be repaired.
 
 Not here: the batches that are here (`memory/bodies.py`), reads of what is not (`server/fetch.py`).
 """
@@ -34,7 +35,7 @@ from semel.broker.snapshots.pace import Pace
 from semel.broker.state import RECORD_BYTES, LostRange
 from semel.protos import compat
 from semel.protos.batch import BROKER_HEADER_BYTES, check_batch
-from semel.protos.errors import CorruptBatch, CorruptSegment, InvalidRequest, SemelError
+from semel.protos.errors import CorruptBatch, CorruptSegment, SemelError
 from semel.protos.ids import NodeId, QueueKey
 from semel.protos.queue_refs import queue_ref
 from semel.protos.rpc import PEER_CHANNEL_OPTIONS
@@ -68,6 +69,8 @@ class MemoryBodies:
         self._pace = Pace(bytes_per_second)
         self._since: float | None = None
         """Since when this node, as master, lacks what no member that answers has."""
+        self._blind = False
+        """Some header could not be read in the round under way."""
         self.missing_bytes = 0
         """Batches that this node lacked when it looked last."""
         self.pulled_bytes = 0
@@ -90,6 +93,7 @@ class MemoryBodies:
         members = replica.core.membership.nodes - {own}
         first = [replica.core.master_id] if replica.core.master_id in members else []
         answered = set[NodeId]()
+        self._blind = False
         left = lacking
         for node in [*first, *sorted(members - set(first))]:
             if not left:
@@ -105,7 +109,7 @@ class MemoryBodies:
             if same and applied >= missing_to:
                 bodies.missing_to = 0
             return not bodies.missing_to
-        if replica.is_master and state is replica.state:
+        if replica.is_master and state is replica.state and not self._blind:
             await self._give_up(left, all_answered=answered >= members)
         else:
             self._since = None
@@ -152,7 +156,6 @@ class MemoryBodies:
 
     async def _pull(self, stub: Any, node: NodeId, wanted: Sequence[Lacking]) -> list[Lacking]:
         """What of a portion is still missing. Raises AioRpcError, SemelError, TimeoutError."""
-        replica, log = self._replica, self._replica.log
         request = raft_pb2.PullBodiesRequest(
             records=[
                 raft_pb2.RecordRef(
@@ -171,18 +174,26 @@ class MemoryBodies:
         finally:
             call.cancel()
         came += [b""] * (len(wanted) - len(came))
+        left = await self._take(wanted, came)
+        wait_s = self._pace.wait_s(sum(map(len, came)), time.monotonic())
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
+        return left
+
+    async def _take(self, wanted: Sequence[Lacking], came: Sequence[bytes]) -> list[Lacking]:
+        """Puts what came into memory, if it is what is wanted; returns what is still missing."""
+        replica, log = self._replica, self._replica.log
         good = await replica.in_reader(lambda: _checked(log, wanted, came))
         left: list[Lacking] = []
         for one, stored, is_good in zip(wanted, came, good, strict=False):
             extent = one.extent
+            if is_good is None and extent.index not in replica.lost_entries:
+                self._blind = True
             if not is_good:
                 left.append(one)
             elif is_wanted(replica.state, stored):
                 replica.bodies.put(extent.index, extent.position, stored)
                 self.pulled_bytes += len(stored)
-        wait_s = self._pace.wait_s(sum(map(len, came)), time.monotonic())
-        if wait_s > 0:
-            await asyncio.sleep(wait_s)
         return left
 
     async def _give_up(self, left: Sequence[Lacking], *, all_answered: bool) -> None:
@@ -230,18 +241,22 @@ def _ranges(lacking: Sequence[Lacking]) -> list[tuple[QueueKey, LostRange]]:
     return found
 
 
-def _checked(log: Log, wanted: Sequence[Lacking], came: Sequence[bytes]) -> list[bool]:
-    """BLOCKING. Which of the batches that came are those that are wanted."""
+def _checked(log: Log, wanted: Sequence[Lacking], came: Sequence[bytes]) -> list[bool | None]:
+    """BLOCKING. Which of the batches that came are those that are wanted; None for one whose
+    header cannot be read here."""
     return [_is_good(log, one, stored) for one, stored in zip(wanted, came, strict=False)]
 
 
-def _is_good(log: Log, one: Lacking, stored: bytes) -> bool:
+def _is_good(log: Log, one: Lacking, stored: bytes) -> bool | None:
     extent = one.extent
     if len(stored) != extent.length:
         return False
     try:
-        header = log.read_record(extent.index, extent.position, RECORD_BYTES)
         check_batch(stored, BROKER_HEADER_BYTES)
-    except (IndexUnavailable, CorruptSegment, CorruptBatch, InvalidRequest):
+    except CorruptBatch:
         return False
+    try:
+        header = log.read_record(extent.index, extent.position, RECORD_BYTES)
+    except (IndexUnavailable, CorruptSegment):
+        return None
     return bytes(header) == stored[:RECORD_BYTES]

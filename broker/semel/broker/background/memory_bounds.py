@@ -54,13 +54,16 @@ class MemoryBounds:
     def _share(self) -> None:
         """Computes this group's part of each topic's bound."""
         slots: dict[int, int] = defaultdict(int)
-        bounds: dict[int, int] = {}
+        bounds: dict[int, tuple[int, int]] = {}
         for key, queue in self._replica.state.queues.items():
             if queue.in_memory:
-                bounds[key.topic_id] = queue.settings.memory_bytes
+                settings = queue.settings
+                bounds[key.topic_id] = settings.memory_bytes, settings.batch_bytes_max
                 slots[key.topic_id] += 0 if queue.sealed else queue.slot_end - queue.slot_start
-        shares = {topic_id: share(bound, slots[topic_id]) for topic_id, bound in bounds.items()}
-        self._replica.bodies.bounds = shares
+        self._replica.bodies.bounds = {
+            topic_id: share(memory_bytes, slots[topic_id], batch_bytes_max)
+            for topic_id, (memory_bytes, batch_bytes_max) in bounds.items()
+        }
 
     async def _look(self) -> None:
         bodies = self._replica.bodies

@@ -20,11 +20,13 @@ from semel.protos.ids import QueueKey
 SLOTS: Final = 65_536
 _SPARE: Final = 16
 _LATE: Final = 4
+_BATCHES_MIN: Final = 4
 
 
-def share(memory_bytes: int, slots: int) -> int:
-    """The part of a topic's bound that a broker group with so many of its slots has."""
-    return memory_bytes * slots // SLOTS
+def share(memory_bytes: int, slots: int, batch_bytes_max: int) -> int:
+    """The part of a topic's bound that a broker group with so many of its slots has; at least a few
+    of the largest batches, so that they stay long enough to be read."""
+    return max(memory_bytes * slots // SLOTS, _BATCHES_MIN * batch_bytes_max)
 
 
 def is_crowded(held: int, bound: int) -> bool:

@@ -46,9 +46,9 @@ def test_a_queue_without_batches_gives_nothing() -> None:
 
 
 def test_a_group_has_the_share_of_its_slots() -> None:
-    assert share(1 << 30, 65_536) == 1 << 30
-    assert share(1 << 30, 16_384) == 1 << 28
-    assert share(1 << 30, 0) == 0
+    assert share(1 << 30, 65_536, 1 << 20) == 1 << 30
+    assert share(1 << 30, 16_384, 1 << 20) == 1 << 28
+    assert share(1 << 30, 64, 1 << 20) == share(1 << 30, 0, 1 << 20) == 4 << 20
 
 
 @pytest.mark.parametrize(
