@@ -281,6 +281,7 @@ def node_command(plan: ClusterPlan, node: NodePlan, directory: Path) -> list[str
             for member in plan.founders(node.group):
                 command += ["--member", f"{member.id}={member.address}"]
         command += ["--controllers", plan.bootstrap]
+        command += ["--tier", plan.tier] if plan.tier else []
     return [*command, "--json"]
 
 

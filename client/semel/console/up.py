@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import fcntl
 import os
 import signal
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from semel.console.up_view import View
     from semel.console.watch import ClusterWatch
 
+TIERS: Final = ("s3://", "gs://", "hdfs://", "file:///")
 READY_TIMEOUT_S: Final = 60.0
 PORT_WAIT_S: Final = 3.0
 """How long the nodes of an `up` that was just killed may still hold a port."""
@@ -49,6 +51,7 @@ PORT_WAIT_S: Final = 3.0
         "semel up",
         "semel up --controllers 3 --metadata zookeeper",
         "semel up --data /var/lib/semel --brokers 3 --groups 2 --port 7070",
+        "semel up --tier file:///mnt/store/semel",
         more="Brokers listen on the controller's port + 101 and up; metrics are served 1000 above"
         " each port, and DIR/prometheus.json lists them.",
     )
@@ -70,6 +73,12 @@ PORT_WAIT_S: Final = 3.0
     "HOST:PORT[,…]/CHROOT uses yours. [default: in their own directories]",
 )
 @click.option(
+    "--tier",
+    metavar="URL",
+    help="Where brokers put older messages of tiered topics: s3://BUCKET/PREFIX, gs://…, hdfs://…"
+    " or file:///PATH. The directory remembers it. [default: nowhere]",
+)
+@click.option(
     "--port",
     type=click.IntRange(0, 65_535),
     help="Port of the first controller; brokers take port + 101 and up. 0 takes free ones."
@@ -84,6 +93,7 @@ def up(
     controllers: int | None,
     groups: int | None,
     metadata: str | None,
+    tier: str | None,
     port: int | None,
     host: str | None,
     no_restart: bool,
@@ -92,10 +102,11 @@ def up(
     """Runs a whole cluster on this machine until Ctrl-C."""
     _check_counts(brokers, controllers, groups)
     _check_metadata(metadata)
+    _check_tier(tier)
     data = data.absolute()
     data.mkdir(parents=True, exist_ok=True)
     with _locked(data):
-        plan = _plan(data, brokers, controllers, groups, metadata, port, host)
+        plan = _plan(data, brokers, controllers, groups, metadata, tier, port, host)
         return asyncio.run(_run(plan, data, restart=not no_restart, as_json=as_json))
 
 
@@ -115,6 +126,15 @@ def _check_metadata(metadata: str | None) -> None:
     elif metadata is not None and not metadata.startswith("zookeeper://"):
         raise click.UsageError(
             f"--metadata {metadata}: write zookeeper, or zookeeper://HOST:PORT[,HOST:PORT]/CHROOT"
+        )
+
+
+def _check_tier(tier: str | None) -> None:
+    """Raises for what is no URL of a store; the brokers check the rest when they start."""
+    if tier is not None and not tier.startswith(TIERS):
+        raise click.UsageError(
+            f"--tier {tier}: write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, hdfs://HOST:PORT/PATH or"
+            " file:///PATH"
         )
 
 
@@ -140,6 +160,7 @@ def _plan(
     controllers: int | None,
     groups: int | None,
     metadata: str | None,
+    tier: str | None,
     port: int | None,
     host: str | None,
 ) -> ClusterPlan:
@@ -153,6 +174,7 @@ def _plan(
             host=host or "127.0.0.1",
             port=port,
             metadata=metadata or "",
+            tier=tier or "",
         )
         _check_ports(plan)
         cluster_file.save(directory, plan)
@@ -163,6 +185,7 @@ def _plan(
         "controllers": (controllers, len(plan.controllers)),
         "groups": (groups, len(plan.groups)),
         "metadata": (metadata, plan.metadata or "in the controllers' directories"),
+        "tier": (tier if plan.tier else None, plan.tier),
         "port": (port or None, first.port),
         "host": (Address.parse(f"{host}:0").host if host else None, first.host),
     }
@@ -173,6 +196,9 @@ def _plan(
                 f" --{option}, or choose another --data"
             )
     _check_ports(plan)
+    if tier and not plan.tier:
+        plan = dataclasses.replace(plan, tier=tier)
+        cluster_file.save(directory, plan)
     return plan
 
 
