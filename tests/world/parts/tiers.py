@@ -79,6 +79,8 @@ def _small_and_watched(run: Run) -> Iterator[None]:
         # Where rows end, loaders read what is stored: nothing may be trimmed.
         "retention_ms": random.choice((-1, -1, 2_000)) if run.plan.retention_bytes else -1,
     }
+    if "upgrades" in run.plan.parts:
+        settings = {}  # programs that are to be upgraded do not know them
     policy = GarbagePolicy(reader_us=int(READER_S * 1e6), work_us=int(WORK_S * 1e6))
     sizes = partial(TierPolicy, merge_files=random.choice((2, 3, 8)))
     with ExitStack() as stack:
@@ -113,7 +115,7 @@ def _tiered(complete: Callable[..., Any], settings: dict[str, int]) -> Callable[
 
     def complete_settings(given: Any) -> Any:
         found = complete(given)
-        if not found.HasField("compaction"):
+        if not (found.HasField("compaction") or found.storage):
             found.MergeFrom(type(found)(**settings))
         return found
 
