@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -26,6 +28,7 @@ from semel.tier import (
 from tests.kit.cluster import CLUSTER_ID, Cluster, Node
 from tests.kit.console import Console
 from tests.kit.consuming import take
+from tests.kit.metrics_page import Page, scrape
 from tests.kit.waiting import until
 
 FLAGS = (
@@ -47,7 +50,7 @@ def tier(module_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def shared_cluster(module_path: Path, tier: Path) -> Iterator[Cluster]:
-    flags = ["--tier", f"file://{tier}", *FLAGS]
+    flags = ["--tier", f"file://{tier}", "--metrics-port", "0", *FLAGS]
     with Cluster(module_path / "cluster", broker_flags=flags) as running:
         yield running
 
@@ -71,6 +74,12 @@ def cold(client: Client, topic: str) -> bool:
     """The brokers have nothing of the topic any more."""
     queues = client.admin.describe_topic(topic).queues
     return all(queue.local_start_offset == queue.log_end_offset > 0 for queue in queues)
+
+
+def metrics_of(cluster: Cluster) -> Page:
+    """The figures of the master."""
+    listens = json.loads(cluster.master().output_file.read_text().splitlines()[0])
+    return asyncio.run(scrape(listens["metrics"]))
 
 
 def read(client: Client, topic: str) -> list[int]:
@@ -97,6 +106,13 @@ def test_every_message_comes_once_from_the_start_though_brokers_have_none(
     lags = client.admin.describe_group("g").queues
     assert [lag.lag for lag in lags] == [0, 0]
     until(lambda: cold(client, "all"), what="an empty log")
+    page = metrics_of(shared_cluster)
+    assert page["semel_broker_tier_cold_messages{all}"] == 1_100
+    assert page["semel_broker_tier_lag_seconds{all}"] == 0
+    assert page["semel_broker_tier_usable"] == 1
+    assert page["semel_broker_tier_written_messages_total"] >= 1_100
+    assert page["semel_broker_tier_cold_reads_total"] > 0
+    assert page["semel_broker_tier_errors_total"] == 0
     verified = client.admin.verify("all", tier=True)
     assert verified.ok, verified
     assert sum(queue.tiered_messages for queue in verified.queues) == 1_100
