@@ -182,6 +182,28 @@ ROWS: Final[dict[str, list[Panel]]] = {
         ),
         _seconds("Lateness", "semel_broker_delayed_lateness_seconds"),
     ],
+    "Older messages, compaction, memory": [
+        Panel(
+            title="Behind with the object store",
+            unit="s",
+            queries={"{{topic}}": "max by (topic) (semel_broker_tier_lag_seconds)"},
+        ),
+        Panel(
+            title="Errors of the object store",
+            unit="cps",
+            queries={"{{node}}": _rate("semel_broker_tier_errors_total")},
+        ),
+        Panel(
+            title="Not compacted yet",
+            unit="percentunit",
+            queries={"{{topic}}": "max by (topic) (semel_broker_compaction_dirty_ratio)"},
+        ),
+        Panel(
+            title="Lost from memory",
+            unit="none",
+            queries={"{{topic}}": "max by (topic) (semel_broker_memory_lost_messages_total)"},
+        ),
+    ],
     "Consumers": [
         Panel(
             title="Lag",
