@@ -30,6 +30,14 @@ def test_nothing_is_lost_silently_under_faults() -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("others", [("splits",), ("moves",)], ids=",".join)
+def test_topics_in_memory_beside(others: tuple[str, ...]) -> None:
+    seen, failures, _ = run_seeds(range(4), more=(*others, "memory"))
+    assert not failures
+    assert seen["message held in memory"] >= 100
+
+
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("plant", "told", "seeds"),
     [
