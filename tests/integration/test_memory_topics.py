@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.types import BinaryType, LongType, StructType
 
 from semel.client import Client, Compaction, IdDedup, connect
 from semel.protos.errors import InvalidRequest, OffsetOutOfRange, OffsetsLost
+from semel.spark_connector.offsets import QueueRange
+from semel.spark_connector.options import ReadOptions, Topics
+from semel.spark_connector.tasks import RangesPartition, read_ranges
 from tests.kit.cluster import Cluster, Node
 from tests.kit.console import Console
 from tests.kit.consuming import take
@@ -136,6 +140,10 @@ def test_a_majority_that_dies_loses_messages_visibly(cluster: Cluster, client: C
         with pytest.raises(OffsetsLost):
             next(iter(reader))
         assert [each.value for each in reader] == values(10, 1)
+    topic_id = client.admin.describe_topic(TOPIC).topic_id
+    assert spark_rows(cluster, topic_id, strict=False) == [(10, MARKER + b"10")]
+    with pytest.raises(OffsetsLost):
+        spark_rows(cluster, topic_id, strict=True)
     with client.consumer("g", [TOPIC]) as consumer:
         (message,) = take(consumer, 1)
         assert (message.offset, consumer.lost_messages) == (10, 10)
@@ -147,6 +155,19 @@ def test_a_majority_that_dies_loses_messages_visibly(cluster: Cluster, client: C
     verified = client.admin.verify(TOPIC)
     assert verified.ok, verified
     assert [on_disk(node) for node in cluster.brokers] == [False] * 3
+
+
+def spark_rows(cluster: Cluster, topic_id: int, *, strict: bool) -> list[tuple[int, bytes]]:
+    """What a task of Spark reads of all offsets."""
+    options = ReadOptions(
+        bootstrap=cluster.bootstrap, topics=Topics(names=(TOPIC,)), fail_on_data_loss=strict
+    )
+    whole = QueueRange(topic=TOPIC, topic_id=topic_id, queue=0, start=0, end=11)
+    schema = StructType().add("offset", LongType()).add("value", BinaryType())
+    found: list[tuple[int, bytes]] = []
+    for batch in read_ranges(RangesPartition([whole]), options, schema):
+        found += zip(batch["offset"].to_pylist(), batch["value"].to_pylist(), strict=True)
+    return found
 
 
 def lost_from(client: Client, start: int) -> OffsetsLost | None:
