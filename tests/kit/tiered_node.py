@@ -118,11 +118,23 @@ class TieredNode:
 
     # --- what tests do
 
-    def send(self, count: int = 1, *, value_bytes: int = 100, codec: Codec = Codec.NONE) -> None:
-        """Stores one batch."""
+    def send(
+        self,
+        count: int = 1,
+        *,
+        value_bytes: int = 100,
+        codec: Codec = Codec.NONE,
+        ids: bool = False,
+    ) -> None:
+        """Stores one batch; with `ids` message 5 has the id "5"."""
         values = [b"%d " % (self.sent + at) + b"v" * value_bytes for at in range(count)]
         batch = encode_batch(
-            Columns(values=pa.array(values, pa.binary())),
+            Columns(
+                values=pa.array(values, pa.binary()),
+                message_ids=pa.array([b"%d" % (self.sent + at) for at in range(count)], pa.binary())
+                if ids
+                else None,
+            ),
             topic_id=KEY.topic_id,
             queue_id=KEY.queue_id,
             producer_id=1,

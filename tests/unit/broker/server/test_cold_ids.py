@@ -1,0 +1,77 @@
+"""Messages that only the object store has are found by their ids."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel.broker.server import id_calls
+from semel.broker.server.id_calls import IdCalls
+from semel.broker.tiers.cold_reads import ColdReads
+from semel.protos.errors import Unavailable
+from semel.protos.v1 import broker_pb2
+from tests.kit.tiered_node import TieredNode
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> TieredNode:
+    """60 messages in six files, all of which the log has given up but the last ten."""
+    node = TieredNode(tmp_path / "tier")
+    await node.place.open()
+    for _ in range(6):
+        node.send(10, ids=True, value_bytes=300)
+        node.passes(1.05)
+        await node.tier()
+        node.forget()
+    assert node.queue.local_start == 50
+    return node
+
+
+@pytest.fixture
+async def cold(node: TieredNode) -> AsyncIterator[ColdReads]:
+    reads = ColdReads(node.place, cache_bytes=1 << 20, timeout_s=10)
+    yield reads
+    await reads.close()
+
+
+def calls(node: TieredNode, cold: ColdReads | None) -> IdCalls:
+    replica: Any = node
+    return IdCalls(replica, cold)
+
+
+async def test_a_message_is_found_at_its_offset(node: TieredNode, cold: ColdReads) -> None:
+    reply = broker_pb2.FindMessageReply(offset=23)
+    assert await calls(node, cold)._find_cold(node.queue, b"23", reply)
+    assert reply.fate == broker_pb2.MESSAGE_FATE_STORED
+    assert reply.offset == 23
+    assert reply.append_time_us == node.log_time_us() - 4 * 1_050_000
+    assert reply.stored
+    other = broker_pb2.FindMessageReply(offset=23)
+    assert not await calls(node, cold)._find_cold(node.queue, b"no such id", other)
+    assert other == broker_pb2.FindMessageReply(offset=23)
+    with pytest.raises(Unavailable, match="started without --tier"):
+        await calls(node, None)._find_cold(node.queue, b"23", other)
+
+
+async def test_a_message_that_was_delayed_is_sought_from_its_due_time_on(
+    node: TieredNode, cold: ColdReads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_us = node.log_time_us() - 6 * 1_050_000
+    sought = calls(node, cold)._seek_cold
+    for message_id, due_us, offset in (
+        (b"0", 1, 0),
+        (b"23", begin_us + 1_500_000, 23),
+        (b"49", begin_us + 1, 49),
+        (b"3", begin_us + 1_500_000, -1),  # it was appended before
+        (b"55", begin_us + 1_500_000, -1),  # the log has it
+    ):
+        reply = broker_pb2.FindMessageReply(due_us=due_us, offset=-1)
+        await sought(node.queue, message_id, reply)
+        assert reply.offset == offset, message_id
+    monkeypatch.setattr(id_calls, "SOUGHT_GROUPS", 2)
+    reply = broker_pb2.FindMessageReply(due_us=1, offset=-1)
+    await sought(node.queue, b"49", reply)
+    assert reply.offset == -1, "too far away"
