@@ -82,7 +82,7 @@ class MovingBroker(FakeBroker, MovesServicer):
             raise self.home.state.absent(key)
         state = self.home.state
         level = state.feature_level
-        if (refusal := move_refusal(queues, queues[key], state.delays, level)) is not None:
+        if (refusal := move_refusal(queues, queues[key], state.delays, level, ())) is not None:
             raise refusal
         reply = broker_pb2.CopyQueueReply(log_end_offset=queues[key].log_end_offset)
         if self.after_figures is not None:

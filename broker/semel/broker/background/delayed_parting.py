@@ -7,7 +7,8 @@ the parts into the children, in the place of the batches. If a message is cancel
 entry is refused, and the batches are read again.
 
 What is due, or will be within `SOON_US`, is parted as fast as it goes, for the children release
-nothing that comes after it. The rest has a budget of bytes a second.
+nothing that comes after it. The rest has a budget of bytes a second, and half of the time: batches
+of a few messages cost more by their number.
 
 Nothing is remembered between entries but what the replicated state holds, so the next master goes
 on where this one was.
@@ -36,7 +37,7 @@ from semel.broker.state import PARTED_BATCHES_MAX, DelayedExtent, State, rows_cr
 from semel.protos.batch import BROKER_HEADER_BYTES, decode_broker_header
 from semel.protos.errors import NotMaster, SemelError, Throttled
 from semel.protos.ids import QueueKey
-from semel.protos.parted_rows import PARTS_MAX, Heir, part_rows
+from semel.protos.parted_rows import Heir, part_rows
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import control_pb2
 
@@ -44,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 PIECE_BYTES: Final = 1 << 20
 """One entry takes batches of so many bytes, or one larger one."""
+PIECE_PARTS: Final = 128
+"""And so many parts, or one batch: the loop applies them within some milliseconds."""
 BYTES_PER_SECOND: Final = 16 << 20
 """Budget for what is not due soon: it must not take the disk from producers."""
 SOON_US: Final = 10_000_000
@@ -94,7 +97,8 @@ class DelayedParting:
                 await asyncio.sleep(PAUSE_S)
 
     async def _part(self, piece: Piece) -> None:
-        replica = self._replica
+        replica, loop = self._replica, asyncio.get_running_loop()
+        began_s = loop.time()
         record, parts = await replica.in_reader(_parts(replica.log, piece))
         await replica.submit_control(
             control_pb2.ControlRecord(part_delayed=record), parted=tuple(parts)
@@ -104,7 +108,7 @@ class DelayedParting:
             replica.release_due(QUEUES_MAX)
         if until_us > SOON_US:
             size = sum(extent.length for extent in piece.extents)
-            await asyncio.sleep(size / BYTES_PER_SECOND)
+            await asyncio.sleep(max(size / BYTES_PER_SECOND, loop.time() - began_s))
 
 
 def next_piece(state: State, but_not: Collection[QueueKey] = ()) -> Piece | None:
@@ -115,7 +119,7 @@ def next_piece(state: State, but_not: Collection[QueueKey] = ()) -> Piece | None
         return None
     _, key = min(wanting)
     queue, children = delays.queues[key], state.queues[key].children
-    batches_max = min(PARTED_BATCHES_MAX, max(1, PARTS_MAX // len(children)))
+    batches_max = min(PARTED_BATCHES_MAX, max(1, PIECE_PARTS // len(children)))
     extents: list[DelayedExtent] = []
     size = 0
     for extent in islice(queue, batches_max):

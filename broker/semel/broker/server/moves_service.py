@@ -98,7 +98,8 @@ class MovesService(broker_pb2_grpc.MovesServicer):
             feature_level=self._replica.state.feature_level,
         )
         level = state.feature_level
-        if (refusal := move_refusal(state.queues, queue, state.delays, level)) is not None:
+        ids = state.id_windows.topics
+        if (refusal := move_refusal(state.queues, queue, state.delays, level, ids)) is not None:
             raise refusal
         if request.figures_only:
             if (held := held_here(state.delays, queue.key, level)) is not None:
@@ -193,6 +194,8 @@ class MovesService(broker_pb2_grpc.MovesServicer):
         known = self._pass
         if known is None or known[0] != name or at not in known[1].arrivals:
             family = {key.queue_id, *(each.key.queue_id for each in ancestors(state.queues, queue))}
+            if take is Take.WAITING:
+                family = {key.queue_id}  # what waits by a place in an ancestor is in other children
             known_here = (*state.queues, *state.moves.places)  # also those that moved away
             topic = (each.queue_id for each in known_here if each.topic_id == key.topic_id)
             others = frozenset(topic) - family

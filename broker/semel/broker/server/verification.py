@@ -79,7 +79,7 @@ class _Wanted:
     inherited: dict[int, tuple[int, int]]
     """For a child: epoch and last sequence of each row that its parent ended with."""
     parted: frozenset[int]
-    """The entries that have parts of delayed batches for a child, or copies of a move."""
+    """For a child: the entries that have parts of its parent's delayed batches."""
     gaps: bool
     gaps_to: int
     """Compaction may have removed messages below this offset."""
@@ -156,7 +156,7 @@ def _capture(replica: Replica, key: QueueKey) -> _Wanted:
             for ordinal, rows in (delayed.cancelled.batches if delayed else {}).items()
         },
         inherited=_inherited(state, queue),
-        parted=frozenset(state.delays.origins.of(key)["entry"].tolist()),
+        parted=_parted(state, queue),
         gaps=state.id_windows.may_have_dropped(key.topic_id) or _has_parted(state, queue),
         gaps_to=queue.compaction.gaps_to,
         compacted_to=queue.compaction.compacted_to,
@@ -168,9 +168,20 @@ def _capture(replica: Replica, key: QueueKey) -> _Wanted:
     )
 
 
+def _parted(state: State, queue: QueueState) -> frozenset[int]:
+    """The entries in which a child of a split has parts of its parent's delayed batches."""
+    if queue.parent is None:
+        return frozenset()
+    return frozenset(state.delays.origins.of(queue.key)["entry"].tolist())
+
+
 def _has_parted(state: State, queue: QueueState) -> bool:
-    """Whether delayed batches of a queue that was split may be in its children."""
-    keys = [QueueKey(queue.key.topic_id, QueueId(child.queue_id)) for child in queue.children]
+    """Whether delayed batches of a queue that was split may be in its children, or the queue is a
+    child that has moved away from its parent, whose rows would tell where its chains begin."""
+    topic_id = queue.key.topic_id
+    if queue.parent is not None and QueueKey(topic_id, QueueId(queue.parent)) not in state.queues:
+        return True
+    keys = [QueueKey(topic_id, QueueId(child.queue_id)) for child in queue.children]
     return any(key not in state.queues or key in state.delays.origins.queues for key in keys)
 
 

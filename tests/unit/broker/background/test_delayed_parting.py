@@ -165,8 +165,8 @@ def test_a_piece_is_bounded(group: PartingGroup, monkeypatch: pytest.MonkeyPatch
         assert ordinals() == [1, 0]
     with pieces_of(sum(sizes[:2]) - 1):
         assert ordinals() == [1]
-    monkeypatch.setattr(delayed_parting, "PARTS_MAX", 5)
+    monkeypatch.setattr(delayed_parting, "PIECE_PARTS", 5)
     assert ordinals() == [1, 0], "two children, so four records"
-    monkeypatch.setattr(delayed_parting, "PARTS_MAX", 1)
+    monkeypatch.setattr(delayed_parting, "PIECE_PARTS", 1)
     assert ordinals() == [1], "one batch in any case"
     assert next_piece(group.state, {KEY}) is None

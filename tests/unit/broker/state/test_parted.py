@@ -243,7 +243,7 @@ def test_a_child_is_neither_split_nor_moved_until_everything_is_parted(group: Pa
     assert "handed to its children" in str(error)
     with pytest.raises(StateDiverged):
         group.apply(control(split_queue=split_of_low()))
-    refusal = move_refusal(state.queues, state.queues[LOW], state.delays, 9)
+    refusal = move_refusal(state.queues, state.queues[LOW], state.delays, 9, ())
     assert isinstance(refusal, InvalidRequest)
     assert "24 delayed messages of queue 0" in str(refusal)
 
@@ -259,7 +259,10 @@ def test_a_child_can_be_split_and_moved_afterwards(group: PartingGroup) -> None:
     group.split()
     group.part_all()
     state = group.state
-    assert move_refusal(state.queues, state.queues[LOW], state.delays, 9) is None
+    moved = state.queues, state.queues[LOW], state.delays, 9
+    assert move_refusal(*moved, ()) is None
+    refusal = move_refusal(*moved, state.id_windows.topics)
+    assert "delayed messages of queue 0, whose ids lead there" in str(refusal)
     assert group.split(LOW) == Accepted()
     assert group.state.delays.sealed == {LOW}
     group.part_all()
@@ -272,6 +275,10 @@ def test_a_child_can_be_split_and_moved_afterwards(group: PartingGroup) -> None:
     assert group.problems(everything_due=True) == []
     for key in group.state.queues:
         assert group.verify(key).ok, group.verify(key)
+    moved = state.queues, state.queues[HIGH], state.delays, 9
+    assert move_refusal(*moved, state.id_windows.topics) is None, "all are delivered"
+    group.delay(*ids(*range(60, 70)), due_us=group.now_us + SECOND_US)
+    assert move_refusal(*moved, state.id_windows.topics) is None, "these are its own"
 
 
 def test_below_the_level_a_split_waits_until_everything_is_delivered() -> None:

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -104,16 +104,24 @@ class DelayedQueue:
         return self.last.due_us
 
     def add(self, extent: DelayedExtent) -> None:
+        """Adds an extent; its ordinal must be the highest so far."""
+        self._put(extent, extent.due_us, _due)
+
+    def insert(self, extent: DelayedExtent) -> None:
         """Adds an extent, whose ordinal no other one has."""
-        blocks, own = self._blocks, DelayedPlace(extent.due_us, extent.ordinal)
+        self._put(extent, (extent.due_us, extent.ordinal), _place_numbers)
+
+    def _put(self, extent: DelayedExtent, own: Any, key: Callable[..., Any]) -> None:
+        """Adds an extent behind those whose `key` is not above `own`."""
+        blocks = self._blocks
         if not blocks:
             blocks.append(bytearray())
             at = place = 0
         else:
-            at = max(0, bisect_right(blocks, own, key=_place) - 1)
+            at = max(0, bisect_right(blocks, own, key=key) - 1)
             block = blocks[at]
             ordinals = range(len(block) // DELAYED_EXTENT.size)
-            place = bisect_right(ordinals, own, key=lambda each: _place(block, each))
+            place = bisect_right(ordinals, own, key=lambda each: key(block, each))
         block, cut = blocks[at], place * DELAYED_EXTENT.size
         block[cut:cut] = DELAYED_EXTENT.pack(*extent)
         if len(block) > _BLOCK_BYTES:
@@ -312,6 +320,10 @@ class DelayedQueue:
 
 def _due(block: bytearray, at: int = 0) -> int:
     return int(_DUE.unpack_from(block, at * DELAYED_EXTENT.size)[0])
+
+
+def _place_numbers(block: bytearray, at: int = 0) -> tuple[int, int]:
+    return _PLACE.unpack_from(block, at * DELAYED_EXTENT.size)
 
 
 def _place(block: bytearray, at: int = 0) -> DelayedPlace:

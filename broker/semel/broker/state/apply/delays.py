@@ -36,7 +36,7 @@ Not here: the order within a queue (`delayed_queue.py`), how much is due in whic
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from heapq import heapify, heappop, heappush
 from itertools import groupby
@@ -99,17 +99,25 @@ class Delays:
         self, key: QueueKey, due_us: int, entry: int, position: int, length: int, messages: int
     ) -> None:
         """Adds a stored batch that is due at `due_us`."""
-        ordinal = self.next_ordinal
+        extent = DelayedExtent(due_us, self.next_ordinal, entry, position, length, messages)
         self.next_ordinal += 1
-        self.insert(key, DelayedExtent(due_us, ordinal, entry, position, length, messages))
+        self._put(key, extent, DelayedQueue.add)
 
     def insert(self, key: QueueKey, extent: DelayedExtent) -> None:
         """Adds a batch under an ordinal that no batch of its queue has."""
+        self._put(key, extent, DelayedQueue.insert)
+
+    def _put(
+        self,
+        key: QueueKey,
+        extent: DelayedExtent,
+        put: Callable[[DelayedQueue, DelayedExtent], None],
+    ) -> None:
         queue = self.queues.get(key)
         first_us = None if queue is None else queue.first_due_us
         if queue is None:
             queue = self.queues[key] = DelayedQueue()
-        queue.add(extent)
+        put(queue, extent)
         self._sum(1, extent.messages, extent.length)
         second = second_of(extent.due_us)
         self.seconds.change(key.topic_id, second, extent.messages, extent.length)

@@ -5,8 +5,10 @@ Not here: refusals that depend on the job and on the step (`moves.py`).
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from semel.broker.state.apply.delays import Delays
-from semel.broker.state.apply.parted import held_above
+from semel.broker.state.apply.parted import held_above, holds_parts
 from semel.broker.state.apply.queues import QueueState
 from semel.broker.state.apply.splits import ancestors
 from semel.protos.errors import InvalidRequest, SemelError
@@ -28,9 +30,14 @@ def unheld(queue: QueueState, job: int) -> InvalidRequest:
 
 
 def move_refusal(
-    queues: dict[QueueKey, QueueState], queue: QueueState, delays: Delays, level: int
+    queues: dict[QueueKey, QueueState],
+    queue: QueueState,
+    delays: Delays,
+    level: int,
+    id_topics: Container[int],
 ) -> SemelError | None:
-    """Why a queue cannot leave this broker group, whatever the job; None if it can.
+    """Why a queue cannot leave this broker group, whatever the job; None if it can. `id_topics` are
+    the topics that compare message ids.
 
     The locks of one broker group keep the order of reading after a split, so parent and children
     stay together as long as the parent holds messages.
@@ -62,4 +69,9 @@ def move_refusal(
             )
     if (held := held_above(queues, delays, queue)) is not None:
         return InvalidRequest(f"{held}, and cannot move meanwhile. Move it in a moment")
+    if queue.key.topic_id in id_topics and holds_parts(queues, delays, queue):
+        return InvalidRequest(
+            f"queue {number} of {queue.topic!r} holds delayed messages of queue {queue.parent},"
+            " whose ids lead there. Move it once they are delivered"
+        )
     return None

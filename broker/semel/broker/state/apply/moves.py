@@ -214,7 +214,7 @@ class Moves:
             return self.absent(key)
         level = home.feature_level
         busy = self._over(record, key) or self.frozen(key)
-        error = busy or move_refusal(home.queues, queue, home.delays, level)
+        error = busy or move_refusal(home.queues, queue, home.delays, level, home.id_windows.topics)
         if error is None:
             queue.held = True
             self._set(record, key, MoveState.HELD)
@@ -242,7 +242,7 @@ class Moves:
             return self.absent(key)
         level, held_by_it = home.feature_level, self.holds(key, record.job)
         busy = None if held_by_it else self._over(record, key) or self.frozen(key)
-        error = busy or move_refusal(home.queues, queue, home.delays, level)
+        error = busy or move_refusal(home.queues, queue, home.delays, level, home.id_windows.topics)
         if error is None and queue.settings.compaction is not None and not held_by_it:
             error = unheld(queue, record.job)
         if error is None and (held := held_here(home.delays, key, level)) is not None:

@@ -18,7 +18,9 @@ Invariants
    rows must fit, or the node halts.
 2. Batches are parted in their order, and a child releases nothing that comes after the first one
    that its parent still holds. So the order of delivery is that of due times and ordinals.
-3. A queue is neither split nor moved as long as its parent holds delayed batches.
+3. A queue is neither split nor moved as long as its parent holds delayed batches. In a topic that
+   compares message ids it is not moved as long as parts wait in it either: the index knows their
+   ids as those of the parent, which the other broker group does not have.
 
 Format. docs/formats/state.md, "Delayed"; docs/formats/frame.md.
 
@@ -52,7 +54,7 @@ from semel.protos.ids import QueueId, QueueKey
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import control_pb2
 
-PARTED_BATCHES_MAX: Final = 256
+PARTED_BATCHES_MAX: Final = 128
 """One record takes at most this many batches of a parent."""
 
 
@@ -111,6 +113,17 @@ def held_above(
                 f" {queue.key.queue_id} is one"
             )
     return None
+
+
+def holds_parts(queues: Mapping[QueueKey, QueueState], delays: Delays, queue: QueueState) -> bool:
+    """Whether parts of a parent that is here wait in the queue. Some milliseconds for many."""
+    held = delays.queues.get(queue.key)
+    if queue.parent is None or held is None:
+        return False
+    if next(ancestors(queues, queue), None) is None:
+        return False
+    parts = delays.origins.of(queue.key)["entry"]
+    return bool(np.isin(held.table()["entry"], parts).any())
 
 
 def misfit(
