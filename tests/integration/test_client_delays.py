@@ -243,23 +243,18 @@ def test_what_is_delayed_outlives_its_master(cluster: Cluster) -> None:
         watch.close()
 
 
-def test_a_queue_that_holds_delayed_messages_is_not_split_and_nothing_is_decided(
-    client: Client, topic: str
-) -> None:
+def test_a_queue_is_split_with_what_is_delayed_in_it(client: Client, topic: str) -> None:
     with client.producer() as producer:
-        producer.send(topic, b"later", queue=2, deliver_after=3).result(10)
-        producer.send(topic, b"much later", queue=3, deliver_after=3600).result(10)
-    for ask in (
-        lambda: client.admin.split_queue(topic, 2, children=2),
-        lambda: client.admin.alter_topic(topic, queues=8),
-    ):
-        began = time.monotonic()
-        with pytest.raises(InvalidRequest, match=r"delayed messages, the first until .* UTC"):
-            ask()
-        assert time.monotonic() - began < 3
-    assert len(client.admin.describe_topic(topic).queues) == 4
-    client.admin.split_queue(topic, 0, children=2)  # holds nothing
+        for number, seconds in ((2, 3), (3, 3_600)):
+            producer.send(topic, b"%d" % seconds, queue=number, deliver_after=seconds).result(10)
+    client.admin.split_queue(topic, 2, children=2)
+    client.admin.alter_topic(topic, queues=8)
     watch = Watch(client, topic)
     watch.until(1)
-    client.admin.split_queue(topic, 2, children=2)
-    assert sum(queue.sealed for queue in client.admin.describe_topic(topic).queues) == 2
+    assert watch.values == [b"3"]
+    described = client.admin.describe_topic(topic).queues
+    waiting = {queue.queue for queue in described if queue.delayed_messages}
+    assert sum(not queue.sealed for queue in described) == 8
+    assert len(waiting) == 1
+    assert waiting.isdisjoint(queue.queue for queue in described if queue.sealed)
+    watch.close()

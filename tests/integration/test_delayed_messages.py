@@ -13,6 +13,7 @@ import pytest
 from semel.client import connect
 from semel.protos import compat
 from semel.protos.errors import InvalidRequest, Throttled, from_detail
+from semel.protos.levels import DELAYED_SPLIT_LEVEL
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2, common_pb2, control_pb2
 from tests.kit.brokers import (
@@ -211,7 +212,20 @@ async def test_a_time_too_far_ahead_is_refused_with_a_guess(group: BrokerGroup) 
     assert "nanoseconds" in str(error)
 
 
-async def test_a_queue_with_delayed_messages_is_not_split_and_says_so(group: BrokerGroup) -> None:
+async def test_below_the_level_a_queue_with_delayed_messages_is_not_split_and_says_so(
+    tmp_path: Path,
+) -> None:
+    group = BrokerGroup(tmp_path, 1)
+    group.levels[1] = DELAYED_SPLIT_LEVEL - 1
+    async with group:
+        async with RawClient((await group.master()).address) as client:
+            await client.create_queue()
+            await client.fence(1)
+            await client.fence(1, producer=PRODUCER)
+        await is_not_split(group)
+
+
+async def is_not_split(group: BrokerGroup) -> None:
     await produce(group, *delayed_batches(now_us() + HOUR_US))
     split = control_pb2.SplitQueue(queue=queue_ref(QUEUE))
     split.children.add(queue_id=1, slot_start=0, slot_end=9)

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from semel.controller.topics.setting_levels import GroupLevels
 from semel.controller.topics.splits import queues_of
-from semel.protos.errors import InvalidRequest, SemelError
+from semel.protos.errors import InvalidRequest, SemelError, Throttled
 from semel.protos.levels import DELAYED_SPLIT_LEVEL
 from semel.protos.v1.broker_pb2 import ListOffsetsReply
 from semel.protos.v1.common_pb2 import QueueRef
@@ -35,7 +35,7 @@ async def require_nothing_delayed(
     ask: AskOffsets, groups: GroupLevels, record: TopicRecord, plan: Sequence[SplitRecord]
 ) -> None:
     """Raises InvalidRequest when a queue that is to be split holds delayed messages, and its group
-    cannot hand them to children."""
+    cannot hand them to children; Throttled while it has not told whether it can."""
     homes = {queue.queue_id: queue.group_id for queue in queues_of(record)}
     by_group: dict[int, list[QueueRef]] = defaultdict(list)
     for split in plan:
@@ -53,6 +53,11 @@ async def require_nothing_delayed(
             continue
         for found in reply.queues:
             if found.delayed_messages:
+                if groups.level(group_id) is None:
+                    raise Throttled(
+                        f"broker group {group_id} has not told its feature level; ask again",
+                        retry_after_ms=200,
+                    )
                 first = datetime.fromtimestamp(found.next_due_us / 1_000_000, UTC)
                 raise InvalidRequest(
                     f"queue {found.queue.queue_id} of topic {record.name!r} holds"
