@@ -36,8 +36,8 @@ def cancels_what_is_due() -> AbstractContextManager[object]:
 
     begin = IdCalls.__init__
 
-    def bad_begin(self: IdCalls, replica: Any) -> None:
-        begin(self, replica)
+    def bad_begin(self: IdCalls, replica: Any, *rest: Any) -> None:
+        begin(self, replica, *rest)
         self._replica = _Timeless(replica)  # type: ignore[assignment]
 
     plants = ExitStack()

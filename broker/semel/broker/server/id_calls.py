@@ -27,7 +27,7 @@ from semel.broker.replica.replica import Replica
 from semel.broker.server.checks import check_settled
 from semel.broker.server.queue_reader import without_tier
 from semel.broker.server.stored_rows import FoundRow, candidates, cold_row, read_row
-from semel.broker.state import DelayedCancelled, QueueState
+from semel.broker.state import DelayedCancelled, QueueState, descendants
 from semel.broker.tiers.cold_reads import ColdReads
 from semel.broker.tiers.pointers import pointer_of
 from semel.protos.errors import InvalidRequest, Throttled, UnknownQueue
@@ -167,8 +167,12 @@ class IdCalls:
             return (reply if found else unknown), place.arrival, None
         among, log = candidates(replica.state, key, place), replica.log
         if not among:
-            if queue is not None and queue.log_start_offset < queue.local_start:
-                await self._seek_cold(queue, message_id, reply)
+            family = [] if queue is None else [queue, *descendants(replica.state.queues, queue)]
+            for each in family:  # what was delayed when a queue was split is in its children
+                if each.log_start_offset < each.local_start:
+                    await self._seek_cold(each, message_id, reply)
+                if reply.fate == broker_pb2.MESSAGE_FATE_STORED:
+                    break
             return reply, place.arrival, None
         row = await replica.in_reader(lambda: read_row(log, among, message_id))
         if row is None:
@@ -232,6 +236,7 @@ class IdCalls:
         pointer, cold = self._tier(queue)
         batch, reply.row, reply.offset = found
         reply.fate = broker_pb2.MESSAGE_FATE_STORED
+        reply.queue.CopyFrom(queue_ref(queue.key))
         reply.stored = batch.stored
         reply.append_time_us = await cold.append_time_us(pointer, reply.offset)
         return True
