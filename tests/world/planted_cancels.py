@@ -137,7 +137,7 @@ def says_that_it_is_delivered_while_it_waits() -> AbstractContextManager[object]
 
 
 PLANTS: dict[str, tuple[Callable[[], AbstractContextManager[object]], str, tuple[int, ...]]] = {
-    "cancels what is due": (cancels_what_is_due, "cancels what is due", (52, 59)),
+    "cancels what is due": (cancels_what_is_due, "cancels what is due", (37, 56, 69)),
     "delivers what is cancelled": (delivers_what_is_cancelled, "not cancelled", (5, 0)),
     "releases what is being cancelled": (
         releases_what_is_being_cancelled,
