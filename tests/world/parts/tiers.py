@@ -111,12 +111,15 @@ def _on_delete(run: Run, checks: TierChecks, name: str) -> None:
 
 
 def _tiered(complete: Callable[..., Any], settings: dict[str, int]) -> Callable[..., Any]:
-    """All topics are tiered that may be."""
+    """All topics are tiered that may be. Only of those that are trimmed anyway old messages go."""
 
     def complete_settings(given: Any) -> Any:
         found = complete(given)
         if not (found.HasField("compaction") or found.storage):
+            retention_ms = found.retention_ms
             found.MergeFrom(type(found)(**settings))
+            if given.retention_bytes <= 0:
+                found.retention_ms = retention_ms
         return found
 
     return complete_settings
