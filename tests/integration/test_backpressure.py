@@ -72,8 +72,8 @@ async def test_consumers_that_take_nothing_hold_little_and_stop_nobody(
     handlers: list[FetchHandler] = []
     begin = FetchHandler.__init__
 
-    def remember(self: FetchHandler, node: Any) -> None:
-        begin(self, node)
+    def remember(self: FetchHandler, *arguments: Any) -> None:
+        begin(self, *arguments)
         handlers.append(self)
 
     monkeypatch.setattr(FetchHandler, "__init__", remember)

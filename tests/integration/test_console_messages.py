@@ -151,7 +151,7 @@ def test_delayed_messages_are_listed_until_they_are_released(
     with client.producer(name="reminder") as producer:
         sent = [
             producer.send(topic, b"in an hour", queue=0, deliver_at=hour_us),
-            producer.send(topic, b"soon", key=b"k", queue=1, deliver_after=2, message_id=b"\xff"),
+            producer.send(topic, b"soon", key=b"k", queue=1, deliver_after=8, message_id=b"\xff"),
             producer.send(topic, b"a minute later", queue=1, deliver_at=hour_us + 60_000_000),
             producer.send(topic, b"now", queue=1),
         ]

@@ -80,6 +80,10 @@ def test_what_is_no_place_for_metadata_is_wrong_usage(
     assert not (tmp_path / "up").exists()
 
 
+def _newer(text: str) -> str:
+    return text.replace("version = 3", f"version = {cluster_file.VERSION + 1}")
+
+
 def test_the_port_of_a_zookeeper_is_kept(tmp_path: Path) -> None:
     plan = cluster_file.plan_cluster(
         controllers=1, groups=1, brokers=3, host="0.0.0.0", port=7070, metadata="zookeeper"
@@ -91,6 +95,6 @@ def test_the_port_of_a_zookeeper_is_kept(tmp_path: Path) -> None:
     cluster_file.save(tmp_path, plan)
     assert cluster_file.load(tmp_path) == plan
     text = (tmp_path / cluster_file.FILE_NAME).read_text()
-    (tmp_path / cluster_file.FILE_NAME).write_text(text.replace("version = 3", "version = 4"))
+    (tmp_path / cluster_file.FILE_NAME).write_text(_newer(text))
     with pytest.raises(DataDirectoryError, match="newer Semel"):
         cluster_file.load(tmp_path)

@@ -101,7 +101,7 @@ PLANTS: dict[str, tuple[Plant, str, Sequence[int]]] = {
     "is compacted while it is copied": (
         is_compacted_while_it_is_copied,
         "compacted while it moves",
-        range(12),
+        range(12, 36),
     ),
     "closes gaps": (closes_gaps, "was stored there", range(40)),
     "loses the newest": (loses_the_newest, "is gone", range(12)),

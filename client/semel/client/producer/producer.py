@@ -380,6 +380,10 @@ class ProducerCore:
         """Settles doubts about a lane; see `SendWindow.on_fenced`."""
         window = lane.window
         assert window is not None
+        # This incarnation knows what it sent: what is lost of it is reported as unknown. But a name
+        # has later incarnations, and to them a row that begins anew would say that nothing is
+        # stored.
+        may_restart = not self.identity.name or self.config.after_expiry == "restart"
         try:
             if reopen:
                 give_up = time.monotonic() + ANSWERS_WAIT_S
@@ -390,15 +394,16 @@ class ProducerCore:
             same = (producer_id, epoch) == (window.producer_id, window.epoch)
             session = lane.session = lane.session + 1 if same else FIRST_SESSION
             window.claimed = max(window.claimed, (epoch, session))
-            # This incarnation knows what it sent: what is lost of it is reported as unknown. But a
-            # name has later incarnations, and to them a row that begins anew would say that
-            # nothing is stored.
-            after_expiry = not self.identity.name or self.config.after_expiry == "restart"
-            (row,) = await self._ask_fence([lane], session, after_expiry=after_expiry)
+            # Without a reopen the reply is final about what is in flight, so the row must be there.
+            (row,) = await self._ask_fence([lane], session, after_expiry=reopen and may_restart)
         except ProducerFenced as error:
             self.fail(error)
             return
         except DedupStateExpired as error:
+            if may_restart and not reopen:
+                window.reopen_wanted = True
+                await self._fence_again(lane, True)
+                return
             lane.fencing = False
             told = error
             if self.identity.name:
