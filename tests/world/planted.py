@@ -49,7 +49,6 @@ from semel.broker.state.apply.producers import SequenceTable
 from semel.broker.state.apply.rows import ENTRY, Row
 from semel.client.admin import calls as client_admin
 from semel.client.core import sequences as sequences_module
-from semel.client.producer.producer import ProducerCore
 from semel.client.reading.shared_memory import Region, Slot
 from semel.controller.epoch import UNKNOWN, ControllerEpoch
 from semel.controller.store import Transaction
@@ -598,18 +597,3 @@ def finishes_what_is_not_published() -> Any:
         return Dropped(0, 0)
 
     return patch.object(TransactionWork, "_publish_on", _publish_on)
-
-
-@contextmanager
-def takes_a_new_row_for_the_old_one() -> Iterator[None]:
-    """A producer without a name fences a queue that has forgotten it, and takes the empty row for
-    the word that nothing of what is in flight is stored."""
-    original = ProducerCore._ask_fence
-
-    async def ask(self: Any, lanes: Any, session: int, *, after_expiry: bool) -> Any:
-        return await original(
-            self, lanes, session, after_expiry=after_expiry or not self.identity.name
-        )
-
-    with patch.object(ProducerCore, "_ask_fence", ask):
-        yield

@@ -63,3 +63,13 @@ def test_what_has_no_room_in_its_second_is_refused_for_certain() -> None:
 )
 def test_a_planted_bug_of_delays_is_found(plant: Plant, told: str, seeds: range) -> None:
     first_failure(seeds, plant, match=told, more=("delays",))
+
+
+@pytest.mark.timeout(300)
+def test_rows_that_expire_while_batches_have_no_room_store_nothing_twice() -> None:
+    """A batch without room makes its producer ask what is stored, and the queue may have forgotten
+    it, or another of its queues has made it begin anew."""
+    seen, failures, _ = run_seeds(range(4), more=("delays", "limits", "idle"))
+    assert not failures
+    assert seen["send: DelayThrottled"] >= 20
+    assert seen["send: DedupStateExpired"] >= 20

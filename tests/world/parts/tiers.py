@@ -32,6 +32,7 @@ from tests.world.registry import Part, add_part, fault, random_of
 from tests.world.run import Run
 from tests.world.tier_checks import READER_S, WORK_S, TierChecks
 
+FEW_PARTS: Final = 5
 _FAULTS: Final = (
     *("kill master",) * 3,
     *("store down", "store down", "store denies", "store full"),
@@ -73,6 +74,8 @@ def _small_and_watched(run: Run) -> Iterator[None]:
         "tier_cache_bytes": random.choice((1, 1 << 20)),
         "tier_read_ms": random.choice((100, 1_000)),
     }
+    if len(run.plan.parts) > FEW_PARTS:  # many messages, and one file is written at a time
+        config |= {"tier_file_bytes": 20_000, "tier_bytes_max": 1 << 20}
     settings = {
         "tier_after_ms": random.choice((1, 100, 400)),
         "local_retention_ms": random.choice((1, 1, 300, 1_000, -1)),

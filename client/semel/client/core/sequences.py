@@ -367,7 +367,9 @@ class SendWindow:
         After a reopen (a higher epoch) a queue that had forgotten the producer names nothing. Then
         a batch is certainly absent only if its one transmission was refused as such.
         """
-        reopened = self.reopen_wanted
+        # Another lane may have opened the producer anew meanwhile: the new row knows nothing of
+        # what was sent under the old identity.
+        reopened = self.reopen_wanted or (producer_id, epoch) != (self.producer_id, self.epoch)
         forgotten = reopened and last_sequence < max(self.last_settled, 0)
         decisions: list[Decision] = []
         if last_sequence < self.last_settled and not reopened:
