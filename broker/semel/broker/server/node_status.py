@@ -10,6 +10,7 @@ import os
 from importlib.metadata import version
 from typing import Final
 
+from semel.broker.background.queues_in_turns import queues_in_turns
 from semel.broker.background.tiering import is_tiered, tier_lag_us
 from semel.broker.config import BrokerConfig
 from semel.broker.identity import NodeIdentity
@@ -52,11 +53,13 @@ class NodeStatusCall:
         replica = self._replica
         if request.confirmed:
             await replica.confirm_read()
+        tiered = []
+        if request.tiers:
+            tiered = [queue async for queue in queues_in_turns(replica.state, is_tiered)]
         status = replica.core.status()
         log, state = replica.log.stats(), replica.state
         master = status.master_id or 0
         free, total = disk_room(self._config.data)
-        tiered = [queue for queue in state.queues.values() if is_tiered(queue)]
         return broker_pb2.NodeStatusReply(
             cluster_id=self._config.cluster_id,
             group_id=self._config.group_id,

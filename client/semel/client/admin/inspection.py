@@ -239,7 +239,7 @@ async def _node(cluster: Cluster, group: int, node: int, address: str) -> NodeRe
         return NodeReport(node=node, group=group, address=address, reason=reason)
 
     async def ask(*, confirmed: bool) -> Any:
-        request = broker_pb2.NodeStatusRequest(confirmed=confirmed)
+        request = broker_pb2.NodeStatusRequest(confirmed=confirmed, tiers=True)
         return await cluster.connections.call(address, BROKER, "GetNodeStatus", request, PATIENCE_S)
 
     began_s = time.time()

@@ -729,10 +729,12 @@ class ApplyQueuesReply(_message.Message):
     def __init__(self) -> None: ...
 
 class NodeStatusRequest(_message.Message):
-    __slots__ = ("confirmed",)
+    __slots__ = ("confirmed", "tiers")
     CONFIRMED_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
     confirmed: bool
-    def __init__(self, confirmed: _Optional[bool] = ...) -> None: ...
+    tiers: bool
+    def __init__(self, confirmed: _Optional[bool] = ..., tiers: _Optional[bool] = ...) -> None: ...
 
 class PeerStatus(_message.Message):
     __slots__ = ("node_id", "match_index", "active", "counts")
