@@ -25,17 +25,16 @@ from typing import Final
 from semel.broker.replica.clock import monotonic_ms
 from semel.broker.replica.replica import Replica
 from semel.broker.server.checks import check_settled
-from semel.broker.server.queue_reader import without_tier
+from semel.broker.server.queue_reader import cold_place
 from semel.broker.server.stored_rows import FoundRow, candidates, cold_row, read_row
 from semel.broker.state import DelayedCancelled, QueueState, descendants
 from semel.broker.tiers.cold_reads import ColdReads
-from semel.broker.tiers.pointers import pointer_of
 from semel.protos.errors import InvalidRequest, Throttled, UnknownQueue
 from semel.protos.id_dedup import COMPARED_ID_BYTES_MAX
 from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2, control_pb2
-from semel.tier import ColdBatch, Pointer
+from semel.tier import ColdBatch
 
 CANCEL_MS_MAX: Final = 3_000
 """So long a cancellation waits for a message that is due to be delivered, or to be decided."""
@@ -195,7 +194,7 @@ class IdCalls:
         """Looks for the message at `reply.offset`, which only the object store has, and fills the
         reply. False if another one with the same fingerprint is there. Raises Unavailable,
         CorruptBatch."""
-        pointer, cold = self._tier(queue)
+        pointer, cold = cold_place(self._cold, queue)
         group = await cold.read(pointer, reply.offset)
         (batch,) = group.part(reply.offset, 1)
         return await self._fill(queue, [batch], message_id, reply)
@@ -205,7 +204,7 @@ class IdCalls:
     ) -> None:
         """Looks for a message that was delayed, and fills the reply if it is found. Raises
         Unavailable, CorruptBatch."""
-        pointer, cold = self._tier(queue)
+        pointer, cold = cold_place(self._cold, queue)
         offset = max(queue.log_start_offset, await cold.offset_at(pointer, reply.due_us))
         for _ in range(SOUGHT_GROUPS):
             if not queue.is_cold(offset):
@@ -233,18 +232,10 @@ class IdCalls:
         found = await self._replica.in_reader(look)
         if found is None:
             return False
-        pointer, cold = self._tier(queue)
+        pointer, cold = cold_place(self._cold, queue)
         batch, reply.row, reply.offset = found
         reply.fate = broker_pb2.MESSAGE_FATE_STORED
         reply.queue.CopyFrom(queue_ref(queue.key))
         reply.stored = batch.stored
         reply.append_time_us = await cold.append_time_us(pointer, reply.offset)
         return True
-
-    def _tier(self, queue: QueueState) -> tuple[Pointer, ColdReads]:
-        """The pointer to the manifest of a queue with cold offsets. Raises Unavailable."""
-        if self._cold is None:
-            raise without_tier(queue)
-        pointer = pointer_of(self._cold.cluster_id, queue)
-        assert pointer is not None, "what is cold is in a manifest"
-        return pointer, self._cold

@@ -19,19 +19,17 @@ from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.route_cache import RoutesCopy
 from semel.broker.replica.replica import Replica
 from semel.broker.server.checks import absent, check_settled, known
-from semel.broker.server.queue_reader import without_tier
+from semel.broker.server.queue_reader import cold_place
 from semel.broker.server.tier_verification import verify_tier
 from semel.broker.server.verification import verify_queues
 from semel.broker.state import MoveApplied, QueueState
 from semel.broker.tiers.cold_reads import ColdReads
 from semel.broker.tiers.place import TierPlace
-from semel.broker.tiers.pointers import pointer_of
 from semel.protos.errors import InvalidRequest, SemelError, to_detail
 from semel.protos.ids import Offset, QueueKey
 from semel.protos.levels import COMPACTION_LEVEL, ID_LEVEL, MOVE_LEVEL, SPLIT_LEVEL
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import broker_pb2, control_pb2
-from semel.tier import Pointer
 
 _APPLY_TIMEOUT_S: Final = 30.0
 
@@ -98,24 +96,16 @@ class QueueCalls:
         if request.time_us > 0:
             time_offset = queue.offset_for_time(request.time_us)
             if queue.is_time_cold(request.time_us):
-                pointer, cold = self._tier(queue)
+                pointer, cold = cold_place(self._cold, queue)
                 found = await cold.offset_at(pointer, request.time_us)
                 time_offset = Offset(max(queue.log_start_offset, min(time_offset, found)))
         if request.HasField("offset"):
             if queue.is_cold(request.offset):
-                pointer, cold = self._tier(queue)
+                pointer, cold = cold_place(self._cold, queue)
                 append_time_us = await cold.append_time_us(pointer, request.offset)
             else:
                 append_time_us = _append_time_us(queue, request.offset)
         return time_offset, append_time_us
-
-    def _tier(self, queue: QueueState) -> tuple[Pointer, ColdReads]:
-        """The pointer to the manifest of a queue with cold offsets. Raises Unavailable."""
-        if self._cold is None:
-            raise without_tier(queue)
-        pointer = pointer_of(self._cold.cluster_id, queue)
-        assert pointer is not None, "what is cold is in a manifest"
-        return pointer, self._cold
 
     async def ApplyQueues(  # noqa: N802
         self, request: broker_pb2.ApplyQueuesRequest, context: object

@@ -43,7 +43,7 @@ from semel.protos.errors import (
 from semel.protos.ids import QueueKey
 from semel.protos.levels import NULL_LEVEL
 from semel.protos.v1 import broker_pb2
-from semel.tier import ColdBatch
+from semel.tier import ColdBatch, Pointer
 
 logger = logging.getLogger(__name__)
 
@@ -225,13 +225,10 @@ class QueueReader:
     ) -> Sequence[ColdBatch]:
         """Batches from the object store, the first of which has the offset. Raises Unavailable,
         CorruptBatch."""
-        if self._cold is None:
-            raise without_tier(queue)
-        pointer = pointer_of(self._cold.cluster_id, queue)
-        assert pointer is not None, "what is cold is in a manifest"
-        group = await self._cold.read(pointer, offset)
+        pointer, cold = cold_place(self._cold, queue)
+        group = await cold.read(pointer, offset)
         if offset == group.start and queue.is_cold(group.end):
-            self._cold.fetch_ahead(pointer, group.end)
+            cold.fetch_ahead(pointer, group.end)
         return group.part(offset, bytes_max)
 
     def _token(self, group: str, key: QueueKey) -> int:
@@ -325,13 +322,20 @@ def _cold_found(result: broker_pb2.FetchResult, offset: int, batches: Sequence[C
     return Found(result, [batch.stored for batch in batches], last.base_offset + last.offset_count)
 
 
-def without_tier(queue: QueueState) -> Unavailable:
-    """The error for a cold offset on a node that was given no object store."""
-    return Unavailable(
-        f"offsets {queue.log_start_offset} to {queue.local_start} of queue {queue.key.queue_id} of"
-        f" {queue.topic!r} are in the object store alone, and this broker was started without"
-        " --tier: start it with the URL that the other brokers have"
-    )
+def cold_place(cold: ColdReads | None, queue: QueueState) -> tuple[Pointer, ColdReads]:
+    """The pointer to the manifest of a queue with cold offsets, and what reads them.
+
+    Raises Unavailable on a node that was given no object store (`cold` is None).
+    """
+    if cold is None:
+        raise Unavailable(
+            f"offsets {queue.log_start_offset} to {queue.local_start} of queue"
+            f" {queue.key.queue_id} of {queue.topic!r} are in the object store alone, and this"
+            " broker was started without --tier: start it with the URL that the other brokers have"
+        )
+    pointer = pointer_of(cold.cluster_id, queue)
+    assert pointer is not None, "what is cold is in a manifest"
+    return pointer, cold
 
 
 def _read_records(log: Log, extents: Sequence[Extent]) -> list[Part]:

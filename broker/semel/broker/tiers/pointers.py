@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from semel.broker.state import QueueState, TierState
-from semel.protos.ids import QueueKey
+from semel.broker.state import QueueState
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import control_pb2
 from semel.tier import Manifest, Pointer
@@ -11,14 +10,13 @@ from semel.tier import Manifest, Pointer
 
 def pointer_of(cluster_id: str, queue: QueueState) -> Pointer | None:
     """The pointer to the queue's manifest; None if nothing of it was ever tiered."""
-    return _pointer(cluster_id, queue.key, queue.tier) if queue.tier.number else None
-
-
-def _pointer(cluster_id: str, key: QueueKey, tier: TierState) -> Pointer:
+    tier = queue.tier
+    if not tier.number:
+        return None
     return Pointer(
         cluster_id=cluster_id,
-        topic_id=key.topic_id,
-        queue_id=key.queue_id,
+        topic_id=queue.key.topic_id,
+        queue_id=queue.key.queue_id,
         number=tier.number,
         length=tier.length,
         sha256=tier.sha256.hex(),

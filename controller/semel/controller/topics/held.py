@@ -17,9 +17,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import TypeAlias
 
-from semel.controller.topics.setting_levels import GroupLevels
+from semel.controller.topics.setting_levels import GroupLevels, told_level
 from semel.controller.topics.splits import queues_of
-from semel.protos.errors import InvalidRequest, SemelError, Throttled
+from semel.protos.errors import InvalidRequest, SemelError
 from semel.protos.levels import DELAYED_SPLIT_LEVEL
 from semel.protos.v1.broker_pb2 import ListOffsetsReply
 from semel.protos.v1.common_pb2 import QueueRef
@@ -53,11 +53,7 @@ async def require_nothing_delayed(
             continue
         for found in reply.queues:
             if found.delayed_messages:
-                if groups.level(group_id) is None:
-                    raise Throttled(
-                        f"broker group {group_id} has not told its feature level; ask again",
-                        retry_after_ms=200,
-                    )
+                told_level(group_id, groups)
                 first = datetime.fromtimestamp(found.next_due_us / 1_000_000, UTC)
                 raise InvalidRequest(
                     f"queue {found.queue.queue_id} of topic {record.name!r} holds"

@@ -46,11 +46,17 @@ def require_level(record: TopicRecord, needed: int, level: int, groups: GroupLev
     if level < needed:
         raise lacking(needed, level, "the controllers' metadata")
     for group_id in sorted(set(record.placement)):
-        known = groups.level(group_id)
-        if known is None:
-            raise Throttled(
-                f"broker group {group_id} has not told its feature level; ask again",
-                retry_after_ms=200,
-            )
+        known = told_level(group_id, groups)
         if known < needed:
             raise lacking(needed, known, f"broker group {group_id}")
+
+
+def told_level(group_id: int, groups: GroupLevels) -> int:
+    """The feature level of a broker group. Raises Throttled while it has not told it."""
+    known = groups.level(group_id)
+    if known is None:
+        raise Throttled(
+            f"broker group {group_id} has not told its feature level; ask again",
+            retry_after_ms=200,
+        )
+    return known
