@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable
 from importlib.metadata import version
 from typing import Final
 
 from semel.broker.background.compaction_passes import QueueCompaction
 from semel.broker.background.memory_bodies import MemoryBodies
 from semel.broker.background.memory_bounds import MemoryBounds
+from semel.broker.background.queues_in_turns import queues_in_turns
 from semel.broker.background.tiering import is_tiered, tier_lag_us
 from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.load import Counters
@@ -30,7 +32,7 @@ from semel.broker.server.id_window_calls import describe_window
 from semel.broker.server.moves_service import MovesService
 from semel.broker.server.produce import ProduceHandler
 from semel.broker.snapshots.checkpoints import Checkpoints
-from semel.broker.state import progress
+from semel.broker.state import QueueState, progress
 from semel.broker.tiers.place import TierPlace
 from semel.protos.ids import NodeId, TopicId
 from semel.protos.metrics import Metric, Samples
@@ -423,16 +425,17 @@ class Probe:
         oldest_us = max(0, now_us - min(since, default=now_us))
         page.add("semel_broker_transaction_oldest_seconds", oldest_us / 1_000_000)
 
+    def _queues(self, wanted: Callable[[QueueState], bool]) -> AsyncGenerator[QueueState]:
+        return queues_in_turns(self._replica.state, wanted, at_once=_ROWS)
+
     async def _add_topics(self, page: Samples) -> None:
         messages: dict[str, int] = defaultdict(int)
         stored: dict[str, int] = defaultdict(int)
         largest: dict[str, int] = defaultdict(int)
-        for number, queue in enumerate(list(self._replica.state.queues.values()), 1):
+        async for queue in self._queues(lambda _: True):
             messages[queue.topic] += queue.log_end_offset - queue.log_start_offset
             stored[queue.topic] += queue.bytes
             largest[queue.topic] = max(largest[queue.topic], queue.bytes)
-            if number % _ROWS == 0:
-                await asyncio.sleep(0)
         for number, topic in enumerate(sorted(stored)):
             page.add("semel_broker_topic_messages", messages[topic], topic=topic)
             page.add("semel_broker_topic_bytes", stored[topic], topic=topic)
@@ -447,23 +450,17 @@ class Probe:
         page.add("semel_broker_compaction_read_bytes_total", work.read_bytes)
         page.add("semel_broker_compaction_written_bytes_total", work.written_bytes)
         dirty: dict[str, float] = {}
-        for number, queue in enumerate(list(self._replica.state.queues.values()), 1):
-            if queue.settings.compaction is not None:
-                share = queue.dirty_share(now_us)
-                dirty[queue.topic] = max(dirty.get(queue.topic, 0.0), share)
-            if number % _ROWS == 0:
-                await asyncio.sleep(0)
+        async for queue in self._queues(lambda queue: queue.settings.compaction is not None):
+            share = queue.dirty_share(now_us)
+            dirty[queue.topic] = max(dirty.get(queue.topic, 0.0), share)
         for topic, share in sorted(dirty.items()):
             page.add("semel_broker_compaction_dirty_ratio", share, topic=topic)
 
     async def _add_lost(self, page: Samples) -> None:
         """Adds what topics in memory have lost."""
         lost: dict[str, int] = defaultdict(int)
-        for number, queue in enumerate(list(self._replica.state.queues.values()), 1):
-            if queue.in_memory:
-                lost[queue.topic] += queue.lost.messages
-            if number % _ROWS == 0:
-                await asyncio.sleep(0)
+        async for queue in self._queues(lambda queue: queue.in_memory):
+            lost[queue.topic] += queue.lost.messages
         for topic, messages in sorted(lost.items()):
             page.add("semel_broker_memory_lost_messages_total", messages, topic=topic)
             dropped = self._memory_bounds.dropped[topic]
@@ -485,14 +482,9 @@ class Probe:
         now_us = self._replica.log_time_us()
         lags: dict[str, float] = {}
         cold: dict[str, int] = defaultdict(int)
-        for number, queue in enumerate(list(self._replica.state.queues.values()), 1):
-            if is_tiered(queue):
-                lags[queue.topic] = max(
-                    lags.get(queue.topic, 0.0), tier_lag_us(queue, now_us) / 1e6
-                )
-                cold[queue.topic] += queue.local_start - queue.log_start_offset
-            if number % _ROWS == 0:
-                await asyncio.sleep(0)
+        async for queue in self._queues(is_tiered):
+            lags[queue.topic] = max(lags.get(queue.topic, 0.0), tier_lag_us(queue, now_us) / 1e6)
+            cold[queue.topic] += queue.local_start - queue.log_start_offset
         for topic, lag in sorted(lags.items()):
             page.add("semel_broker_tier_lag_seconds", lag, topic=topic)
             page.add("semel_broker_tier_cold_messages", cold[topic], topic=topic)

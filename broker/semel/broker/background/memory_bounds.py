@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.02
 _LOOKS_A_SHARE: Final = 25
-"""Shares are computed anew after so many looks: it takes a look at every queue."""
+"""Shares are computed anew after so many looks: it takes a look at every topic."""
 
 
 class MemoryBounds:
@@ -53,31 +53,24 @@ class MemoryBounds:
 
     def _share(self) -> None:
         """Computes this group's part of each topic's bound."""
-        slots: dict[int, int] = defaultdict(int)
-        bounds: dict[int, tuple[int, int]] = {}
-        for key, queue in self._replica.state.queues.items():
+        queues, bounds = self._replica.state.queues, dict[int, int]()
+        for topic_id in queues.topics():
+            queue = next(queues.of_topic(topic_id))
             if queue.in_memory:
-                settings = queue.settings
-                bounds[key.topic_id] = settings.memory_bytes, settings.batch_bytes_max
-                slots[key.topic_id] += 0 if queue.sealed else queue.slot_end - queue.slot_start
-        self._replica.bodies.bounds = {
-            topic_id: share(memory_bytes, slots[topic_id], batch_bytes_max)
-            for topic_id, (memory_bytes, batch_bytes_max) in bounds.items()
-        }
+                settings, slots = queue.settings, queues.slots_of(topic_id)
+                bounds[topic_id] = share(settings.memory_bytes, slots, settings.batch_bytes_max)
+        self._replica.bodies.bounds = bounds
 
     async def _look(self) -> None:
         bodies = self._replica.bodies
         for topic_id, held in list(bodies.topics.items()):
             bound = bodies.bounds.get(topic_id)
             if bound is not None and (surplus := excess(held, bound)):
-                queues = self._queues()
-                await self._drop((one for one in queues if one.key.topic_id == topic_id), surplus)
+                await self._drop(self._replica.state.queues.of_topic(topic_id), surplus)
         bound = self._replica.config.memory_topic_bytes_max
         if surplus := excess(bodies.bytes, bound):
-            await self._drop(self._queues(), surplus)
-
-    def _queues(self) -> Iterable[QueueState]:
-        return (queue for queue in self._replica.state.queues.values() if queue.in_memory)
+            queues = self._replica.state.queues.values()
+            await self._drop((queue for queue in queues if queue.in_memory), surplus)
 
     async def _drop(self, queues: Iterable[QueueState], surplus: int) -> None:
         """Drops the oldest batches of so many bytes, in one entry if possible."""

@@ -1,6 +1,7 @@
 """Looks at all queues of a node, of which there may be very many, without holding up its loop.
 
-Not here: what is done with a queue that is found (`retention.py`, `compaction_passes.py`).
+Not here: what is done with a queue that is found (`retention.py`, `compaction_passes.py`, the
+figures of `probe.py`).
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ _AT_ONCE: Final = 5_000
 
 
 async def queues_in_turns(
-    state: State, wanted: Callable[[QueueState], bool]
+    state: State, wanted: Callable[[QueueState], bool], *, at_once: int = _AT_ONCE
 ) -> AsyncGenerator[QueueState]:
-    """Yields the queues that are wanted, and gives other work its turn after some thousands.
+    """Yields the queues that are wanted, and gives other work its turn after `at_once` queues.
 
     A queue that is deleted meanwhile may still come, and one that is new may not.
     """
     queues = list(state.queues.values())
-    for first in range(0, len(queues), _AT_ONCE):
+    for first in range(0, len(queues), at_once):
         if first:
             await asyncio.sleep(0)
-        for queue in filter(wanted, queues[first : first + _AT_ONCE]):
+        for queue in filter(wanted, queues[first : first + at_once]):
             yield queue

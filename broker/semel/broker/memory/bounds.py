@@ -14,10 +14,9 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from semel.broker.state import Extent, QueueState
+from semel.broker.state import SLOTS, Extent, QueueState
 from semel.protos.ids import QueueKey
 
-SLOTS: Final = 65_536
 _SPARE: Final = 16
 _LATE: Final = 4
 _BATCHES_MIN: Final = 4

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, Protocol
 
 import google_crc32c
 
-from semel.protos.batch import BROKER_HEADER_BYTES, HEADER_BYTES
+from semel.broker.state import RECORD_BYTES
 from semel.protos.crc import crc32c_range
 from semel.protos.errors import CorruptBatch, InvalidRequest
 from semel.protos.frames import (
@@ -38,7 +38,6 @@ LENGTH: Final = struct.Struct("<I")
 CRC: Final = struct.Struct("<I")
 LACKING: Final = 0xFFFFFFFF
 """In place of a length: the sender does not have the body."""
-_RECORD_BYTES: Final = BROKER_HEADER_BYTES + HEADER_BYTES
 _BODY: Final = struct.Struct("<40xI4xI")
 """Length and CRC of the body, as the header of a stored batch has them."""
 
@@ -72,11 +71,11 @@ def pack_bodies(
         for position, payload, length in _records(frame):
             stored = bodies.get(index, position)
             # The frame may come from the disk: the batch must be that of this very record.
-            if stored is None or stored[:_RECORD_BYTES] != payload:
+            if stored is None or stored[:RECORD_BYTES] != payload:
                 lengths.append(LACKING)
             else:
                 lengths.append(length)
-                found.append(memoryview(stored)[_RECORD_BYTES:])
+                found.append(memoryview(stored)[RECORD_BYTES:])
     if not lengths:
         return []
     table = HEAD.pack(MAGIC, len(lengths)) + struct.pack(f"<{len(lengths)}I", *lengths)
@@ -108,7 +107,7 @@ def read_bodies(
             if given == length and at + length <= len(data):
                 stored = b"".join((payload, data[at : at + length]))
                 at += length
-                if crc32c_range(stored, _RECORD_BYTES, len(stored)) != _BODY.unpack_from(stored)[1]:
+                if crc32c_range(stored, RECORD_BYTES, len(stored)) != _BODY.unpack_from(stored)[1]:
                     raise CorruptBatch(
                         f"the body of record {position} of entry {index} arrived damaged"
                     )
@@ -131,7 +130,7 @@ def _records(frame: bytes) -> Iterator[tuple[int, bytes, int]]:
     while position < end:
         length, kind, _ = unpack(frame, position)
         start = position + RECORD_HEADER_BYTES
-        if kind == RecordKind.MEMORY and length == _RECORD_BYTES:
+        if kind == RecordKind.MEMORY and length == RECORD_BYTES:
             payload = frame[start : start + length]
             body_length = _BODY.unpack_from(payload)[0]
             if body_length:

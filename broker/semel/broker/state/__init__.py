@@ -50,7 +50,7 @@ from semel.broker.state.apply.moved_origins import entries_of
 from semel.broker.state.apply.moves import Moves
 from semel.broker.state.apply.parted import PARTED_BATCHES_MAX, held_above, held_before, rows_crc
 from semel.broker.state.apply.producers import SequenceTable, row_message
-from semel.broker.state.apply.queues import Child, QueueSettings, QueueState
+from semel.broker.state.apply.queues import SLOTS, Child, QueueSettings, QueueState
 from semel.broker.state.apply.results import (
     ApplyResult,
     BatchApplied,
@@ -106,6 +106,7 @@ __all__ = [
     "PARTED_BATCHES_MAX",
     "RECORD_BYTES",
     "RELEASE_BATCHES_MAX",
+    "SLOTS",
     "STAYS",
     "WINDOW_BATCHES",
     "Accepted",

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
-from semel.broker.background import queues_in_turns as module
 from semel.broker.background.queues_in_turns import queues_in_turns
 from semel.broker.state import QueueSettings, QueueState, State
 from semel.protos.ids import QueueId, QueueKey, TopicId
@@ -20,8 +17,7 @@ def state_of(count: int) -> State:
     return state
 
 
-async def test_other_tasks_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_AT_ONCE", 10)
+async def test_other_tasks_have_their_turn() -> None:
     state, turns = state_of(45), 0
 
     async def beside() -> None:
@@ -31,20 +27,17 @@ async def test_other_tasks_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> N
             await asyncio.sleep(0)
 
     task = asyncio.ensure_future(beside())
-    found = [
-        queue.key.queue_id
-        async for queue in queues_in_turns(state, lambda queue: queue.key.queue_id % 2 == 0)
-    ]
+    even = queues_in_turns(state, lambda queue: queue.key.queue_id % 2 == 0, at_once=10)
+    found = [queue.key.queue_id async for queue in even]
     task.cancel()
     assert found == list(range(0, 45, 2))
     assert turns == 4, "once between two tens"
 
 
-async def test_queues_may_come_and_go_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_AT_ONCE", 2)
+async def test_queues_may_come_and_go_meanwhile() -> None:
     state = state_of(6)
     found = []
-    async for queue in queues_in_turns(state, lambda queue: not queue.frozen):
+    async for queue in queues_in_turns(state, lambda queue: not queue.frozen, at_once=2):
         found.append(queue.key.queue_id)
         state.queues.pop(queue.key)
         later = state.queues.get(QueueKey(TopicId(1), QueueId(queue.key.queue_id + 1)))

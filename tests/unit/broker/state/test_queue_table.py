@@ -36,6 +36,8 @@ def test_each_topic_has_its_queues(steps: list[tuple[str, QueueKey]]) -> None:
             assert kept.has_topic(topic) == any(key.topic_id == topic for key in table)
             keys = [one.key for one in kept.of_topic(topic)]
             assert sorted(keys) == sorted(key for key in table if key.topic_id == topic)
+            assert kept.slots_of(topic) == len(keys), "each of these has one slot"
+        assert sorted(kept.topics()) == sorted({key.topic_id for key in table})
 
 
 def test_a_queue_that_is_not_there() -> None:

@@ -22,7 +22,6 @@ from semel.broker.state.apply.delay_limits import (
     Second,
     pinned_loads,
     share_of,
-    slots_of,
     throttled,
 )
 from semel.broker.state.apply.due_seconds import DueLoad, second_of
@@ -73,7 +72,7 @@ class DueLoads:
             return
         topic_id, second = key.topic_id, second_of(due_us)
         if topic_id not in self._slots:
-            self._slots[topic_id] = slots_of(self._state.queues, topic_id)
+            self._slots[topic_id] = self._state.queues.slots_of(topic_id)
         if self._pinned is None:
             self._pinned = pinned_loads(self._state.transactions.staging)
         most = share_of(queue.settings.delay_per_second_max, self._slots[topic_id])

@@ -33,12 +33,6 @@ Second = tuple[int, int]
 """A topic and a second since 1970."""
 
 
-def slots_of(queues: QueueTable, topic_id: int) -> int:
-    """How many slots of a topic belong to queues of this broker group that take messages."""
-    found = (queue for queue in queues.of_topic(topic_id) if not queue.sealed)
-    return sum(queue.slot_end - queue.slot_start for queue in found)
-
-
 def share_of(limit: int, slots: int) -> int:
     """The part of a topic's limit that so many slots have."""
     return min(limit, -(-limit * slots // SLOTS))
@@ -98,7 +92,7 @@ def pin_refusal(
         if queue is None:
             continue
         due = delays.seconds.load(topic_id, second).messages + pinned[topic_id, second]
-        most = share_of(queue.settings.delay_per_second_max, slots_of(queues, topic_id))
+        most = share_of(queue.settings.delay_per_second_max, queues.slots_of(topic_id))
         if due + messages > most:
             return throttled(queue, second, messages, due, most)
     return None

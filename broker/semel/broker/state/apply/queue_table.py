@@ -35,6 +35,15 @@ class QueueTable(dict[QueueKey, QueueState]):
         """Whether a queue of the topic is here."""
         return topic_id in self._topics
 
+    def topics(self) -> Iterator[int]:
+        """The topics that have a queue here; none may be added or removed meanwhile."""
+        return iter(self._topics)
+
+    def slots_of(self, topic_id: int) -> int:
+        """How many slots of a topic belong to queues that take messages."""
+        taking = (queue for queue in self.of_topic(topic_id) if not queue.sealed)
+        return sum(queue.slot_end - queue.slot_start for queue in taking)
+
     def __setitem__(self, key: QueueKey, queue: QueueState) -> None:
         super().__setitem__(key, queue)
         self._topics.setdefault(key.topic_id, {})[key] = None

@@ -715,8 +715,10 @@ class State:
         """How many slots of a topic the queues of this broker group have, with those on their
         way here."""
         coming = (queue for queue in self.moves.stored() if queue.key.topic_id == topic_id)
-        queues = (*self.queues.of_topic(topic_id), *coming)
-        return sum(queue.slot_end - queue.slot_start for queue in queues if not queue.sealed)
+        taking = (queue for queue in coming if not queue.sealed)
+        return self.queues.slots_of(topic_id) + sum(
+            queue.slot_end - queue.slot_start for queue in taking
+        )
 
     def absent(self, key: QueueKey) -> SemelError:
         """The error for a queue that is not here: QueueMoved or UnknownQueue."""
