@@ -54,7 +54,8 @@ STORED: Budget = {
     "lines of the slaves": (1_680, 2_030),
     "bodies copied by the master": (3, 3),  # off the connection, out of the request, into the entry
     "bodies copied by the slaves": (4, 4),  # each: off the connection, out of the message
-    "bytes in small pieces by the master": (130_000, 160_000),
+    # The least is of 3.13, the most of 3.12 (and a planted loop, which makes numbers, stays below).
+    "bytes in small pieces by the master": (135_000, 165_000),
     "bytes in small pieces by the slaves": (118_000, 152_000),
     "write of the master": (2, 2),  # the entry, and its ID
     "write of the slaves": (4, 4),

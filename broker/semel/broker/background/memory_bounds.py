@@ -26,6 +26,8 @@ from semel.protos.v1 import control_pb2
 logger = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.02
+_LOOK_FOR_ANY_S: Final = 0.1
+"""A pause while nothing is in memory: until a look, only the bound of the node holds."""
 _LOOKS_A_SHARE: Final = 25
 """Shares are computed anew after so many looks: it takes a look at every topic."""
 
@@ -42,9 +44,10 @@ class MemoryBounds:
         """Looks at the bounds again and again."""
         looks = 0
         while True:
-            await asyncio.sleep(_LOOK_S)
             if not self._replica.bodies.bytes:
+                await asyncio.sleep(_LOOK_FOR_ANY_S)
                 continue
+            await asyncio.sleep(_LOOK_S)
             if looks % _LOOKS_A_SHARE == 0:
                 self._share()
             looks += 1

@@ -193,6 +193,10 @@ class BodyStore:
         """Whether the entry may have MEMORY records with bodies."""
         return index < self.known_from or index in self._entries
 
+    def records_from(self, index: int) -> bool:
+        """Whether any entry from this one on may have some."""
+        return index < self.known_from or bool(self._entries)
+
 
 _LOOK_BYTES: Final = 64 << 20
 _LOOKED_AT_ONCE: Final = 2_048

@@ -294,8 +294,9 @@ class _Stream(asyncio.Protocol):
             self._transport.write(encode_head(len(head)) + head)
             return
         bodies: list[bytes | memoryview] = []
-        if self._bodies is not None:
-            bodies = pack_bodies(message.entries[0].index, frames, self._bodies)
+        first = message.entries[0].index
+        if self._bodies is not None and self._bodies.records_from(first):
+            bodies = pack_bodies(first, frames, self._bodies)
         length = len(head) + sum(map(len, frames)) + sum(map(len, bodies))
         self._write_parts((encode_head(length) + head, *frames, *bodies))
 
