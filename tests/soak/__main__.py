@@ -24,6 +24,7 @@ SOAKS: Final = {
         "tests.soak.zookeeper",
         "the store in a ZooKeeper that is cut off and killed",
     ),
+    "hdfs": ("tests.soak.hdfs", "a tier in a real HDFS that is paused, under kills of brokers"),
     "spark": (
         "tests.soak.spark",
         "streams of a real Spark over topics that are split, under kills",

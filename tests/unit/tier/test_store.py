@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,6 +25,7 @@ from semel.tier import (
     open_store,
 )
 from semel.tier.deadlines import HUNG_MAX
+from semel.tier.hdfs import hdfs_file_system
 from semel.tier.store import _joined
 from semel.tier.store_errors import translate
 from tests.kit.faulty_store import FaultySystem, fails, loses_the_reply
@@ -111,11 +114,28 @@ def test_a_secret_in_a_url_is_refused_and_not_repeated() -> None:
     assert "s3://bucket/x" in str(caught.value)
 
 
-def test_hdfs_without_hadoop_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HADOOP_HOME", "JAVA_HOME", "ARROW_LIBHDFS_DIR"):
-        monkeypatch.delenv(name, raising=False)
-    with pytest.raises(TierMisconfigured, match="libhdfs needs Java and Hadoop"):
+def test_hdfs_without_its_package_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hdfs_native.fsspec", None)
+    with pytest.raises(TierMisconfigured, match=r"install semel\[hdfs\]"):
         open_store("hdfs://127.0.0.1:1/x")
+
+
+def test_an_hdfs_that_is_not_there_is_unavailable() -> None:
+    with pytest.raises(TierUnavailable, match=r"looking for hdfs://127.0.0.1:1/x"):
+        open_store("hdfs://127.0.0.1:1/x", StoreLimits(call_s=0.5))
+
+
+def test_objects_of_hdfs_have_an_age() -> None:
+    """The collector deletes by it; without one everything would be old."""
+    system = hdfs_file_system("127.0.0.1", 1, "hdfs://127.0.0.1:1")
+    status = SimpleNamespace(
+        **dict.fromkeys(("path", "permission", "owner", "group"), "/x"),
+        **dict.fromkeys(("length", "access_time"), 1),
+        isdir=False,
+        modification_time=1_700_000_000_123,
+    )
+    found = system.handler._create_file_info("/x", system.handler.fs._convert_file_status(status))
+    assert found.mtime_ns // 1_000_000 in (1_700_000_000_122, 1_700_000_000_123)
 
 
 def test_an_interrupted_write_to_a_folder_leaves_the_name_free(

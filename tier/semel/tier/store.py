@@ -33,6 +33,7 @@ import pyarrow.fs as pafs
 
 from semel.tier.deadlines import Deadlines
 from semel.tier.errors import CorruptTier, ObjectMissing, TierMisconfigured
+from semel.tier.hdfs import hdfs_file_system
 from semel.tier.layout import temporary_name
 from semel.tier.planning import StoredObject
 from semel.tier.store_errors import translate
@@ -76,7 +77,7 @@ class Store:
         self._limits = limits
         self._deadlines = Deadlines()
         self._is_local = filesystem.type_name == "local"
-        self._renames = filesystem.type_name in ("local", "hdfs")
+        self._renames = self._is_local or filesystem.type_name.endswith("hdfs")
 
     def check(self) -> None:
         """Raises TierMisconfigured unless the bucket or folder exists; it is never created, for
@@ -288,12 +289,7 @@ def open_store(url: str, limits: StoreLimits = DEFAULT_LIMITS) -> Store:
         raise TierMisconfigured(f"{shown}: the path has an empty or relative part")
     try:
         filesystem, root = _file_system(parts.scheme, parts.netloc, path, options, limits, shown)
-    except (OSError, pa.ArrowException, ValueError, ImportError) as error:
-        if parts.scheme == "hdfs":
-            raise TierMisconfigured(
-                f"{shown}: HDFS cannot be used here: libhdfs needs Java and Hadoop"
-                f" (JAVA_HOME, HADOOP_HOME, CLASSPATH), or the address is wrong. {error}"
-            ) from error
+    except (OSError, pa.ArrowException, ValueError) as error:
         raise translate(error, f"opening {shown}") from error
     store = Store(filesystem, root, shown, limits)
     store.check()
@@ -315,7 +311,7 @@ def _file_system(
         host, _, port = netloc.partition(":")
         if not path or (port and not port.isdigit()):
             raise TierMisconfigured(f"{shown}: give host, port and a folder")
-        return pafs.HadoopFileSystem(host, int(port or 0)), f"/{path}"
+        return hdfs_file_system(host, int(port) if port else None, shown), f"/{path}"
     root = f"{netloc}/{path}".rstrip("/")
     if scheme == "gs":
         from datetime import timedelta
