@@ -11,7 +11,8 @@ a while beside a client that sends to another one.
     change      99th percentile of one change of metadata, in ms
     start       from `connect` to the first acknowledgement of a new client, in s, the worst
     restart     from the start of all nodes to the first acknowledgement, in s
-    churn       p99 of awaited messages, beside what it was before; memory and files that stay
+    churn       p99 of awaited messages, beside what it was before; memory and files that stay, and
+                the part of that memory (`late_mib`) which the second half took
 
     python -m benchmarks.many [--topics 10000] [--groups 2] [--controllers 1|3] [--churn-minutes 10]
 
@@ -139,7 +140,7 @@ class Many:
         minutes, rate = self._options.churn_minutes, self._options.churn_topics / 60
         before_ms, before = self._awaited(AWAITED_S), self._footprint()
         start, end = time.perf_counter(), time.perf_counter() + minutes * 60
-        churned = 0
+        churned, half = 0, before
         with ThreadPoolExecutor(1) as beside:
             awaited = beside.submit(self._awaited, minutes * 60)
             while time.perf_counter() < end:
@@ -147,6 +148,8 @@ class Many:
                 self._client.admin.create_topic(name, queues=self._options.queues)
                 self._client.admin.delete_topic(name)
                 churned += 1
+                if half is before and time.perf_counter() > start + minutes * 30:
+                    half = self._footprint()
                 progress(f"  {churned:,} topics created and deleted …")
                 time.sleep(max(0.0, start + churned / rate - time.perf_counter()))
             during_ms = awaited.result()
@@ -160,6 +163,7 @@ class Many:
             "p99_ms": during_ms,
             "p99_ratio": during_ms / before_ms,
             "more_mib": (after["resident"] - before["resident"]) / MIB,
+            "late_mib": (after["resident"] - half["resident"]) / MIB,
             "more_files": after["files"] - before["files"],
         }
 
