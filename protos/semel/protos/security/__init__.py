@@ -1,0 +1,1 @@
+"""Who is at the other end: identities, certificates, TLS."""

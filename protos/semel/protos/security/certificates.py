@@ -1,0 +1,127 @@
+"""Making certificates: a cluster's CA, and certificates that state an identity.
+
+How it works. Keys are of NIST's curve P-256, which every TLS library takes (BoringSSL, which is
+inside gRPC, takes no Ed25519 by itself). A CA may sign certificates and nothing else, and no CA
+below it. Nodes get certificates for both ends of a connection, clients and administrators for the
+client's end alone, so that theirs can never pose as a node.
+
+Not here: files and their modes (the console's `security.py`), checking (`tls_files.py`).
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from semel.protos.security.identity import Identity, any_node
+
+BACKDATED: Final = datetime.timedelta(hours=1)
+"""New certificates are valid from so long ago: the clocks of machines differ."""
+_COMMON_NAME_CHARS_MAX: Final = 64
+
+PrivateKey = ec.EllipticCurvePrivateKey
+
+
+def new_authority(
+    cluster: str, now: datetime.datetime, days: int
+) -> tuple[x509.Certificate, PrivateKey]:
+    """Makes a CA for a cluster, and its private key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _name(f"Semel CA of {cluster}")
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    builder = (
+        _builder(name, name, key.public_key(), now, now + datetime.timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(identifier, critical=False)
+    )
+    return builder.sign(key, hashes.SHA256()), key
+
+
+def issue(
+    identity: Identity,
+    ca: x509.Certificate,
+    ca_key: PrivateKey,
+    now: datetime.datetime,
+    days: int,
+) -> tuple[x509.Certificate, PrivateKey]:
+    """Makes a certificate that states `identity`, and its private key. It never outlives the CA."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(identity.uri)]
+    uses = [ExtendedKeyUsageOID.CLIENT_AUTH]
+    if identity.is_node:
+        names += [x509.DNSName(identity.tls_name), x509.DNSName(any_node(identity.cluster))]
+        uses.append(ExtendedKeyUsageOID.SERVER_AUTH)
+    subject = _name(f"{identity.kind} {identity.name}")
+    until = min(now + datetime.timedelta(days=days), ca.not_valid_after_utc)
+    builder = (
+        _builder(subject, ca.subject, key.public_key(), now, until)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(
+                ca.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+            ),
+            critical=False,
+        )
+    )
+    return builder.sign(ca_key, hashes.SHA256()), key
+
+
+def certificate_pem(certificate: x509.Certificate) -> bytes:
+    """Returns the certificate as PEM."""
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def key_pem(key: PrivateKey) -> bytes:
+    """Returns the private key as PEM, without a password."""
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    now: datetime.datetime,
+    until: datetime.datetime,
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - BACKDATED)
+        .not_valid_after(until)
+    )
+
+
+def _name(text: str) -> x509.Name:
+    """A subject is for people who look at the certificate; the identity is in the URI."""
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:_COMMON_NAME_CHARS_MAX])])
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )

@@ -1,0 +1,225 @@
+"""A program's TLS files: its CA, its certificate and its private key, as they are on disk now.
+
+How it works. `TlsFiles` reads and checks the three files at the start. `current` looks whether one
+of them was replaced, and reads all of them again then; it is called for each new connection. What
+cannot be used (a key without its certificate yet, because the two are replaced one after the other)
+is logged once, and the files before stay in force until all three fit together. The file of the CA
+may hold several certificates: during a change of the CA, both are trusted.
+
+Invariants
+1. What `current` returns was read in one piece and has passed all checks.
+2. A private key that others could read is refused.
+
+Not here: making certificates (`certificates.py`), using them (`credentials.py`).
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import logging
+import os
+import stat
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+
+from semel.protos.errors import InvalidRequest
+from semel.protos.security.identity import Identity, identity_of_uris
+
+logger = logging.getLogger(__name__)
+
+CLOCK_SKEW_S: Final = 300
+"""A certificate that becomes valid within so many seconds is accepted: clocks differ a little."""
+
+_Stamp = tuple[tuple[int, int, int], ...]
+
+
+class TlsFileError(InvalidRequest):
+    """A file of TLS is missing, unreadable, expired, or does not fit to the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The contents of the files at one moment."""
+
+    ca: bytes
+    """PEM of one or more CAs."""
+    certificate: bytes
+    """PEM of the certificate, and of those between it and the CA."""
+    key: bytes = field(repr=False)
+    """PEM of the private key."""
+    identity: Identity
+    """Whom the certificate names."""
+    expires_at: float
+    """Seconds since 1970 at which the certificate, or one between it and the CA, expires."""
+    version: int
+    """1, and one more after each change of the files."""
+
+
+class TlsFiles:
+    """The files of one program. May be used by any thread."""
+
+    def __init__(self, ca: Path, certificate: Path, key: Path) -> None:
+        """BLOCKING. Reads the files. Raises TlsFileError."""
+        self.ca = ca
+        self.certificate = certificate
+        self.key = key
+        self._lock = threading.Lock()
+        self._stamp = self._stat()
+        self._tried = self._stamp
+        self._loaded = load(ca, certificate, key)
+
+    @classmethod
+    def in_directory(cls, directory: Path) -> TlsFiles:
+        """BLOCKING. Reads ca.pem, cert.pem and key.pem of a directory. Raises TlsFileError."""
+        return cls(directory / "ca.pem", directory / "cert.pem", directory / "key.pem")
+
+    @property
+    def identity(self) -> Identity:
+        """Whom the certificate in force names."""
+        return self._loaded.identity
+
+    def current(self) -> Loaded:
+        """BLOCKING, a few microseconds. Returns the files in force, read again if one changed."""
+        with self._lock:
+            try:
+                stamp = self._stat()
+                if stamp in (self._stamp, self._tried):
+                    return self._loaded
+                self._tried = stamp
+                new = load(self.ca, self.certificate, self.key, self._loaded.version + 1)
+                if new.identity != self._loaded.identity:
+                    raise TlsFileError(
+                        f"{self.certificate} is now that of {new.identity}, and this is "
+                        f"{self._loaded.identity}"
+                    )
+            except TlsFileError as error:
+                logger.warning("replaced TLS files are not used, those before stay: %s", error)
+                return self._loaded
+            self._stamp = stamp
+            self._loaded = new
+            logger.info(
+                "TLS files replaced identity=%s expires=%s",
+                new.identity.uri,
+                datetime.datetime.fromtimestamp(new.expires_at, datetime.UTC).isoformat(),
+            )
+            return new
+
+    def _stat(self) -> _Stamp:
+        return tuple(
+            (found.st_ino, found.st_size, found.st_mtime_ns)
+            for found in map(_stat, (self.ca, self.certificate, self.key))
+        )
+
+
+def load(ca: Path, certificate: Path, key: Path, version: int = 1) -> Loaded:
+    """BLOCKING. Reads and checks the three files. Raises TlsFileError."""
+    check_key_mode(key)
+    ca_pem, certificate_pem, key_pem = (_read(path) for path in (ca, certificate, key))
+    authorities = read_certificates(ca_pem, ca)
+    chain = read_certificates(certificate_pem, certificate)
+    check_chain(chain, authorities, certificate, ca)
+    _check_pair(chain[0], key_pem, certificate, key)
+    identity = identity_of_certificate(chain[0])
+    if identity is None:
+        raise TlsFileError(
+            f"{certificate} names no identity semel://CLUSTER/KIND/NAME: issue it with "
+            "`semel security issue`"
+        )
+    return Loaded(
+        ca=ca_pem,
+        certificate=certificate_pem,
+        key=key_pem,
+        identity=identity,
+        expires_at=min(one.not_valid_after_utc for one in chain).timestamp(),
+        version=version,
+    )
+
+
+def identity_of_certificate(certificate: x509.Certificate) -> Identity | None:
+    """Returns whom a certificate names; None for nobody."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, ValueError):
+        return None
+    return identity_of_uris(names.get_values_for_type(x509.UniformResourceIdentifier))
+
+
+def check_key_mode(key: Path) -> None:
+    """BLOCKING. Raises TlsFileError for a private key that others can read."""
+    mode = stat.S_IMODE(_stat(key).st_mode)
+    if mode & 0o077:
+        raise TlsFileError(
+            f"{key} is a private key with mode {mode:04o}, which others can read: chmod 600 {key}"
+        )
+
+
+def read_certificates(pem: bytes, path: Path) -> list[x509.Certificate]:
+    """Returns the certificates of a PEM file, one at least. Raises TlsFileError."""
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError as error:
+        raise TlsFileError(f"{path} holds no certificate in PEM: {error}") from None
+
+
+def check_chain(
+    chain: list[x509.Certificate], authorities: list[x509.Certificate], path: Path, ca: Path
+) -> None:
+    """Checks times and signatures up to one of the authorities. Raises TlsFileError."""
+    now = datetime.datetime.fromtimestamp(time.time(), datetime.UTC)
+    for one in chain:
+        if one.not_valid_after_utc <= now:
+            raise TlsFileError(
+                f"{path} expired on {one.not_valid_after_utc:%Y-%m-%d %H:%M} UTC: renew it with "
+                "`semel security renew`"
+            )
+        if one.not_valid_before_utc > now + datetime.timedelta(seconds=CLOCK_SKEW_S):
+            raise TlsFileError(
+                f"{path} is not valid before {one.not_valid_before_utc:%Y-%m-%d %H:%M} UTC, and it "
+                f"is {now:%Y-%m-%d %H:%M}: check the clock"
+            )
+    for below, above in itertools.pairwise(chain):
+        if not _issued(below, above):
+            raise TlsFileError(f"{path}: each certificate must be signed by the one after it")
+    if not any(_issued(chain[-1], one) or chain[-1] == one for one in authorities):
+        raise TlsFileError(f"{path} is not signed by the CA in {ca}: they do not belong together")
+
+
+def _issued(certificate: x509.Certificate, by: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(by)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def _check_pair(certificate: x509.Certificate, key_pem: bytes, path: Path, key: Path) -> None:
+    try:
+        private = serialization.load_pem_private_key(key_pem, None)
+    except (ValueError, TypeError) as error:
+        raise TlsFileError(
+            f"{key} holds no private key in PEM without a password: {error}"
+        ) from None
+    if private.public_key() != certificate.public_key():
+        raise TlsFileError(f"{key} is not the private key of {path}: they do not belong together")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise TlsFileError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _stat(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except OSError as error:
+        raise TlsFileError(f"{path} cannot be read: {error.strerror}") from None
