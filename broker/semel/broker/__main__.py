@@ -42,6 +42,7 @@ from semel.protos.addresses import Address
 from semel.protos.errors import InvalidRequest, SemelError
 from semel.protos.ids import GroupId, NodeId
 from semel.protos.levels import LEVEL_MAX
+from semel.protos.security.exposure import check_exposed, insecure_option
 from semel.protos.settings import option
 
 KEPT_BACK = 16
@@ -162,6 +163,7 @@ def _optional_address(context: click.Context, parameter: click.Parameter, value:
 @node_option("allow_same_machine")
 @node_option("level_max", type=click.IntRange(0, LEVEL_MAX))
 @node_option("metrics_port", type=PORT)
+@node_option("tls_dir")
 @log_option("segment_bytes", type=click.IntRange(1 << 20))
 @log_option("cache_bytes", type=click.IntRange(0))
 @node_option("retention_check_ms", type=click.IntRange(10))
@@ -198,11 +200,18 @@ def _optional_address(context: click.Context, parameter: click.Parameter, value:
 @node_option("move_bytes_per_second", "--move-rate", type=RATE)
 @node_option("memory_topic_bytes_max", type=COUNT)
 @node_option("memory_wait_ms", type=COUNT)
+@insecure_option
 @click.option("--json", "as_json", is_flag=True, help="Say when it listens as one JSON line.")
 @click.option("--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR.")
 @click.pass_obj
 def main(
-    files: FileLayer | None, /, config: Path | None, as_json: bool, log_level: str, **given: Any
+    files: FileLayer | None,
+    /,
+    config: Path | None,
+    as_json: bool,
+    log_level: str,
+    insecure: bool,
+    **given: Any,
 ) -> None:
     """Runs one broker node until it gets SIGINT or SIGTERM."""
     node = given["node"]
@@ -215,9 +224,9 @@ def main(
         logging.warning("durability=interval: acknowledgements do not wait for the disk")
     try:
         settings = settings_of(**given)
+        check_exposed(settings.listen, settings.security, insecure=insecure)
     except InvalidRequest as error:
         raise click.UsageError(str(error)) from None
-    _warn_unless_loopback(settings.listen)
     _tune_malloc()
     _raise_descriptor_limit()
     try:
@@ -335,15 +344,6 @@ def _uvloop_run() -> Callable[[Coroutine[Any, Any, int]], int] | None:
     except ImportError:
         return None
     return cast("Callable[[Coroutine[Any, Any, int]], int]", uvloop.run)
-
-
-def _warn_unless_loopback(listen: str) -> None:
-    if not Address.parse(listen).loopback:
-        logging.warning(
-            "LISTENING ON %s: anybody who reaches this address can read and write; there is no "
-            "authentication yet, keep it behind a firewall",
-            listen,
-        )
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ from semel.protos.addresses import Address
 from semel.protos.errors import InvalidRequest
 from semel.protos.ids import GroupId, NodeId
 from semel.protos.levels import LEVEL_MAX
+from semel.protos.security.credentials import Security
+from semel.protos.security.identity import BROKER
 
 _MAY_BE_ZERO = (
     *("level_max", "metrics_port", "peer_port", "stream_port"),
@@ -99,6 +101,14 @@ class BrokerConfig:
     allow_same_machine: bool = False
     """Two nodes of the group may have addresses on one host (loopback is always allowed). Default:
     no; the loss of one machine would take a majority of the group along."""
+
+    tls_dir: Path | None = None
+    """Directory with `ca.pem`, `cert.pem` and `key.pem` of this node, as `semel security issue`
+    makes it: all connections use TLS, and both ends prove who they are. Replaced files count from
+    the next connection on. Default: none, connections are plain."""
+
+    security: Security | None = field(init=False, default=None)
+    """What `tls_dir` holds."""
 
     metrics_port: int | None = None
     """Port of `GET /metrics` (Prometheus text), on the host of --listen; 0 takes a free one.
@@ -281,6 +291,9 @@ class BrokerConfig:
     longer."""
 
     def __post_init__(self) -> None:
+        if self.tls_dir is not None:
+            security = Security.of_node(self.tls_dir, BROKER, self.node_id, self.cluster_id)
+            object.__setattr__(self, "security", security)
         if self.node_id < 1 or self.group_id < 1:
             raise InvalidRequest(
                 f"node and group ids start at 1, not {self.node_id} and {self.group_id}"

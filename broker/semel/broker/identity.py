@@ -22,12 +22,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
+
+import grpc.aio
 
 from semel.broker.config import BrokerConfig
 from semel.broker.log import FileLayer, check_identity, save_founding
 from semel.protos.errors import DataDirectoryError, Unavailable
 from semel.protos.ids import NodeId
+from semel.protos.rpc import PEER_CHANNEL_OPTIONS
+from semel.protos.security.credentials import channel
+from semel.protos.security.guard import Guard
+from semel.protos.security.identity import BROKER, Identity
 from semel.protos.v1 import broker_pb2, raft_pb2
 
 BEFORE_FOUNDINGS: Final = "first"
@@ -54,6 +60,12 @@ class Caller(Protocol):
     def to_node_id(self) -> int: ...
 
 
+def peer_channel(config: BrokerConfig, node: NodeId, address: str) -> grpc.aio.Channel:
+    """Returns a channel to a node of the group. With TLS no other node is spoken to."""
+    to = Identity(BROKER, str(node), config.cluster_id)
+    return channel(address, PEER_CHANNEL_OPTIONS, config.security, to)
+
+
 class NodeIdentity:
     """The identity of one node. Call `open` first. All methods except `open`, `check_disk` and
     `found` are quick."""
@@ -61,6 +73,8 @@ class NodeIdentity:
     def __init__(self, config: BrokerConfig, files: FileLayer) -> None:
         self._config = config
         self._files = files
+        self.guard = Guard(config.security)
+        """The check of the certificates of callers."""
         self._writing = threading.Lock()
         self.cluster_id = config.cluster_id
         self.group_id = config.group_id
@@ -111,6 +125,17 @@ class NodeIdentity:
         self.founding = founding
 
     # --- others
+
+    def channel(self, node: NodeId, address: str) -> grpc.aio.Channel:
+        """Returns a channel to a node of the group. With TLS no other node is spoken to."""
+        return peer_channel(self._config, node, address)
+
+    def check_proof(self, context: Any, node: int) -> None:
+        """Checks that the certificate of a call is that of the node that its request names.
+
+        Raises Unauthenticated.
+        """
+        self.guard.check_node(context, BROKER, node)
 
     def caller(self, to: NodeId) -> raft_pb2.PeerCaller:
         """The caller fields of this node for a call to node `to`."""

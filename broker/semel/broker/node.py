@@ -90,6 +90,7 @@ from semel.protos.frames import decode_frame_header
 from semel.protos.ids import NodeId
 from semel.protos.metrics import MetricsServer
 from semel.protos.rpc import SERVER_OPTIONS, ServerInterceptor
+from semel.protos.security.credentials import add_port
 from semel.protos.v1 import broker_pb2, broker_pb2_grpc, raft_pb2_grpc, transactions_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -307,7 +308,8 @@ class BrokerNode:
             levels=replica.levels,
             level_needed=lambda: replica.feature_levels.needed,
         )
-        interceptor = ServerInterceptor(levels=replica.levels())
+        guard = self.identity.guard
+        interceptor = ServerInterceptor(replica.levels(), guard.admit)
         server = grpc.aio.server(interceptors=[interceptor], options=SERVER_OPTIONS)
         cold = None
         if self._tier is not None:
@@ -374,7 +376,7 @@ class BrokerNode:
             ),
             server,
         )
-        calls = GroupCalls(self._routes, replica.levels)
+        calls = GroupCalls(self._routes, replica.levels, config.security)
         self._stack.push_async_callback(calls.close)
         self._transactions = TransactionWork(config, replica, calls)
         transactions_pb2_grpc.add_TransactionsServicer_to_server(
@@ -383,7 +385,7 @@ class BrokerNode:
         server.add_generic_rpc_handlers((routes_handler(self._routes),))
         listen = Address.parse(config.listen)
         try:
-            port = server.add_insecure_port(str(listen))
+            port = add_port(server, str(listen), config.security)
         except RuntimeError:
             port = 0
         if not port:

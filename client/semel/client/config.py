@@ -18,6 +18,7 @@ from semel.protos.addresses import Address
 from semel.protos.batch import BATCH_BYTES_DEFAULT, HEADER_BYTES, Codec
 from semel.protos.errors import InvalidRequest
 from semel.protos.levels import LEVEL_MAX
+from semel.protos.security.credentials import Security
 
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:7070"
 RETRY_STEP_MS_MAX: Final = 7 * 24 * 3600 * 1000
@@ -86,6 +87,9 @@ class ClientConfig:
     keep_routes: bool = True
     """Keeps the routes in a file of this user, for clients that start while no controller answers.
     `SEMEL_ROUTES_DIRECTORY` names the directory, by default `~/.cache/semel`."""
+    security: Security | None = None
+    """The client's CA, certificate and key, for a cluster with TLS: `Security.read(directory)`. By
+    default what the file has that `SEMEL_CLIENT_CONFIG` or `SEMEL_PROFILE` names, or no TLS."""
     level_max: int = LEVEL_MAX
     """The highest feature level that the client uses, by default the highest it knows. With a lower
     one it behaves as an older program would, to rehearse an upgrade."""
@@ -98,6 +102,10 @@ class ClientConfig:
         whole("silence_ms", self.silence_ms, 2 * self.ping_ms, 600_000)
         whole("buffer_bytes", self.buffer_bytes, 1, 1 << 40)
         whole("level_max", self.level_max, 0, LEVEL_MAX)
+        require(
+            self.security is None or isinstance(self.security, Security),
+            f"security must be a Security, not {self.security!r}",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

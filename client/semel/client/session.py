@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from semel.client.admin.calls import AdminCore
+from semel.client.client_file import chosen
 from semel.client.config import (
     DEFAULT_BOOTSTRAP,
     ClientConfig,
@@ -51,6 +52,10 @@ class Session:
     """One client's connection to a cluster."""
 
     def __init__(self, bootstrap: str | None, options: Mapping[str, Any]) -> None:
+        if options.get("security") is None:
+            file = chosen(os.environ)
+            bootstrap = bootstrap or file.bootstrap or None
+            options = {**options, "security": file.security}
         if bootstrap is None:
             bootstrap = os.environ.get("SEMEL_BOOTSTRAP") or DEFAULT_BOOTSTRAP
         controllers = parse_bootstrap(bootstrap)

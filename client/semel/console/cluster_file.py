@@ -6,12 +6,13 @@ part of the replicas' membership, so the same directory must start the same clus
 that change a group add brokers that join later, and mark those that left; a running `up` watches
 the file and starts and stops them (`take_in`, `found_group`, `retire`).
 
-Format of `cluster.toml`: `version` (4 with a tier, else 3 with metadata in ZooKeeper, else 2 once a
-broker joined later, else 1), `cluster_id`, `metadata` if it is in ZooKeeper (`zookeeper` for one of
-our own, else its address), `tier` if brokers have an object store (its URL), and one table per node
-under `[[zookeepers]]` and `[[controllers]]` (`id`, `address`) and `[[brokers]]` (`id`, `group`,
-`address`; `joined` for a broker that did not found its group, `replaces` with the node whose place
-it takes, `retired` for one that no longer runs).
+Format of `cluster.toml`: `version` (5 with TLS, else 4 with a tier, else 3 with metadata in
+ZooKeeper, else 2 once a broker joined later, else 1), `cluster_id`, `metadata` if it is in
+ZooKeeper (`zookeeper` for one of our own, else its address), `tier` if brokers have an object store
+(its URL), `secure` with TLS, and one table per node under `[[zookeepers]]` and `[[controllers]]`
+(`id`, `address`) and `[[brokers]]` (`id`, `group`, `address`; `joined` for a broker that did not
+found its group, `replaces` with the node whose place it takes, `retired` for one that no longer
+runs).
 
 Not here: starting any node (`supervisor.py`).
 """
@@ -37,7 +38,11 @@ from semel.protos.addresses import Address
 from semel.protos.errors import DataDirectoryError, InvalidRequest
 
 FILE_NAME: Final = "cluster.toml"
-VERSION: Final = 4
+VERSION: Final = 5
+SECURITY: Final = "security"
+"""The directory, below that of the cluster, of the CA and the certificates."""
+CLIENT_FILE: Final = "client.toml"
+"""An administrator's file for `--client-config`, in its directory."""
 CONTROLLER_PORT: Final = 7070
 BROKER_PORT_STEP: Final = 101
 """Brokers listen from the first controller's port + 101 up: 7070 and 7171."""
@@ -90,6 +95,8 @@ class ClusterPlan:
     zookeepers: tuple[NodePlan, ...] = ()
     tier: str = ""
     """URL of the object store for older messages; empty for none."""
+    secure: bool = False
+    """True when all connections use TLS; the certificates are in the directory's `security`."""
 
     @property
     def nodes(self) -> tuple[NodePlan, ...]:
@@ -132,6 +139,7 @@ def plan_cluster(
     port: int | None,
     metadata: str = "",
     tier: str = "",
+    secure: bool = False,
 ) -> ClusterPlan:
     """A new cluster: `groups` broker groups of `brokers` nodes each; port 0 takes free ports."""
     first = CONTROLLER_PORT if port is None else port
@@ -163,6 +171,7 @@ def plan_cluster(
         metadata=metadata,
         zookeepers=zookeepers,
         tier=tier,
+        secure=secure,
     )
 
 
@@ -215,6 +224,7 @@ def load(directory: Path) -> ClusterPlan | None:
             metadata=str(table.get("metadata", "")),
             zookeepers=tuple(_node("zookeeper", row) for row in table.get("zookeepers", ())),
             tier=str(table.get("tier", "")),
+            secure=bool(table.get("secure", False)),
         )
     except FileNotFoundError:
         return None
@@ -241,12 +251,14 @@ def save(directory: Path, plan: ClusterPlan) -> None:
     """Writes the plan durably."""
     version = 3 if plan.metadata else 2 if any(node.joined for node in plan.brokers) else 1
     version = 4 if plan.tier else version
+    version = 5 if plan.secure else version
     lines = [
         "# Written by `semel up`: the same directory starts the same cluster again.",
         f"version = {version}",
         f'cluster_id = "{plan.cluster_id}"',
     ]
     lines += [f"metadata = {json.dumps(plan.metadata)}"] if plan.metadata else []
+    lines += ["secure = true"] if plan.secure else []
     lines += [f"tier = {json.dumps(plan.tier)}"] if plan.tier else []
     for node in plan.zookeepers + plan.controllers + plan.brokers:
         lines += ["", f"[[{node.kind}s]]", f"id = {node.id}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from semel.console import cluster_file, render
+from semel.console.options import FILE_VARIABLES
 from semel.protos.errors import DataDirectoryError, InvalidRequest, TimedOut
 
 if TYPE_CHECKING:
@@ -41,6 +43,9 @@ def where(up: Path | None, bootstrap: str) -> str:
     plan = cluster_file.load(up)
     if plan is None:
         raise DataDirectoryError(f"{up} holds no cluster: name the --data of a `semel up`")
+    if plan.secure and not any(os.environ.get(name) for name in FILE_VARIABLES):
+        admin = up / cluster_file.SECURITY / "admin" / cluster_file.CLIENT_FILE
+        os.environ["SEMEL_CLIENT_CONFIG"] = str(admin)
     return plan.bootstrap
 
 

@@ -48,6 +48,7 @@ _COMMANDS: Final = {
         "semel.console.verify:verify",
         "Prove from every node's log that each message is stored once.",
     ),
+    "security": ("semel.console.security:security", "TLS: a CA, certificates, who has which."),
     "bench": ("semel.console.bench:bench", "Put load on a running cluster, and measure its speed."),
     "completion": ("semel.console.completion:completion", "Print shell completion code."),
 }

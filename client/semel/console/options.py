@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import click
 
@@ -16,19 +17,69 @@ if TYPE_CHECKING:
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
+FILE_VARIABLES: Final = ("SEMEL_CLIENT_CONFIG", "SEMEL_PROFILE")
+DEFAULT_BOOTSTRAP: Final = "127.0.0.1:7070"
+
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON, one object a line, and nothing else."
 )
 
-bootstrap_option = click.option(
-    "--bootstrap",
-    envvar="SEMEL_BOOTSTRAP",
-    default="127.0.0.1:7070",
-    show_default=True,
-    show_envvar=True,
-    metavar="HOST:PORT[,…]",
-    help="The controllers.",
-)
+
+def _choose_file(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    """Makes the file, or the profile, that of this process: the SDK reads it from there."""
+    if value is None:
+        return
+    if value == "":
+        raise click.BadParameter("it is empty", ctx, parameter)
+    for name in FILE_VARIABLES:
+        os.environ.pop(name, None)
+    os.environ["SEMEL_CLIENT_CONFIG" if parameter.name == "client_config" else "SEMEL_PROFILE"] = (
+        value
+    )
+
+
+def _choose_bootstrap(ctx: click.Context, _: click.Parameter, value: str | None) -> str:
+    """The controllers: as the command line says, the file, the environment, or by default."""
+    if value is not None:
+        return value
+    if any(os.environ.get(name) for name in FILE_VARIABLES) and not ctx.resilient_parsing:
+        from semel.client.client_file import chosen
+
+        if (found := chosen(os.environ).bootstrap) != "":
+            return found
+    return os.environ.get("SEMEL_BOOTSTRAP") or DEFAULT_BOOTSTRAP
+
+
+def file_options(function: _Function) -> _Function:
+    """Adds --client-config and --profile."""
+    config = click.option(
+        "--client-config",
+        metavar="FILE",
+        expose_value=False,
+        is_eager=True,
+        callback=_choose_file,
+        help="TOML file with bootstrap, ca, certificate and key.  [env var: SEMEL_CLIENT_CONFIG]",
+    )
+    profile = click.option(
+        "--profile",
+        metavar="NAME",
+        expose_value=False,
+        is_eager=True,
+        callback=_choose_file,
+        help="The same from a table of ~/.config/semel/profiles.toml.  [env var: SEMEL_PROFILE]",
+    )
+    return config(profile(function))
+
+
+def bootstrap_option(function: _Function) -> _Function:
+    """Adds --bootstrap, --client-config and --profile."""
+    bootstrap = click.option(
+        "--bootstrap",
+        callback=_choose_bootstrap,
+        metavar="HOST:PORT[,…]",
+        help="The controllers.  [env var: SEMEL_BOOTSTRAP; default: 127.0.0.1:7070]",
+    )
+    return bootstrap(file_options(function))
 
 
 yes_option = click.option("--yes", is_flag=True, help="Do it without asking.")

@@ -30,7 +30,7 @@ from types import TracebackType
 from typing import Final, Literal
 
 from semel.console import targets, zookeeper
-from semel.console.cluster_file import ClusterPlan, NodePlan
+from semel.console.cluster_file import SECURITY, ClusterPlan, NodePlan
 from semel.protos import compat
 from semel.protos.addresses import Address
 from semel.protos.errors import Unavailable
@@ -264,6 +264,10 @@ def node_command(plan: ClusterPlan, node: NodePlan, directory: Path) -> list[str
     command = [sys.executable, "-P", "-m", f"semel.{node.kind}"]
     command += ["--data", str(directory / node.name), "--listen", node.address]
     command += ["--cluster-id", plan.cluster_id]
+    if plan.secure:
+        command += ["--tls-dir", str(directory / SECURITY / node.name)]
+    elif not Address.parse(node.address).loopback:
+        command += ["--insecure"]  # `up` was told so, or would not have started
     if node.kind == "controller":
         command += ["--controller-id", str(node.id)]
         if plan.metadata_address:

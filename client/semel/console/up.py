@@ -35,13 +35,17 @@ from semel.console.supervisor import Supervisor
 from semel.protos import compat
 from semel.protos.addresses import Address
 from semel.protos.errors import DataDirectoryError, InvalidRequest, TimedOut, Unavailable
+from semel.protos.security.identity import ADMIN, Identity
 
 if TYPE_CHECKING:
     from semel.console.up_view import View
     from semel.console.watch import ClusterWatch
+    from semel.protos.security.credentials import Security
 
 TIERS: Final = ("s3://", "gs://", "hdfs://", "file:///")
 READY_TIMEOUT_S: Final = 60.0
+RENEW_DAYS: Final = 30
+"""At the start, certificates that expire within so many days are renewed."""
 PORT_WAIT_S: Final = 3.0
 """How long the nodes of an `up` that was just killed may still hold a port."""
 
@@ -52,6 +56,7 @@ PORT_WAIT_S: Final = 3.0
         "semel up --controllers 3 --metadata zookeeper",
         "semel up --data /var/lib/semel --brokers 3 --groups 2 --port 7070",
         "semel up --tier file:///mnt/store/semel",
+        "semel up --secure --host 10.0.0.1",
         more="Brokers listen on the controller's port + 101 and up; metrics are served 1000 above"
         " each port, and DIR/prometheus.json lists them.",
     )
@@ -85,6 +90,15 @@ PORT_WAIT_S: Final = 3.0
     " [default: 7070]",
 )
 @click.option("--host", help="Address to listen on. [default: 127.0.0.1]")
+@click.option(
+    "--secure",
+    is_flag=True,
+    help="TLS on all connections, with a CA and certificates in DIR/security; clients use"
+    " --client-config DIR/security/admin/client.toml. The directory remembers it.",
+)
+@click.option(
+    "--insecure", is_flag=True, help="Allow --host to be reached from a network without TLS."
+)
 @click.option("--no-restart", is_flag=True, help="Leave a node that died dead.")
 @json_option
 def up(
@@ -96,6 +110,8 @@ def up(
     tier: str | None,
     port: int | None,
     host: str | None,
+    secure: bool,
+    insecure: bool,
     no_restart: bool,
     as_json: bool,
 ) -> int:
@@ -106,7 +122,9 @@ def up(
     data = data.absolute()
     data.mkdir(parents=True, exist_ok=True)
     with _locked(data):
-        plan = _plan(data, brokers, controllers, groups, metadata, tier, port, host)
+        plan = _plan(
+            data, brokers, controllers, groups, metadata, tier, port, host, secure, insecure
+        )
         return asyncio.run(_run(plan, data, restart=not no_restart, as_json=as_json))
 
 
@@ -163,6 +181,8 @@ def _plan(
     tier: str | None,
     port: int | None,
     host: str | None,
+    secure: bool = False,
+    insecure: bool = False,
 ) -> ClusterPlan:
     """The directory's plan, or a new, saved one; refuses options that contradict the plan."""
     plan = cluster_file.load(directory)
@@ -175,7 +195,9 @@ def _plan(
             port=port,
             metadata=metadata or "",
             tier=tier or "",
+            secure=secure,
         )
+        _check_exposed(plan, insecure=insecure)
         _check_ports(plan)
         cluster_file.save(directory, plan)
         return plan
@@ -195,11 +217,41 @@ def _plan(
                 f"{directory} holds a cluster with {option} {kept}, not {asked}: leave out"
                 f" --{option}, or choose another --data"
             )
-    _check_ports(plan)
-    if tier and not plan.tier:
-        plan = dataclasses.replace(plan, tier=tier)
-        cluster_file.save(directory, plan)
-    return plan
+    newest = dataclasses.replace(plan, tier=tier or plan.tier, secure=secure or plan.secure)
+    _check_exposed(newest, insecure=insecure)
+    _check_ports(newest)
+    if newest != plan:
+        cluster_file.save(directory, newest)
+    return newest
+
+
+def _check_exposed(plan: ClusterPlan, *, insecure: bool) -> None:
+    """Raises InvalidRequest for a cluster that others reach, without TLS and not `insecure`."""
+    listen = plan.controllers[0].address
+    if insecure and plan.secure:
+        raise InvalidRequest("a cluster is --secure or --insecure, not both")
+    if not (insecure or plan.secure or Address.parse(listen).loopback):
+        raise InvalidRequest(
+            f"{listen} is reached from other machines: say --secure for TLS, or --insecure where"
+            " the network is trusted"
+        )
+
+
+def _security(plan: ClusterPlan, directory: Path) -> Security | None:
+    """BLOCKING. Makes the certificates that the plan needs; returns the administrator's."""
+    if not plan.secure:
+        return None
+    from semel.console import authority
+    from semel.protos.security.credentials import Security
+
+    nodes = [
+        Identity(node.kind, str(node.id), plan.cluster_id)
+        for node in plan.nodes
+        if node.kind != "zookeeper"
+    ]
+    where = directory / cluster_file.SECURITY
+    authority.ensure(where, plan.cluster_id, nodes, plan.bootstrap, RENEW_DAYS)
+    return Security.read(where / ADMIN)
 
 
 def _check_ports(plan: ClusterPlan) -> None:
@@ -218,7 +270,8 @@ async def _run(plan: ClusterPlan, directory: Path, *, restart: bool, as_json: bo
     from semel.console.up_view import JsonView, LiveView
     from semel.console.watch import ClusterWatch
 
-    if not Address.parse(plan.controllers[0].address).loopback:
+    security = _security(plan, directory)
+    if security is None and not Address.parse(plan.controllers[0].address).loopback:
         render.warn(
             f"the cluster listens on {plan.controllers[0].address} without authentication:"
             " everyone who reaches it can read, write and delete"
@@ -231,7 +284,7 @@ async def _run(plan: ClusterPlan, directory: Path, *, restart: bool, as_json: bo
         )
         nodes = Supervisor(plan, directory, restart=restart, on_event=view.on_event)
         await stack.enter_async_context(nodes)
-        watch = await stack.enter_async_context(ClusterWatch(plan))
+        watch = await stack.enter_async_context(ClusterWatch(plan, security))
         stop.on_second = nodes.kill_now
         if await _until_ready(nodes, watch, stop):
             view.on_ready(nodes, time.monotonic() - began)
@@ -241,6 +294,7 @@ async def _run(plan: ClusterPlan, directory: Path, *, restart: bool, as_json: bo
             newest = cluster_file.load(directory)
             if newest is not None and newest != plan:  # brokers joined or left
                 plan = newest
+                _security(plan, directory)
                 nodes.follow(plan)
                 view.on_plan(plan)
             if view.wants_status:

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from semel.console import render, targets
-from semel.console.cluster_file import ClusterPlan, NodePlan
+from semel.console.cluster_file import CLIENT_FILE, SECURITY, ClusterPlan, NodePlan
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -83,6 +83,7 @@ class JsonView:
                 "event": "ready",
                 "bootstrap": self._plan.bootstrap,
                 "cluster_id": self._plan.cluster_id,
+                **_secure(self._plan, self._directory),
                 "seconds": round(seconds, 3),
                 "nodes": nodes,
             }
@@ -107,6 +108,14 @@ class JsonView:
 
     def on_stopping(self) -> None:
         """A no-op: scripts see the `exited` lines."""
+
+
+def _secure(plan: ClusterPlan, directory: Path) -> dict[str, str]:
+    """What a client of a cluster with TLS needs."""
+    if not plan.secure:
+        return {}
+    where = directory / SECURITY
+    return {"ca": str(where / "ca.pem"), "admin_config": str(where / "admin" / CLIENT_FILE)}
 
 
 class LiveView:
@@ -154,6 +163,8 @@ class LiveView:
         )
         if targets.addresses(self._directory):
             self._note = f"metrics: targets for Prometheus in {self._directory}/{targets.FILE_NAME}"
+        for name in _secure(self._plan, self._directory).values():
+            self._say(f"TLS: {name}")
         self._say(self._headline)
         self._draw()
 

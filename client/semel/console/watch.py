@@ -11,10 +11,10 @@ import asyncio
 from types import TracebackType
 from typing import Final
 
-import grpc
 import grpc.aio
 
 from semel.console.cluster_file import ClusterPlan
+from semel.protos.security.credentials import Security, channel
 from semel.protos.v1.broker_pb2 import NodeStatusReply, NodeStatusRequest
 from semel.protos.v1.controller_pb2 import ClusterStatusReply, ClusterStatusRequest, GroupStatus
 
@@ -32,7 +32,8 @@ _CHANNEL_OPTIONS: Final = (
 class ClusterWatch:
     """`async with ClusterWatch(plan)`: asks for the state of the cluster."""
 
-    def __init__(self, plan: ClusterPlan) -> None:
+    def __init__(self, plan: ClusterPlan, security: Security | None = None) -> None:
+        self._security = security
         self._plan = plan
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._served_since: float | None = None
@@ -46,8 +47,8 @@ class ClusterWatch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for channel in self._channels.values():
-            await channel.close()
+        for opened in self._channels.values():
+            await opened.close()
 
     async def status(self) -> ClusterStatusReply | None:
         """The view of the active controller; None when there is none, or it does not answer."""
@@ -116,8 +117,8 @@ class ClusterWatch:
         return False
 
     def _channel(self, address: str) -> grpc.aio.Channel:
-        channel = self._channels.get(address)
-        if channel is None:
-            channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
-            self._channels[address] = channel
-        return channel
+        opened = self._channels.get(address)
+        if opened is None:
+            opened = channel(address, _CHANNEL_OPTIONS, self._security)
+            self._channels[address] = opened
+        return opened

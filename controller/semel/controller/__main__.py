@@ -29,6 +29,7 @@ import click
 from semel.controller.config import ControllerConfig
 from semel.controller.node import ControllerNode
 from semel.protos.errors import InvalidRequest, SemelError
+from semel.protos.security.exposure import check_exposed, insecure_option
 from semel.protos.settings import option
 
 _FIELDS = {field.name for field in dataclasses.fields(ControllerConfig)}
@@ -97,6 +98,7 @@ def _read_peers(_: click.Context, __: click.Parameter, text: str | None) -> dict
 @_option("metadata")
 @_option("metadata_auth")
 @_option("cluster_id")
+@_option("tls_dir")
 @_option("metrics_port")
 @_option("node_timeout_ms")
 @_option("preferred_rack")
@@ -106,9 +108,10 @@ def _read_peers(_: click.Context, __: click.Parameter, text: str | None) -> dict
 @_option("level_max")
 @_option("watches_max")
 @_option("stop_ms")
+@insecure_option
 @click.option("--json", "as_json", is_flag=True, help="Say on stdout, as JSON, that it serves.")
 @click.option("--verbose", is_flag=True, help="Log more.")
-def main(as_json: bool, verbose: bool, **given: Any) -> None:
+def main(as_json: bool, verbose: bool, insecure: bool, **given: Any) -> None:
     """Run one controller of a Semel cluster."""
     logging.basicConfig(
         level=logging.DEBUG if verbose else logging.INFO,
@@ -116,6 +119,7 @@ def main(as_json: bool, verbose: bool, **given: Any) -> None:
     )
     try:
         config = ControllerConfig(**{k: v for k, v in given.items() if v is not None})
+        check_exposed(config.listen, config.security, insecure=insecure)
     except InvalidRequest as error:
         raise click.UsageError(str(error)) from error
     try:

@@ -13,6 +13,8 @@ from typing import Final
 from semel.protos.addresses import Address
 from semel.protos.errors import InvalidRequest
 from semel.protos.levels import LEVEL_MAX
+from semel.protos.security.credentials import Security
+from semel.protos.security.identity import CONTROLLER
 
 GROUP_SIZES: Final = (1, 3, 5)
 SQLITE: Final = "sqlite"
@@ -28,8 +30,8 @@ class ControllerConfig:
     """Data directory of this controller alone; created when missing."""
 
     listen: str = "127.0.0.1:7070"
-    """HOST:PORT of the gRPC server; port 0 takes a free one. Default 127.0.0.1:7070: loopback,
-    because callers are not authenticated."""
+    """HOST:PORT of the gRPC server; port 0 takes a free one. Any other address than loopback needs
+    --tls-dir. Default 127.0.0.1:7070: loopback, which needs none."""
 
     advertise: str = ""
     """HOST:PORT under which others reach this controller. Default: as it listens."""
@@ -54,6 +56,15 @@ class ControllerConfig:
     """File with USER:PASSWORD for ZooKeeper's digest scheme: what is stored is for this user alone.
     It is a file because others see the flags of a process. Default: none. Everybody may read and
     write the metadata then."""
+
+    tls_dir: Path | None = None
+    """Directory with `ca.pem`, `cert.pem` and `key.pem` of this controller, as `semel security
+    issue` makes it: all connections use TLS, and both ends prove who they are. The certificate
+    names the cluster, so --cluster-id need not. Replaced files count from the next connection on.
+    Default: none, connections are plain."""
+
+    security: Security | None = field(init=False, default=None)
+    """What `tls_dir` holds."""
 
     metrics_port: int | None = None
     """Port of `GET /metrics` (Prometheus text), on the host of --listen; 0 takes a free one.
@@ -97,6 +108,12 @@ class ControllerConfig:
             Address.parse(self.advertise)
         if self.controller_id < 1:
             raise InvalidRequest(f"controller_id is {self.controller_id}; it begins at 1")
+        if self.tls_dir is not None:
+            security = Security.of_node(
+                self.tls_dir, CONTROLLER, self.controller_id, self.cluster_id
+            )
+            object.__setattr__(self, "security", security)
+            object.__setattr__(self, "cluster_id", security.cluster)
         if self.peers and (len(self.peers) not in GROUP_SIZES or min(self.peers) < 1):
             raise InvalidRequest(
                 f"peers names the controllers {sorted(self.peers)}: a group has 1, 3 or 5"

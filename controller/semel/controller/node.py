@@ -37,6 +37,8 @@ from semel.protos.errors import InternalError, SemelError, Unavailable
 from semel.protos.levels import own_levels
 from semel.protos.metrics import MetricsServer
 from semel.protos.rpc import SERVER_OPTIONS, ServerInterceptor
+from semel.protos.security.credentials import add_port
+from semel.protos.security.guard import Guard
 from semel.protos.v1.controller_pb2_grpc import add_ControllerServicer_to_server
 
 log = logging.getLogger(__name__)
@@ -122,14 +124,16 @@ class ControllerNode:
             cluster_id=config.cluster_id,
             level_max=config.level_max,
         )
+        guard = Guard(config.security)
         service = ControllerService(
             succession,
             request_timeout_s=config.request_timeout_ms / 1000,
             level_max=config.level_max,
             watches_max=config.watches_max,
+            guard=guard,
         )
         server = grpc.aio.server(
-            interceptors=[ServerInterceptor(own_levels(config.level_max))],
+            interceptors=[ServerInterceptor(own_levels(config.level_max), guard.admit)],
             options=SERVER_OPTIONS,
         )
         add_ControllerServicer_to_server(service, server)
@@ -157,16 +161,10 @@ class ControllerNode:
         config = self.config
         listen = Address.parse(config.listen)
         try:
-            port = server.add_insecure_port(str(listen))
+            port = add_port(server, str(listen), config.security)
         except RuntimeError as error:
             raise Unavailable(f"cannot listen on {config.listen}: {error}") from error
         self.address = config.advertise or str(listen.with_port(port))
-        if not config.loopback:
-            log.warning(
-                "EVERYBODY WHO REACHES %s MAY READ, WRITE AND DELETE EVERYTHING: callers are not "
-                "authenticated. Listen on 127.0.0.1, or keep strangers off by other means",
-                config.listen,
-            )
 
     async def _serve_metrics(self, succession: Succession) -> None:
         config = self.config

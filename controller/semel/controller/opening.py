@@ -38,7 +38,11 @@ async def open_store(config: ControllerConfig) -> MetadataStore:
 
             _refuse_other(config.data / SQLITE_FILE, "of a controller that is alone")
             return await EmbeddedStore.open(
-                config.data, config.controller_id, config.peers, cluster_id=config.cluster_id
+                config.data,
+                config.controller_id,
+                config.peers,
+                cluster_id=config.cluster_id,
+                security=config.security,
             )
         case _:
             return await _open_beside(config)

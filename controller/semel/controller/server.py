@@ -31,6 +31,8 @@ from semel.controller.topics.topics import TopicService
 from semel.protos import compat
 from semel.protos.errors import NotMaster, Throttled
 from semel.protos.levels import own_levels, program_version
+from semel.protos.security.guard import Guard
+from semel.protos.security.identity import BROKER
 from semel.protos.v1 import controller_pb2 as pb
 from semel.protos.v1.controller_pb2_grpc import ControllerServicer
 
@@ -73,9 +75,17 @@ class ControllerService(ControllerServicer):
     """The methods of controller.proto."""
 
     def __init__(
-        self, role: ControllerRole, *, request_timeout_s: float, level_max: int, watches_max: int
+        self,
+        role: ControllerRole,
+        *,
+        request_timeout_s: float,
+        level_max: int,
+        watches_max: int,
+        guard: Guard | None = None,
     ) -> None:
+        """`guard` checks that reports are from the nodes that they name; None for no TLS."""
         self.role = role
+        self._guard = guard or Guard(None)
         self.watches = 0
         """How many clients watch the routes now."""
         self._watches_max = watches_max
@@ -220,6 +230,7 @@ class ControllerService(ControllerServicer):
 
     @is_active
     async def ReportNode(self, request: pb.ReportNodeRequest, context: Any) -> pb.ReportNodeReply:
+        self._guard.check_node(context, BROKER, request.node.node_id)
         reply = await self._registry.on_report(request)
         if request.wants_producer_ids:
             lent = await self._producers.lend_ids()

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import grpc
 import grpc.aio
 
 from semel.protos.levels import levels_metadata, own_levels
 from semel.protos.rpc import CHANNEL_OPTIONS, Options, error_from_rpc
+from semel.protos.security.credentials import Security, channel
 from semel.protos.v1.common_pb2 import Levels
 
 
@@ -24,23 +24,27 @@ class Channels:
     """Channels by HOST:PORT. Lives on the event loop."""
 
     def __init__(
-        self, levels: Callable[[], Levels] = own_levels, options: Options = CHANNEL_OPTIONS
+        self,
+        levels: Callable[[], Levels] = own_levels,
+        options: Options = CHANNEL_OPTIONS,
+        security: Security | None = None,
     ) -> None:
         """`levels` returns this process's feature levels, which every call carries."""
         self._levels = levels
         self._options = options
+        self._security = security
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def call(
         self, address: str, service: type[Any], method: str, request: Any, timeout_s: float
     ) -> Any:
         """Calls a method of `service`, a stub, once and returns the reply. Raises SemelError."""
-        channel = self._channels.get(address)
-        if channel is None:
-            channel = grpc.aio.insecure_channel(address, options=self._options)
-            self._channels[address] = channel
+        opened = self._channels.get(address)
+        if opened is None:
+            opened = channel(address, self._options, self._security)
+            self._channels[address] = opened
         try:
-            return await getattr(service(channel), method)(
+            return await getattr(service(opened), method)(
                 request, timeout=timeout_s, metadata=levels_metadata(self._levels())
             )
         except grpc.aio.AioRpcError as error:
@@ -49,5 +53,5 @@ class Channels:
     async def close(self) -> None:
         """Closes all channels; calls under way fail."""
         while self._channels:
-            _, channel = self._channels.popitem()
-            await channel.close(grace=0)
+            _, opened = self._channels.popitem()
+            await opened.close(grace=0)

@@ -42,6 +42,7 @@ from semel.protos.errors import (
     to_detail,
 )
 from semel.protos.levels import check_levels, own_levels, told_levels
+from semel.protos.security.failures import tls_failure
 from semel.protos.streams import STREAM_MESSAGE_BYTES_MAX
 from semel.protos.v1.common_pb2 import Levels
 from semel.protos.v1.errors_pb2 import ErrorDetail
@@ -119,8 +120,17 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
     """Checks the feature levels of callers, and turns what handlers raise into statuses with a
     detail."""
 
-    def __init__(self, levels: Levels | None = None) -> None:
-        """`levels` are this program's, by default those that its code speaks."""
+    def __init__(
+        self,
+        levels: Levels | None = None,
+        check_caller: Callable[[str, Any], None] = lambda *_: None,
+    ) -> None:
+        """`levels` are this program's, by default those that its code speaks.
+
+        `check_caller` gets the method and the context of each call, and raises a SemelError for a
+        caller that may not make it.
+        """
+        self._check_caller = check_caller
         self._levels = own_levels() if levels is None else levels
         self._strangers: set[str] = set()
         """Why callers of other versions were refused, as far as that was logged."""
@@ -190,6 +200,7 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
         return answer
 
     def _admit(self, method: str, context: Any) -> None:
+        self._check_caller(method, context)
         told = told_levels(context.invocation_metadata())
         if told is not None:
             try:
@@ -269,6 +280,8 @@ def error_from_rpc(error: grpc.RpcError) -> SemelError:
     unreached = _UNREACHED.search(text)
     if unreached:
         return Unavailable(f"{unquote(unreached['address'])}: {unreached['reason'].lower()}")
+    if failure := tls_failure(text):
+        return Unavailable(failure)
     if "larger than max" in text:
         return MessageTooLarge(text, limit_bytes=MESSAGE_BYTES_MAX)
     if status is grpc.StatusCode.UNIMPLEMENTED:

@@ -27,6 +27,7 @@ import grpc
 import grpc.aio
 
 from semel.broker.background.propose import propose
+from semel.broker.identity import peer_channel
 from semel.broker.log import IndexUnavailable, Log
 from semel.broker.memory import Lacking
 from semel.broker.memory.bodies import is_wanted
@@ -38,7 +39,6 @@ from semel.protos.batch import BROKER_HEADER_BYTES, check_batch
 from semel.protos.errors import CorruptBatch, CorruptSegment, SemelError
 from semel.protos.ids import NodeId, QueueKey
 from semel.protos.queue_refs import queue_ref
-from semel.protos.rpc import PEER_CHANNEL_OPTIONS
 from semel.protos.v1 import control_pb2, raft_pb2, raft_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ class MemoryBodies:
             return None
         left: list[Lacking] = []
         try:
-            async with grpc.aio.insecure_channel(address, options=PEER_CHANNEL_OPTIONS) as channel:
+            async with peer_channel(self._replica.config, node, address) as channel:
                 stub: Any = raft_pb2_grpc.SnapshotsStub(channel)
                 done = 0
                 while done < len(wanted):

@@ -56,6 +56,7 @@ from semel.protos.levels import (
 )
 from semel.protos.masters import MasterSearch
 from semel.protos.queue_refs import queue_ref
+from semel.protos.security.credentials import Security
 from semel.protos.v1 import broker_pb2, broker_pb2_grpc, control_pb2
 from semel.protos.v1.common_pb2 import Levels
 
@@ -102,11 +103,16 @@ class Target(Protocol):
 class Source:
     """The group that has the queue; its master is found by asking its nodes."""
 
-    def __init__(self, addresses: Sequence[str], levels: Levels | None = None) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        levels: Levels | None = None,
+        security: Security | None = None,
+    ) -> None:
         """`levels` are this node's."""
         told = own_levels() if levels is None else levels
         self._addresses = list(addresses)
-        self._channels = Channels(lambda: told)
+        self._channels = Channels(lambda: told, security=security)
 
     async def close(self) -> None:
         await self._channels.close()

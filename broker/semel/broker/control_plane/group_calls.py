@@ -22,6 +22,7 @@ from semel.protos.errors import RetriableError, SemelError
 from semel.protos.levels import own_levels
 from semel.protos.masters import MasterSearch
 from semel.protos.rpc import PEER_CHANNEL_OPTIONS
+from semel.protos.security.credentials import Security
 from semel.protos.v1 import transactions_pb2
 from semel.protos.v1.common_pb2 import Levels
 from semel.protos.v1.transactions_pb2_grpc import TransactionsStub
@@ -35,12 +36,17 @@ KNOWN_MAX: Final = 1_000
 class GroupCalls:
     """One broker node's channels to other groups. It lives on the event loop."""
 
-    def __init__(self, routes: RoutesCopy, levels: Callable[[], Levels] = own_levels) -> None:
+    def __init__(
+        self,
+        routes: RoutesCopy,
+        levels: Callable[[], Levels] = own_levels,
+        security: Security | None = None,
+    ) -> None:
         """`levels` are this node's."""
         self._routes = routes
         self._named: dict[int, tuple[str, ...]] = {}
         self._masters: dict[int, str] = {}
-        self._channels = Channels(levels, PEER_CHANNEL_OPTIONS)
+        self._channels = Channels(levels, PEER_CHANNEL_OPTIONS, security)
 
     def learn(self, groups: Iterable[transactions_pb2.KnownGroup]) -> None:
         """Remembers the nodes of groups that a client names; they serve only for groups that the

@@ -31,6 +31,7 @@ from semel.protos import compat
 from semel.protos.errors import NotMaster
 from semel.protos.levels import levels_metadata
 from semel.protos.rpc import CHANNEL_OPTIONS, error_from_rpc
+from semel.protos.security.credentials import channel
 from semel.protos.v1 import common_pb2, controller_pb2, controller_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -95,8 +96,8 @@ class Registration:
     async def _report_to(self, tasks: compat.TaskGroup, address: str) -> None:
         changed = self._changed[address]
         reachable = True
-        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
-            stub = controller_pb2_grpc.ControllerStub(channel)
+        async with channel(address, CHANNEL_OPTIONS, self._config.security) as opened:
+            stub = controller_pb2_grpc.ControllerStub(opened)
             while True:
                 changed.clear()
                 try:

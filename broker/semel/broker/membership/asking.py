@@ -10,7 +10,6 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
-import grpc
 import grpc.aio
 
 from semel.broker.config import BrokerConfig
@@ -18,6 +17,7 @@ from semel.broker.identity import BEFORE_FOUNDINGS
 from semel.broker.replica.member_book import Members
 from semel.protos.ids import NodeId
 from semel.protos.rpc import PEER_CHANNEL_OPTIONS, error_from_rpc
+from semel.protos.security.credentials import Security, channel
 from semel.protos.v1 import broker_pb2, broker_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -26,10 +26,10 @@ _TIMEOUT_S: Final = 1.0
 _ASK_AGAIN_S: Final = 0.5
 
 
-async def ask_status(address: str) -> broker_pb2.NodeStatusReply:
+async def ask_status(address: str, security: Security | None = None) -> broker_pb2.NodeStatusReply:
     """The status that the node at `address` gives of itself. Raises SemelError."""
-    async with grpc.aio.insecure_channel(address, options=PEER_CHANNEL_OPTIONS) as channel:
-        stub = broker_pb2_grpc.BrokerStub(channel)
+    async with channel(address, PEER_CHANNEL_OPTIONS, security) as opened:
+        stub = broker_pb2_grpc.BrokerStub(opened)
         request = broker_pb2.NodeStatusRequest()
         try:
             reply: broker_pb2.NodeStatusReply = await stub.GetNodeStatus(
@@ -40,10 +40,12 @@ async def ask_status(address: str) -> broker_pb2.NodeStatusReply:
         return reply
 
 
-async def ask_all(addresses: Mapping[NodeId, str]) -> dict[NodeId, broker_pb2.NodeStatusReply]:
+async def ask_all(
+    addresses: Mapping[NodeId, str], security: Security | None = None
+) -> dict[NodeId, broker_pb2.NodeStatusReply]:
     """The answers of the nodes that answer, by node."""
     answers = await asyncio.gather(
-        *(ask_status(address) for address in addresses.values()),
+        *(ask_status(address, security) for address in addresses.values()),
         return_exceptions=True,
     )
     return {
@@ -78,7 +80,7 @@ async def ask_members(config: BrokerConfig) -> tuple[Members, str]:
     told = False
     while True:
         asked = {NodeId(number): address for number, address in enumerate(config.join)}
-        for answer in (await ask_all(asked)).values():
+        for answer in (await ask_all(asked, config.security)).values():
             voters = {
                 NodeId(member.node.node_id): member.node.address
                 for member in answer.members

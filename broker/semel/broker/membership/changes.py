@@ -93,7 +93,7 @@ class MembershipChanges:
         """Raises InvalidRequest unless the joiner answers that it is `node` of this group."""
         config = self._config
         try:
-            found = await ask_status(address)
+            found = await ask_status(address, self._config.security)
         except SemelError as error:
             raise InvalidRequest(
                 f"node {node} does not answer at {address} ({error.message}); start it with "
@@ -268,7 +268,7 @@ class MembershipChanges:
         if address is None:
             return f"node {successor} has left"
         try:
-            found = await ask_status(address)
+            found = await ask_status(address, self._config.security)
         except SemelError as error:
             return f"node {successor} does not answer ({error.message})"
         return "" if found.electable else f"node {successor} is drained or not whole"

@@ -5,7 +5,7 @@ Not here: making the changes (`membership/changes.py`, `membership/status.py`).
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from semel.broker.config import BrokerConfig
 from semel.broker.identity import NodeIdentity
@@ -82,9 +82,10 @@ class MembersService(broker_pb2_grpc.MembersServicer):
         )
 
     async def ReadmitNode(  # noqa: N802
-        self, request: broker_pb2.ReadmitNodeRequest, context: object
+        self, request: broker_pb2.ReadmitNodeRequest, context: Any
     ) -> broker_pb2.ReadmitNodeReply:
         self._identity.check_caller(request)
+        self._identity.check_proof(context, request.node_id)
         index, term = await self._changes.readmit(NodeId(request.node_id))
         return broker_pb2.ReadmitNodeReply(index=index, term=term)
 

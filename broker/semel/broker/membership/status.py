@@ -52,7 +52,8 @@ from semel.broker.replica.member_book import Members
 from semel.broker.replica.replica import Replica
 from semel.protos.errors import DataDirectoryError, InvalidRequest
 from semel.protos.ids import NodeId
-from semel.protos.rpc import CHANNEL_OPTIONS, PEER_CHANNEL_OPTIONS, error_from_rpc
+from semel.protos.rpc import CHANNEL_OPTIONS, error_from_rpc
+from semel.protos.security.credentials import channel
 from semel.protos.v1 import (
     broker_pb2,
     broker_pb2_grpc,
@@ -211,7 +212,7 @@ class MembershipStatus:
     async def _ask_peers(self) -> dict[NodeId, broker_pb2.NodeStatusReply]:
         """The answers of the peers that are the nodes they should be."""
         found = {}
-        for node, answer in (await ask_all(self._peers())).items():
+        for node, answer in (await ask_all(self._peers(), self._config.security)).items():
             if stranger := self._identity.stranger(node, answer):
                 self._say("STRANGER at a peer's address: %s", stranger)
             else:
@@ -253,8 +254,8 @@ class MembershipStatus:
     ) -> ControllersSay | None:
         """The answer of the active controller; None if it does not answer."""
         for address in self._config.controllers:
-            async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
-                stub: Any = controller_pb2_grpc.ControllerStub(channel)
+            async with channel(address, CHANNEL_OPTIONS, self._config.security) as opened:
+                stub: Any = controller_pb2_grpc.ControllerStub(opened)
                 try:
                     reply: controller_pb2.FoundGroupReply = await stub.FoundGroup(
                         request, timeout=_ASK_TIMEOUT_S
@@ -428,8 +429,8 @@ class MembershipStatus:
             founding_id=self._identity.founding,
             to_node_id=node,
         )
-        async with grpc.aio.insecure_channel(address, options=PEER_CHANNEL_OPTIONS) as channel:
-            stub = broker_pb2_grpc.MembersStub(channel)
+        async with self._identity.channel(node, address) as opened:
+            stub = broker_pb2_grpc.MembersStub(opened)
             reply: broker_pb2.ReadmitNodeReply = await stub.ReadmitNode(
                 request, timeout=_READMIT_TIMEOUT_S
             )

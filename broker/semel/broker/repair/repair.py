@@ -47,7 +47,6 @@ from semel.broker.replication.receiver import frame_meta
 from semel.protos.errors import SemelError
 from semel.protos.frames import decode_frame_header
 from semel.protos.ids import NodeId
-from semel.protos.rpc import PEER_CHANNEL_OPTIONS
 from semel.protos.v1 import raft_pb2, raft_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -141,9 +140,7 @@ class Repair:
             if not address or peer == self._replica.config.node_id:
                 continue
             try:
-                async with grpc.aio.insecure_channel(
-                    address, options=PEER_CHANNEL_OPTIONS
-                ) as channel:
+                async with self._identity.channel(peer, address) as channel:
                     stub = raft_pb2_grpc.SnapshotsStub(channel)
                     await self._repair_entries(stub, peer)
                     await self._repair_records(stub, peer)

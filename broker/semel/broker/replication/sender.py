@@ -45,7 +45,6 @@ from semel.protos.errors import CorruptSegment, InvalidRequest, UnsupportedVersi
 from semel.protos.framed import ACCEPTED, encode_head, encode_hello, tune
 from semel.protos.ids import NodeId
 from semel.protos.levels import check_levels, check_member, levels_metadata, own_levels
-from semel.protos.rpc import PEER_CHANNEL_OPTIONS
 from semel.protos.v1 import raft_pb2, raft_pb2_grpc
 from semel.protos.v1.common_pb2 import Levels
 
@@ -167,7 +166,7 @@ class PeerLink:
         """
         own = self._identity
         levels = self._own_levels()
-        async with grpc.aio.insecure_channel(self.address, options=PEER_CHANNEL_OPTIONS) as channel:
+        async with own.channel(self.peer_id, self.address) as channel:
             reply: raft_pb2.OpenStreamReply = await raft_pb2_grpc.RaftPeerStub(channel).OpenStream(
                 raft_pb2.OpenStreamRequest(
                     cluster_id=own.cluster_id,

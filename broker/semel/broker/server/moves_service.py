@@ -222,7 +222,7 @@ class MovesService(broker_pb2_grpc.MovesServicer):
         self._routes.check_epoch(request.controller_epoch)
         await self._replica.wait_master()
         key = queue_key_of(request.queue)
-        source = Source(request.sources, self._replica.levels())
+        source = Source(request.sources, self._replica.levels(), self._config.security)
         pull = QueuePull(
             self._replica,
             source,

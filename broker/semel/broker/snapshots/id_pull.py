@@ -28,13 +28,13 @@ import grpc.aio
 
 from semel.broker.dedup.id_store import CorruptIndex
 from semel.broker.dedup.run_copies import Piece, RunCopy
+from semel.broker.identity import peer_channel
 from semel.broker.raft import Role
 from semel.broker.replica.replica import Replica
 from semel.broker.snapshots.pace import Pace
 from semel.protos import compat
 from semel.protos.errors import SemelError, Unavailable
 from semel.protos.ids import NodeId
-from semel.protos.rpc import PEER_CHANNEL_OPTIONS
 from semel.protos.v1 import raft_pb2, raft_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -191,7 +191,7 @@ class IdPull:
             applied_index=replica.state.applied_index,
             caller=self._caller(node),
         )
-        channel = grpc.aio.insecure_channel(address, options=PEER_CHANNEL_OPTIONS)
+        channel = peer_channel(replica.config, node, address)
         await channels.enter_async_context(channel)
         stub: Any = raft_pb2_grpc.SnapshotsStub(channel)
         call = stub.PullIds(request)

@@ -111,7 +111,10 @@ class CatchUp:
         loop = asyncio.get_running_loop()
         installing: asyncio.Future[None] | None = None
         pull = SnapshotPull(
-            lambda: self._sources(source), self._identity.caller, bytes_per_second=self._rate
+            lambda: self._sources(source),
+            self._identity.caller,
+            bytes_per_second=self._rate,
+            connect=self._identity.channel,
         )
         self._pulling = pull
         try:

@@ -33,7 +33,7 @@ from semel.broker.snapshots.pace import Pace
 from semel.protos import compat
 from semel.protos.errors import CorruptSegment, Unavailable
 from semel.protos.ids import NodeId
-from semel.protos.rpc import PEER_CHANNEL_OPTIONS, error_from_rpc
+from semel.protos.rpc import error_from_rpc
 from semel.protos.v1 import raft_pb2, raft_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -57,14 +57,17 @@ class SnapshotPull:
         caller: Callable[[NodeId], raft_pb2.PeerCaller],
         *,
         bytes_per_second: int,
+        connect: Callable[[NodeId, str], grpc.aio.Channel],
     ) -> None:
         """`sources` gives the members with their addresses, in the order in which to ask them;
-        `caller` is how this node introduces itself to one of them."""
+        `caller` is how this node introduces itself to one of them, and `connect` opens a channel
+        to it."""
         self._sources = sources
         self._caller = caller
         self._asked = NodeId(0)
         """The member that this pull asks now."""
         self._rate = bytes_per_second
+        self._connect = connect
         self._arrivals = Pace(bytes_per_second)
         self._channel: grpc.aio.Channel | None = None
         self._closed = asyncio.Event()
@@ -156,7 +159,7 @@ class SnapshotPull:
             if not sources:
                 raise Unavailable("no other member of the group is known")
             self._asked, address = sources[self._failures % len(sources)]
-            self._channel = grpc.aio.insecure_channel(address, options=PEER_CHANNEL_OPTIONS)
+            self._channel = self._connect(self._asked, address)
         return raft_pb2_grpc.SnapshotsStub(self._channel)
 
     async def _chunks(self, method: Any, request: Any) -> AsyncIterator[Any]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from typing import Any
 
 import google_crc32c
 
@@ -56,15 +57,18 @@ class SnapshotService(raft_pb2_grpc.SnapshotsServicer):
         self._checkpoints = checkpoints
         self._identity = identity
 
-    def _check(self, request: _Asking) -> None:
-        """Raises DataDirectoryError, Unavailable."""
-        self._identity.check_message(request.caller if request.HasField("caller") else None)
+    def _check(self, request: _Asking, context: Any) -> None:
+        """Raises DataDirectoryError, Unauthenticated, Unavailable."""
+        caller = request.caller if request.HasField("caller") else None
+        self._identity.check_message(caller)
+        if caller is not None:
+            self._identity.check_proof(context, caller.node_id)
 
     async def PullCheckpoint(  # noqa: N802
-        self, request: raft_pb2.PullCheckpointRequest, context: object
+        self, request: raft_pb2.PullCheckpointRequest, context: Any
     ) -> AsyncIterator[raft_pb2.CheckpointChunk]:
         """The newest checkpoint from `position`, or from 0 when `index` is an older one."""
-        self._check(request)
+        self._check(request, context)
         loop = asyncio.get_running_loop()
         log = self._replica.log
         if self._checkpoints.index < request.index:
@@ -86,10 +90,10 @@ class SnapshotService(raft_pb2_grpc.SnapshotsServicer):
             )
 
     async def PullFrames(  # noqa: N802
-        self, request: raft_pb2.PullFramesRequest, context: object
+        self, request: raft_pb2.PullFramesRequest, context: Any
     ) -> AsyncIterator[raft_pb2.FrameChunk]:
         """Entries that this node has whole, for a peer whose copy is damaged."""
-        self._check(request)
+        self._check(request, context)
         loop = asyncio.get_running_loop()
         log = self._replica.log
         for ref in request.entries[:_FRAMES_PER_PULL]:
@@ -104,10 +108,10 @@ class SnapshotService(raft_pb2_grpc.SnapshotsServicer):
             yield raft_pb2.FrameChunk(index=ref.index, data=frame)
 
     async def PullRecords(  # noqa: N802
-        self, request: raft_pb2.PullRecordsRequest, context: object
+        self, request: raft_pb2.PullRecordsRequest, context: Any
     ) -> AsyncIterator[raft_pb2.RecordChunk]:
         """The records asked for, in that order. Raises Unavailable on a node that is behind."""
-        self._check(request)
+        self._check(request, context)
         loop = asyncio.get_running_loop()
         if self._replica.state.applied_index < request.applied_index:
             raise Unavailable(
@@ -132,10 +136,10 @@ class SnapshotService(raft_pb2_grpc.SnapshotsServicer):
                 yield raft_pb2.RecordChunk(record=ref, data=data, crc=google_crc32c.value(data))
 
     async def PullBodies(  # noqa: N802
-        self, request: raft_pb2.PullBodiesRequest, context: object
+        self, request: raft_pb2.PullBodiesRequest, context: Any
     ) -> AsyncIterator[raft_pb2.BodyChunk]:
         """The batches of topics in memory that are asked for, in that order."""
-        self._check(request)
+        self._check(request, context)
         for ref in request.records[:_RECORDS_PER_PULL]:
             stored = self._replica.bodies.get(ref.index, ref.position)
             yield raft_pb2.BodyChunk(record=ref, data=stored or b"")
@@ -148,14 +152,14 @@ class SnapshotService(raft_pb2_grpc.SnapshotsServicer):
         return {record[:2] for record in records if record[:2] in wanted}
 
     async def PullIds(  # noqa: N802
-        self, request: raft_pb2.PullIdsRequest, context: object
+        self, request: raft_pb2.PullIdsRequest, context: Any
     ) -> AsyncIterator[raft_pb2.IdsChunk]:
         """The run of an index that holds an arrival. Raises Unavailable and OSError.
 
         What the caller has applied is waited for, but not for ever: while no node may become master
         nobody applies anything.
         """
-        self._check(request)
+        self._check(request, context)
         replica, ids = self._replica, self._replica.ids
         with suppress(Unavailable):
             await replica.wait_applied(request.applied_index, _APPLY_TIMEOUT_S)
@@ -187,10 +191,10 @@ class SnapshotService(raft_pb2_grpc.SnapshotsServicer):
                 raise Unavailable(f"the ids of topic {request.topic_id} were merged") from error
 
     async def DescribeEntries(  # noqa: N802
-        self, request: raft_pb2.DescribeEntriesRequest, context: object
+        self, request: raft_pb2.DescribeEntriesRequest, context: Any
     ) -> raft_pb2.DescribeEntriesReply:
         """What this node has of entries that are damaged at a peer."""
-        self._check(request)
+        self._check(request, context)
         return raft_pb2.DescribeEntriesReply(
             node_id=self._replica.config.node_id,
             states=[

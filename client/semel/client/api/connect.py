@@ -14,8 +14,9 @@ from semel.client.session import Session
 def connect(bootstrap: str | None = None, **options: Any) -> Client:
     """Connects to a cluster through its controllers.
 
-    `bootstrap` is "HOST:PORT[,HOST:PORT]"; None takes SEMEL_BOOTSTRAP, or 127.0.0.1:7070. Options
-    are the fields of `ClientConfig`. Raises Unavailable when no controller answers in time,
+    `bootstrap` is "HOST:PORT[,HOST:PORT]"; None takes that of the file that SEMEL_CLIENT_CONFIG or
+    SEMEL_PROFILE names, SEMEL_BOOTSTRAP, or 127.0.0.1:7070. Options are the fields of
+    `ClientConfig`. Raises Unavailable when no controller answers in time,
     InvalidRequest for an unknown option.
 
         >>> with connect(bootstrap) as client:

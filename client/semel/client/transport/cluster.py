@@ -73,7 +73,7 @@ class Cluster:
         """`routes_directory` holds the file of routes for later clients; None keeps no file."""
         self.config = config
         self.routes = RouteTable()
-        self.connections = Connections(level_max=config.level_max)
+        self.connections = Connections(config.level_max, config.security)
         self.streams = Streams(
             self.connections,
             direct=config.direct_streams,

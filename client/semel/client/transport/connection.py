@@ -19,6 +19,7 @@ import grpc.aio
 from semel.protos.errors import SemelError, TimedOut, Unavailable, UnsupportedVersion
 from semel.protos.levels import LEVEL_MAX, levels_metadata, own_levels
 from semel.protos.rpc import CHANNEL_OPTIONS, error_from_rpc
+from semel.protos.security.credentials import Security, channel
 from semel.protos.v1 import broker_pb2_grpc, controller_pb2_grpc
 
 
@@ -33,7 +34,8 @@ class Purpose(Enum):
 class Connections:
     """Channels of one client. Lives on the I/O thread."""
 
-    def __init__(self, level_max: int = LEVEL_MAX) -> None:
+    def __init__(self, level_max: int = LEVEL_MAX, security: Security | None = None) -> None:
+        self.security = security
         self.levels = own_levels(level_max)
         self.told = levels_metadata(self.levels)
         """Metadata of every call: this client's feature levels."""
@@ -42,11 +44,11 @@ class Connections:
 
     def channel(self, address: str, purpose: Purpose) -> grpc.aio.Channel:
         """Returns the channel, opened at its first use."""
-        channel = self._channels.get((address, purpose))
-        if channel is None:
-            channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-            self._channels[address, purpose] = channel
-        return channel
+        opened = self._channels.get((address, purpose))
+        if opened is None:
+            opened = channel(address, CHANNEL_OPTIONS, self.security)
+            self._channels[address, purpose] = opened
+        return opened
 
     async def call(
         self, address: str, service: type[Any], method: str, request: Any, timeout_s: float

@@ -99,6 +99,7 @@ class ActiveController:
             addresses=self.registry.addresses,
             timeout_s=config.broker_call_timeout_ms / 1000,
             level_max=config.level_max,
+            security=config.security,
         )
         self.topics = TopicService(
             epoch,

@@ -16,6 +16,7 @@ from semel.protos.channels import Channels
 from semel.protos.errors import SemelError
 from semel.protos.levels import LEVEL_MAX, own_levels, untold_levels
 from semel.protos.masters import MasterSearch
+from semel.protos.security.credentials import Security
 from semel.protos.v1.broker_pb2 import (
     ApplyQueuesRequest,
     CopyQueueReply,
@@ -44,13 +45,14 @@ class BrokerCaller:
         addresses: Callable[[int], list[str]],
         timeout_s: float,
         level_max: int = LEVEL_MAX,
+        security: Security | None = None,
     ) -> None:
         told = own_levels(level_max)
         self._cluster_id = cluster_id
         self._epoch = epoch
         self._addresses = addresses
         self._timeout_s = timeout_s
-        self._channels = Channels(lambda: told)
+        self._channels = Channels(lambda: told, security=security)
 
     async def apply(self, group_id: int, batch: list[ControlRecord]) -> None:
         """Appends records to a group's log; returns once they are applied there.

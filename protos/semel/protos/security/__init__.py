@@ -1,1 +1,1 @@
-"""Who is at the other end: identities, certificates, TLS."""
+"""Identities, certificates and TLS: proof of who is at the other end."""

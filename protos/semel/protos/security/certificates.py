@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from semel.protos.security.identity import Identity, any_node
+from semel.protos.security.identity import Identity, any_node, cluster_uri
 
 BACKDATED: Final = datetime.timedelta(hours=1)
 """New certificates are valid from so long ago: the clocks of machines differ."""
@@ -39,6 +39,10 @@ def new_authority(
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
         .add_extension(identifier, critical=False)
+        .add_extension(
+            x509.SubjectAlternativeName([x509.UniformResourceIdentifier(cluster_uri(cluster))]),
+            critical=False,
+        )
     )
     return builder.sign(key, hashes.SHA256()), key
 

@@ -26,13 +26,13 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc.aio
 
 from semel.protos.security.identity import Identity, any_node
-from semel.protos.security.tls_files import Loaded, TlsFiles
+from semel.protos.security.tls_files import Loaded, TlsFileError, TlsFiles
 
 Options = tuple[tuple[str, Any], ...]
 
@@ -43,9 +43,27 @@ class Security:
 
     files: TlsFiles
 
+    @classmethod
+    def read(cls, directory: Path | str) -> Security:
+        """BLOCKING. Reads ca.pem, cert.pem and key.pem of a directory. Raises TlsFileError."""
+        return cls(TlsFiles.in_directory(Path(directory)))
+
+    @classmethod
+    def of_node(cls, directory: Path, kind: str, number: int, cluster: str) -> Security:
+        """BLOCKING. Reads the files of a node. Raises TlsFileError, also when they are another's.
+
+        An empty `cluster` takes the one that the certificate names.
+        """
+        files = TlsFiles.in_directory(directory)
+        found = files.identity
+        wanted = Identity(kind, str(number), cluster or found.cluster)
+        if found != wanted:
+            raise TlsFileError(f"{files.certificate} is that of {found}, and this is {wanted}")
+        return cls(files)
+
     @property
     def identity(self) -> Identity:
-        """Who this program is."""
+        """The identity of this program."""
         return self.files.identity
 
     @property
@@ -106,7 +124,9 @@ def server_credentials(files: TlsFiles, require_client: bool = True) -> grpc.Ser
         served = loaded.version
         return _configuration(loaded)
 
-    return grpc.dynamic_ssl_server_credentials(_configuration(begun), newest, require_client)
+    # None means no change; the stub of grpc does not know that.
+    fetch = cast("Callable[[], grpc.ServerCertificateConfiguration]", newest)
+    return grpc.dynamic_ssl_server_credentials(_configuration(begun), fetch, require_client)
 
 
 def _credentials(loaded: Loaded) -> grpc.ChannelCredentials:
@@ -115,7 +135,7 @@ def _credentials(loaded: Loaded) -> grpc.ChannelCredentials:
 
 def _configuration(loaded: Loaded) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration(
-        ((loaded.key, loaded.certificate),), root_certificates=loaded.ca
+        [(loaded.key, loaded.certificate)], root_certificates=loaded.ca
     )
 
 

@@ -1,5 +1,5 @@
-"""Who may call a node at all: programs of its own cluster, and on services between nodes only the
-node that the call claims to come from.
+"""The check of callers at a node: programs of its own cluster alone, and on services between nodes
+only the node that the call claims to come from.
 
 How it works. The handshake has proved that the caller's certificate is of the CA. This decides from
 the identity in it: another cluster's is refused, since one CA may serve several clusters; and a

@@ -83,6 +83,19 @@ class Identity:
         return f"{self.kind}-{self.name}.{_label(self.cluster)}.{_SCHEME}"
 
 
+def cluster_uri(cluster: str) -> str:
+    """`semel://CLUSTER`, which the certificate of a cluster's CA states."""
+    return f"{_SCHEME}://{quote(cluster, safe='')}"
+
+
+def cluster_of_uri(uri: str) -> str:
+    """Returns the cluster that `cluster_uri` names. Raises InvalidRequest."""
+    cluster = unquote(uri.removeprefix(f"{_SCHEME}://"))
+    if not cluster or cluster_uri(cluster) != uri:
+        raise InvalidRequest(f"{uri!r} names no cluster: it would be semel://CLUSTER")
+    return cluster
+
+
 def any_node(cluster: str) -> str:
     """Returns the DNS name in the certificates of all nodes of the cluster."""
     return f"node.{_label(cluster)}.{_SCHEME}"

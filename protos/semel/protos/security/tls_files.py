@@ -186,13 +186,14 @@ def check_chain(
                 f"is {now:%Y-%m-%d %H:%M}: check the clock"
             )
     for below, above in itertools.pairwise(chain):
-        if not _issued(below, above):
+        if not is_issued(below, above):
             raise TlsFileError(f"{path}: each certificate must be signed by the one after it")
-    if not any(_issued(chain[-1], one) or chain[-1] == one for one in authorities):
+    if not any(is_issued(chain[-1], one) or chain[-1] == one for one in authorities):
         raise TlsFileError(f"{path} is not signed by the CA in {ca}: they do not belong together")
 
 
-def _issued(certificate: x509.Certificate, by: x509.Certificate) -> bool:
+def is_issued(certificate: x509.Certificate, by: x509.Certificate) -> bool:
+    """Whether a certificate is signed by the key of another one."""
     try:
         certificate.verify_directly_issued_by(by)
     except (ValueError, TypeError, InvalidSignature):

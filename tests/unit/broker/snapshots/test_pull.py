@@ -16,6 +16,7 @@ from semel.broker.snapshots.pull import SnapshotPull
 from semel.protos.errors import Unavailable
 from semel.protos.ids import NodeId
 from semel.protos.rpc import ServerInterceptor
+from semel.protos.security.credentials import channel
 from semel.protos.v1 import raft_pb2, raft_pb2_grpc
 
 REFS = [RecordRef(index, 48, 4) for index in range(1, 5)]
@@ -65,6 +66,7 @@ async def pulling(*members: Member) -> AsyncIterator[SnapshotPull]:
         lambda: [(NodeId(number), address) for number, address in enumerate(addresses, 1)],
         lambda node: raft_pb2.PeerCaller(),
         bytes_per_second=1 << 30,
+        connect=lambda _, address: channel(address),
     )
     try:
         yield pull

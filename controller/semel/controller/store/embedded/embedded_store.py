@@ -75,6 +75,7 @@ from semel.protos.errors import (
     Throttled,
     Unavailable,
 )
+from semel.protos.security.credentials import Security
 from semel.protos.v1.metadata_store_pb2 import CONTROLLER_MEMBERSHIP_VOTER
 
 log = logging.getLogger(__name__)
@@ -121,6 +122,7 @@ class EmbeddedStore(MemoryStore):
         *,
         cluster_id: str = "",
         timeout_s: float = TIMEOUT_S,
+        security: Security | None = None,
     ) -> EmbeddedStore:
         """Opens or creates one controller's part of the store.
 
@@ -149,6 +151,7 @@ class EmbeddedStore(MemoryStore):
             post_message=lambda action: store._post_message(action),
             describe=lambda: store._opened().describe(),
             must_ask=lambda: store._opened().must_ask,
+            security=security,
         )
         store._links = links
         try:

@@ -43,6 +43,9 @@ from semel.protos.rpc import (
     PEER_CHANNEL_OPTIONS,
     error_from_rpc,
 )
+from semel.protos.security import identity as tls_identity
+from semel.protos.security.credentials import Security, channel
+from semel.protos.security.guard import Guard
 from semel.protos.v1.metadata_store_pb2 import (
     CONTROLLER_MEMBERSHIP_NON_COUNTING,
     CONTROLLER_MEMBERSHIP_UNFORMED,
@@ -122,6 +125,7 @@ class Links:
         post_message: Post,
         describe: Callable[[], MembershipReply],
         must_ask: Callable[[], bool],
+        security: Security | None = None,
     ) -> None:
         """`peers` has HOST:PORT of the others; `post_message` may drop, `post` may not."""
         self._identity = identity
@@ -130,6 +134,8 @@ class Links:
         self._post_message = post_message
         self._describe = describe
         self._must_ask = must_ask
+        self._security = security
+        self._guard = Guard(security)
         self._loop = asyncio.get_running_loop()
         self._outboxes = {peer: _Outbox() for peer in peers}
         self._calls: dict[int, Any] = {}
@@ -182,8 +188,8 @@ class Links:
                 call.cancel()
 
     async def _keep(self, peer: int) -> None:
-        async with self._channel(peer) as channel:
-            stub = MetadataGroupStub(channel)
+        async with self._channel(peer) as opened:
+            stub = MetadataGroupStub(opened)
             while True:
                 try:
                     await self._converse(peer, stub)
@@ -262,7 +268,8 @@ class Links:
                 await asyncio.sleep(RETRY_S)
 
     def _channel(self, peer: int) -> grpc.aio.Channel:
-        return grpc.aio.insecure_channel(self._peers[peer], options=PEER_CHANNEL_OPTIONS)
+        to = tls_identity.Identity(tls_identity.CONTROLLER, str(peer), self._identity.cluster_id)
+        return channel(self._peers[peer], PEER_CHANNEL_OPTIONS, self._security, to)
 
     def _hello(self, peer: int) -> GroupHello:
         return GroupHello(
@@ -286,6 +293,7 @@ class Links:
         self, request: GroupHello, context: grpc.aio.ServicerContext[Any, Any]
     ) -> MembershipReply:
         self._check_hello(request)
+        self._guard.check_node(context, tls_identity.CONTROLLER, request.sender)
         return self._describe()
 
     async def OpenLink(  # noqa: N802
@@ -297,6 +305,7 @@ class Links:
         if first is None or first.WhichOneof("kind") != "hello":
             raise InvalidRequest("a link begins with a hello")
         self._check_hello(first.hello)
+        self._guard.check_node(context, tls_identity.CONTROLLER, first.hello.sender)
         changed = asyncio.ensure_future(self._changed.wait())
         sender = (first.hello.sender, first.hello.membership == CONTROLLER_MEMBERSHIP_NON_COUNTING)
         reading = asyncio.ensure_future(self._read(sender, request_iterator))

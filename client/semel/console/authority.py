@@ -1,0 +1,274 @@
+"""A directory with a cluster's CA and the certificates that it has issued.
+
+How it works. Each identity has a directory of its own, which is copied to where its program runs:
+
+    DIR/ca.pem, ca-key.pem            the CA; the key leaves this directory never
+    DIR/broker-1/  ca.pem cert.pem key.pem      and so on for each node
+    DIR/admin/     the same, and client.toml for `--client-config`
+    DIR/client-NAME/  the same
+
+Files are replaced one by one, each by a rename: whoever reads one has the old or the new, and
+running programs use what fits together (`tls_files.py`).
+
+A change of the CA takes three steps, between which the files are copied to all machines: `add_ca`
+makes a new CA and lets everybody trust both, `renew` issues all certificates by the new one, and
+`forget_old_cas` ends the trust in those before.
+
+Invariants
+1. Private keys have mode 0600 from the moment they exist.
+2. The CA that issues is the one in ca.pem to which ca-key.pem belongs.
+
+Not here: what a certificate states (`certificates.py` of the protos), output (`security.py`).
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from semel.console.cluster_file import CLIENT_FILE
+from semel.protos.errors import InvalidRequest
+from semel.protos.security import certificates
+from semel.protos.security.identity import ADMIN, CLIENT, Identity, cluster_of_uri
+from semel.protos.security.tls_files import (
+    TlsFileError,
+    check_key_mode,
+    identity_of_certificate,
+    is_issued,
+    read_certificates,
+)
+
+CA_DAYS: Final = 3650
+DAYS: Final = 365
+_CA: Final = "ca.pem"
+_CA_KEY: Final = "ca-key.pem"
+_CERTIFICATE: Final = "cert.pem"
+_KEY: Final = "key.pem"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Issued:
+    """One certificate in the directory."""
+
+    directory: Path
+    identity: Identity
+    not_after: datetime.datetime
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "kind": self.identity.kind,
+            "name": self.identity.name,
+            "cluster_id": self.identity.cluster,
+            "uri": self.identity.uri,
+            "expires": self.not_after.isoformat(),
+            "directory": str(self.directory),
+        }
+
+
+class Authority:
+    """The CA in a directory. BLOCKING throughout."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises TlsFileError for a directory that holds no CA, or one that is damaged."""
+        self.directory = directory
+        self.ca_path = directory / _CA
+        self._cas = read_certificates(_read(self.ca_path), self.ca_path)
+        self._ca, self._key = _load_key(directory / _CA_KEY, self._cas, self.ca_path)
+        self.cluster = _cluster_of(self._ca, self.ca_path)
+
+    @classmethod
+    def create(cls, directory: Path, cluster: str, days: int = CA_DAYS) -> Authority:
+        """Makes a CA. Raises InvalidRequest where there is one."""
+        if (directory / _CA_KEY).exists() or (directory / _CA).exists():
+            raise InvalidRequest(
+                f"{directory} holds a CA already: `semel security issue` makes further "
+                "certificates, and `semel security renew` new ones"
+            )
+        Identity(ADMIN, "admin", cluster)  # raises for an id that no certificate could state
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        certificate, key = certificates.new_authority(cluster, _now(), days)
+        _write(directory / _CA_KEY, certificates.key_pem(key), secret=True)
+        _write(directory / _CA, certificates.certificate_pem(certificate))
+        return cls(directory)
+
+    @property
+    def not_after(self) -> datetime.datetime:
+        """When the CA that issues expires."""
+        return self._ca.not_valid_after_utc
+
+    def place(self, identity: Identity) -> Path:
+        """Returns the directory of an identity."""
+        name = identity.name
+        if not identity.is_node and not _is_file_name(name):
+            raise InvalidRequest(
+                f"{name!r} is no name of a directory: use letters, digits, '.', '-', '_' and '@'"
+            )
+        if identity == Identity(ADMIN, "admin", self.cluster):
+            return self.directory / "admin"
+        return self.directory / f"{identity.kind}-{name}"
+
+    def issue(self, identity: Identity, days: int = DAYS, bootstrap: str = "") -> Issued:
+        """Issues a certificate in the place of whatever was there.
+
+        A client and an administrator get a file for --client-config that names `bootstrap`.
+        """
+        directory = self.place(identity)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        certificate, key = certificates.issue(identity, self._ca, self._key, _now(), days)
+        _write(directory / _CA, self._ca_pem())
+        _write(directory / _KEY, certificates.key_pem(key), secret=True)
+        _write(directory / _CERTIFICATE, certificates.certificate_pem(certificate))
+        if identity.kind in (ADMIN, CLIENT) and (
+            bootstrap or not (directory / CLIENT_FILE).exists()
+        ):
+            _write(directory / CLIENT_FILE, _client_file(bootstrap))
+        return Issued(
+            directory=directory, identity=identity, not_after=certificate.not_valid_after_utc
+        )
+
+    def issued(self) -> Iterator[Issued]:
+        """All certificates in the directory, by name. Raises TlsFileError for a damaged one."""
+        for path in sorted(self.directory.glob(f"*/{_CERTIFICATE}")):
+            yield show(path)
+
+    def renew(self, days: int = DAYS, within_days: int | None = None) -> list[Issued]:
+        """Issues all certificates anew, or those alone that expire within so many days."""
+        limit = _now() + datetime.timedelta(days=within_days or 0)
+        return [
+            self.issue(one.identity, days)
+            for one in list(self.issued())
+            if within_days is None or one.not_after <= limit
+        ]
+
+    def add_ca(self, days: int = CA_DAYS) -> None:
+        """Makes a new CA, which issues from now on; all trust it beside those before."""
+        certificate, key = certificates.new_authority(self.cluster, _now(), days)
+        self._cas.insert(0, certificate)
+        self._distribute()
+        # After a crash before this, the CA before goes on issuing.
+        _write(self.directory / _CA_KEY, certificates.key_pem(key), secret=True)
+        self._ca, self._key = certificate, key
+
+    def forget_old_cas(self) -> None:
+        """Ends the trust in all CAs but the one that issues.
+
+        Raises InvalidRequest while a certificate is of another one.
+        """
+        for one in self.issued():
+            certificate = read_certificates(_read(one.directory / _CERTIFICATE), one.directory)[0]
+            if not is_issued(certificate, self._ca):
+                raise InvalidRequest(
+                    f"{one.directory} has a certificate of an older CA: `semel security renew` "
+                    "first, and bring the new files to all machines"
+                )
+        self._cas = [self._ca]
+        self._distribute()
+
+    def _distribute(self) -> None:
+        _write(self.ca_path, self._ca_pem())
+        for path in self.directory.glob(f"*/{_CA}"):
+            _write(path, self._ca_pem())
+
+    def _ca_pem(self) -> bytes:
+        return b"".join(map(certificates.certificate_pem, self._cas))
+
+
+def ensure(
+    directory: Path, cluster: str, nodes: Iterable[Identity], bootstrap: str, renew_days: int
+) -> Authority:
+    """BLOCKING. Makes what is missing: the CA, the nodes' certificates and an administrator's.
+
+    Those that expire within `renew_days` are renewed.
+    """
+    if (directory / _CA).exists():
+        authority = Authority(directory)
+        authority.renew(within_days=renew_days)
+    else:
+        authority = Authority.create(directory, cluster)
+    for identity in nodes:
+        if not (authority.place(identity) / _CERTIFICATE).exists():
+            authority.issue(identity)
+    admin = Identity(ADMIN, "admin", cluster)
+    if not (authority.place(admin) / _CERTIFICATE).exists():
+        authority.issue(admin, bootstrap=bootstrap)
+    return authority
+
+
+def show(certificate: Path) -> Issued:
+    """BLOCKING. Returns what a certificate states. Raises TlsFileError."""
+    found = read_certificates(_read(certificate), certificate)[0]
+    identity = identity_of_certificate(found)
+    if identity is None:
+        raise TlsFileError(f"{certificate} names no identity of Semel")
+    return Issued(
+        directory=certificate.parent, identity=identity, not_after=found.not_valid_after_utc
+    )
+
+
+def _client_file(bootstrap: str) -> bytes:
+    lines = [f"bootstrap = {json.dumps(bootstrap)}"] if bootstrap else []
+    lines += [f'ca = "{_CA}"', f'certificate = "{_CERTIFICATE}"', f'key = "{_KEY}"']
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _cluster_of(ca: x509.Certificate, path: Path) -> str:
+    try:
+        names = ca.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        (uri,) = names.get_values_for_type(x509.UniformResourceIdentifier)
+        return cluster_of_uri(uri)
+    except (x509.ExtensionNotFound, ValueError, InvalidRequest):
+        raise TlsFileError(f"{path} is no CA that `semel security init` has made") from None
+
+
+def _load_key(
+    path: Path, cas: list[x509.Certificate], ca_path: Path
+) -> tuple[x509.Certificate, certificates.PrivateKey]:
+    """Returns the CA that issues, with its private key."""
+    check_key_mode(path)
+    try:
+        key = serialization.load_pem_private_key(_read(path), None)
+    except (ValueError, TypeError) as error:
+        raise TlsFileError(f"{path} holds no private key in PEM: {error}") from None
+    found = [ca for ca in cas if ca.public_key() == key.public_key()]
+    if not found or not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise TlsFileError(f"{path} is not the key of a CA in {ca_path}")
+    return found[0], key
+
+
+def _is_file_name(name: str) -> bool:
+    return not name.startswith(".") and all(c.isalnum() or c in ".-_@" for c in name)
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise TlsFileError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _write(path: Path, content: bytes, *, secret: bool = False) -> None:
+    """Replaces a file in one step."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(
+        temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644
+    )
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

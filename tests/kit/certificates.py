@@ -1,0 +1,73 @@
+"""Directories with certificates, for tests of TLS."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from pathlib import Path
+
+from cryptography import x509
+
+from semel.protos.security import certificates
+from semel.protos.security.identity import Identity
+
+CLUSTER = "0" * 31 + "1"
+
+
+class TestCa:
+    """A CA that issues whatever a test wants, also what the product would not."""
+
+    __test__ = False
+
+    def __init__(self, cluster: str = CLUSTER) -> None:
+        self.cluster = cluster
+        self.certificate, self._key = certificates.new_authority(cluster, _now(), 10)
+
+    @property
+    def pem(self) -> bytes:
+        """The CA's certificate."""
+        return certificates.certificate_pem(self.certificate)
+
+    def issue(self, kind: str, name: str, *, ended: bool = False) -> tuple[bytes, bytes]:
+        """A certificate and its key; one that has `ended` expired an hour ago."""
+        moment = _now() - datetime.timedelta(days=1, hours=1) if ended else _now()
+        identity = Identity(kind, name, self.cluster)
+        certificate, key = certificates.issue(
+            identity, self.certificate, self._key, moment, 1 if ended else 5
+        )
+        return certificates.certificate_pem(certificate), certificates.key_pem(key)
+
+    def files(
+        self,
+        directory: Path,
+        kind: str,
+        name: str,
+        *,
+        trusted: bytes | None = None,
+        ended: bool = False,
+    ) -> Path:
+        """Writes ca.pem, cert.pem and key.pem; `trusted` is in ca.pem in place of this CA."""
+        certificate, key = self.issue(kind, name, ended=ended)
+        directory.mkdir(parents=True, exist_ok=True)
+        replace(directory / "ca.pem", self.pem if trusted is None else trusted)
+        replace(directory / "key.pem", key, mode=0o600)
+        replace(directory / "cert.pem", certificate)
+        return directory
+
+
+def replace(path: Path, content: bytes, *, mode: int = 0o644) -> None:
+    """Replaces a file in one step, as an administrator does."""
+    temporary = path.with_suffix(".new")
+    temporary.unlink(missing_ok=True)
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(content)
+    temporary.replace(path)
+
+
+def load(pem: bytes) -> x509.Certificate:
+    """The certificate in a PEM."""
+    return x509.load_pem_x509_certificate(pem)
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
