@@ -41,7 +41,8 @@ from semel.tier.schema import FORMAT, SCHEMA
 
 ROW_GROUP_BYTES: Final = 8 << 20
 """Before compression."""
-ZSTD_LEVEL: Final = 3
+ZSTD_LEVEL: Final = 1
+"""Level 3 makes files of JSON 1.5 % smaller, and takes 2.7 times as long for what does not shrink."""
 PAGE_BYTES: Final = 1 << 20
 
 _DICTIONARIES: Final = (
