@@ -10,9 +10,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+import grpc_tools
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent
+WELL_KNOWN = Path(grpc_tools.__file__).resolve().parent / "_proto"
+"""Google's own .proto files, as the compiler brings them."""
 PACKAGE = Path("semel/protos/v1")
 
 
@@ -20,7 +23,7 @@ def generate(target: Path) -> None:
     """Compiles every .proto file of the package into `target`."""
     sources = sorted(str(path.relative_to(ROOT)) for path in (ROOT / PACKAGE).glob("*.proto"))
     outputs = [f"--{kind}_out={target}" for kind in ("python", "pyi", "grpc_python")]
-    if protoc.main(["protoc", f"-I{ROOT}", *outputs, *sources]) != 0:
+    if protoc.main(["protoc", f"-I{ROOT}", f"-I{WELL_KNOWN}", *outputs, *sources]) != 0:
         raise SystemExit("protoc failed; its messages stand above")
     for stub in (target / PACKAGE).glob("*_pb2_grpc.py"):
         if "def add_" not in stub.read_text():  # no service in this file
