@@ -9,7 +9,8 @@ Invariants
 1. Every status that a server with this interceptor ends a failed call with carries a detail; a
    status without one comes from gRPC itself, and says nothing certain about a write.
 2. Cancellation passes through untouched.
-3. No handler sees anything of a caller that speaks none of this program's feature levels.
+3. No handler sees anything of a caller that speaks none of this program's feature levels, or of a
+   call that the server's checks refuse.
 
 Not here: the layout inside stream messages (`streams.py`), reconnecting and retrying (clients).
 """
@@ -20,7 +21,7 @@ import logging
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
 import grpc
@@ -113,6 +114,23 @@ SERVER_OPTIONS: Final[Options] = (
 Decode = Callable[[bytes], Any]
 
 
+class CallChecks(Protocol):
+    """Decides which calls the handlers see. Each method returns `behavior` behind its checks, which
+    raise SemelError."""
+
+    def single(self, method: str, behavior: Callable[..., Any]) -> Callable[..., Any]:
+        """For one request and one reply."""
+        ...
+
+    def replies(self, method: str, behavior: Callable[..., Any]) -> Callable[..., Any]:
+        """For one request and a stream of replies."""
+        ...
+
+    def requests(self, method: str, behavior: Callable[..., Any]) -> Callable[..., Any]:
+        """For a stream of requests."""
+        ...
+
+
 # --- server -------------------------------------------------------------------------------------
 
 
@@ -124,13 +142,15 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
         self,
         levels: Levels | None = None,
         check_caller: Callable[[str, Any], None] = lambda *_: None,
+        checks: CallChecks | None = None,
     ) -> None:
         """`levels` are this program's, by default those that its code speaks.
 
         `check_caller` gets the method and the context of each call, and raises a SemelError for a
-        caller that may not make it.
+        caller that may not make it. `checks` stands before each handler; None lets every call in.
         """
         self._check_caller = check_caller
+        self._checks = checks
         self._levels = own_levels() if levels is None else levels
         self._strangers: set[str] = set()
         """Why callers of other versions were refused, as far as that was logged."""
@@ -155,17 +175,26 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
         serializer = handler.response_serializer
         if handler.request_streaming:
             codec = (handler.request_deserializer, serializer)
+            behavior = handler.stream_stream or handler.stream_unary
+            if self._checks is not None:
+                behavior = self._checks.requests(method, behavior)
             if handler.response_streaming:
-                streaming = self._streaming(method, handler.stream_stream, None)
+                streaming = self._streaming(method, behavior, None)
                 return grpc.stream_stream_rpc_method_handler(streaming, *codec)
-            single = self._single(method, handler.stream_unary, None)
+            single = self._single(method, behavior, None)
             return grpc.stream_unary_rpc_method_handler(single, *codec)
         # gRPC would end a call whose request cannot be read with a traceback and no detail.
         decode = handler.request_deserializer
         if handler.response_streaming:
-            streaming = self._streaming(method, handler.unary_stream, decode)
+            behavior = handler.unary_stream
+            if self._checks is not None:
+                behavior = self._checks.replies(method, behavior)
+            streaming = self._streaming(method, behavior, decode)
             return grpc.unary_stream_rpc_method_handler(streaming, None, serializer)
-        single = self._single(method, handler.unary_unary, decode)
+        behavior = handler.unary_unary
+        if self._checks is not None:
+            behavior = self._checks.single(method, behavior)
+        single = self._single(method, behavior, decode)
         return grpc.unary_unary_rpc_method_handler(single, None, serializer)
 
     def _single(

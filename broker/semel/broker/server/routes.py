@@ -13,6 +13,8 @@ from collections.abc import AsyncGenerator
 from typing import Any, Final
 
 import grpc
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from semel.broker.control_plane.route_cache import RoutesCopy
 from semel.protos.v1 import controller_pb2 as pb
@@ -29,7 +31,7 @@ def routes_handler(copy: RoutesCopy) -> grpc.GenericRpcHandler:
     async def open_producer(request: pb.OpenProducerRequest, context: Any) -> pb.OpenProducerReply:
         return copy.open_anonymous(request)
 
-    async def refuse(request: bytes, context: Any) -> bytes:
+    async def refuse(request: Message, context: Any) -> bytes:
         raise copy.not_master("this is a broker")
 
     async def watch_routes(request: pb.GetRoutesRequest, context: Any) -> AsyncGenerator[pb.Routes]:
@@ -38,14 +40,18 @@ def routes_handler(copy: RoutesCopy) -> grpc.GenericRpcHandler:
         async for routes in copy.watch():
             yield routes
 
-    async def refuse_stream(request: bytes, context: Any) -> AsyncGenerator[bytes]:
+    async def refuse_stream(request: Message, context: Any) -> AsyncGenerator[bytes]:
         raise copy.not_master("this is a broker")
         yield b""
 
     handlers: dict[str, Any] = {
-        method.name: grpc.unary_stream_rpc_method_handler(refuse_stream)
+        method.name: grpc.unary_stream_rpc_method_handler(
+            refuse_stream, GetMessageClass(method.input_type).FromString
+        )
         if method.server_streaming
-        else grpc.unary_unary_rpc_method_handler(refuse)
+        else grpc.unary_unary_rpc_method_handler(
+            refuse, GetMessageClass(method.input_type).FromString
+        )
         for method in _SERVICE.methods
     }
     handlers["GetRoutes"] = grpc.unary_unary_rpc_method_handler(
