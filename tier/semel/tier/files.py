@@ -42,7 +42,7 @@ from semel.tier.schema import FORMAT, SCHEMA
 ROW_GROUP_BYTES: Final = 8 << 20
 """Before compression."""
 ZSTD_LEVEL: Final = 1
-"""Level 3 makes files of JSON 1.5 % smaller, and takes 2.7 times as long for what does not shrink."""
+"""Level 3 makes files of JSON 1.5 % smaller, and takes 2.7 times as long for random values."""
 PAGE_BYTES: Final = 1 << 20
 
 _DICTIONARIES: Final = (
