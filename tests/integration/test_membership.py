@@ -303,7 +303,9 @@ async def test_a_stop_that_is_cancelled_while_it_hands_over_closes_everything(
         node = await group.master()
         handing_over = asyncio.Event()
 
-        async def transfer(wanted: NodeId | None) -> tuple[NodeId, int]:
+        async def transfer(
+            wanted: NodeId | None, *, ignore_memory: bool = False
+        ) -> tuple[NodeId, int]:
             handing_over.set()
             await asyncio.Event().wait()
             raise AssertionError("nobody ends it")

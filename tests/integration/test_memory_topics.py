@@ -116,6 +116,44 @@ def has_all(cluster: Cluster) -> bool:
     return not any(cluster.status(node).memory_pulling for node in cluster.brokers)
 
 
+def test_drains_wait_until_no_other_node_lacks_messages(tmp_path: Path) -> None:
+    body, count = bytes(1 << 18), 48
+    with (
+        Cluster(tmp_path, broker_flags=["--catch-up-rate", str(1 << 20)]) as cluster,
+        connect(cluster.bootstrap) as client,
+    ):
+        create(client)
+        with client.producer("loader") as producer:
+            for _ in range(count):
+                producer.send(TOPIC, body).result(20)
+        cluster.wait_caught_up()
+        restarted, other = cluster.slaves()
+        cluster.kill(restarted)
+        cluster.start_node(restarted)
+        cluster.wait_caught_up()
+        semel = Console(cluster.bootstrap)
+        assert cluster.status(restarted).memory_pulling, "12 MiB take seconds"
+        found = {each["check"]: each for each in semel.json("doctor")["findings"]}
+        assert found["memory-pulling"]["subject"] == f"broker {restarted.id}"
+        now = ("--wait", "1s")
+        reason = semel("node", "drain", str(other.id), *now)
+        assert reason.returncode == 1
+        assert f"node {restarted.id} still pulls" in reason.stderr.decode()
+        reason = semel("cluster", "transfer", "1", str(restarted.id), *now)
+        assert reason.returncode == 1
+        assert f"node {restarted.id} still pulls" in reason.stderr.decode()
+        assert cluster.status(restarted).memory_pulling
+        assert cluster.status(other).electable
+        semel.json("node", "drain", str(other.id))  # waits
+        assert has_all(cluster)
+        # Of the nodes that had all messages none is left; the one that waited has them.
+        for node in (other, cluster.master()):
+            cluster.kill(node)
+        cluster.start_node(other)
+        with client.reader(TOPIC, end="latest") as reader:
+            assert sum(len(each.value) for each in reader) == count * len(body)
+
+
 def test_a_majority_that_dies_loses_messages_visibly(cluster: Cluster, client: Client) -> None:
     create(client)
     client.admin.create_topic("durable", queues=1)

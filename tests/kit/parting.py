@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from semel.broker.background.delayed_parting import _parts, next_piece
+from semel.broker.background.delayed_parting import next_piece, parts_of
 from semel.broker.replica.stored_batches import read_batch
 from semel.broker.server.verification import _capture, _verify
 from semel.broker.state import (
@@ -112,7 +112,7 @@ class PartingGroup(CancelGroup):
         none."""
         piece = next_piece(self.state)
         log: Any = self
-        return None if piece is None else _parts(log, piece)()
+        return None if piece is None else parts_of(log, piece)()
 
     def put(self, made: Any, *, commit: bool = True) -> Any:
         """Proposes what `next_part` has made; the verdict."""

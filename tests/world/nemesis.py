@@ -271,7 +271,7 @@ class Nemesis:
         group_id = self.group().group_id
 
         async def transfer(client: Any) -> None:
-            await client.admin.transfer_mastership(group_id)
+            await client.admin.transfer_mastership(group_id, timeout=5.0)
 
         self.run.operator.ask("transferred", transfer, once=True)
 
@@ -279,7 +279,7 @@ class Nemesis:
         host = self.master() or self.one()
 
         async def drain(client: Any) -> None:
-            await client.admin.drain_node(host.number, seconds=0.5)
+            await client.admin.drain_node(host.number, seconds=0.5, timeout=5.0)
 
         self.run.operator.ask("drained", drain, once=True)
 

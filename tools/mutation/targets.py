@@ -193,6 +193,7 @@ TARGETS: Final = {
                 "replica/message_ids",
                 "replica/pinned_look_up",
                 "membership/changes",
+                "membership/memory_safety",
                 "snapshots/checkpoints",
                 "snapshots/install",
                 "snapshots/records",
@@ -356,7 +357,14 @@ LEFT_OUT: Final = frozenset().union(
     ),
     _in(f"{_CLIENT}/admin", "calls", "delay_history", "delays", "descriptions", "id_windows"),
     _in(f"{_CLIENT}/admin", "inspection", "nodes"),
-    _in(f"{_CLIENT}/admin", "found_message", "restore", "stored_message", "topic_settings"),
+    _in(
+        f"{_CLIENT}/admin",
+        "found_message",
+        "given_up",
+        "restore",
+        "stored_message",
+        "topic_settings",
+    ),
     _in(f"{_CLIENT}/admin", "upgrade", "verify"),
     _in(f"{_CLIENT}/transactions", "transaction_info"),
     # Files, sockets, threads and processes.

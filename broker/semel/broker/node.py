@@ -71,6 +71,7 @@ from semel.broker.server.id_window_calls import IdWindowCalls
 from semel.broker.server.lock_calls import LockCalls
 from semel.broker.server.moves_service import MovesService
 from semel.broker.server.node_status import NodeStatusCall
+from semel.broker.server.parting_calls import PartingCalls
 from semel.broker.server.produce import ProduceHandler
 from semel.broker.server.producer_calls import ProducerCalls
 from semel.broker.server.queue_calls import QueueCalls
@@ -219,6 +220,7 @@ class BrokerNode:
         rate = config.catch_up_bytes_per_second
         self.memory = MemoryBodies(replica, self.identity.caller, bytes_per_second=rate)
         self.memory_bounds = MemoryBounds(replica)
+        self.parting = DelayedParting(replica)
         await self._serve()
         self._stack.push_async_callback(self._cancel_tasks)
         self._start(status.run())
@@ -238,7 +240,7 @@ class BrokerNode:
         self._start(maintain(self.replica, self.checkpoints, self.changes))
         self._start(self._transactions.run())
         self._start(DelayedRelease(self.replica).run())
-        self._start(DelayedParting(self.replica).run())
+        self._start(self.parting.run())
         self._start(self.compaction.run())
         self._start(IdPull(self.replica, self.identity.caller, bytes_per_second=rate).run())
         self._start(self.memory.run())
@@ -332,6 +334,7 @@ class BrokerNode:
             self.compaction,
             self.memory,
             self.memory_bounds,
+            self.parting,
             self._tier,
         )
         direct = DirectStreams(
@@ -368,10 +371,17 @@ class BrokerNode:
                 groups=GroupOffsetCalls(replica),
                 queues=QueueCalls(config, replica, self._routes, cold, self._tier),
                 delays=DelayCalls(replica),
+                parting=PartingCalls(replica, self.identity.caller),
                 ids=IdCalls(replica, cold),
                 id_windows=IdWindowCalls(replica),
                 status=NodeStatusCall(
-                    config, replica, self.checkpoints, self.scrub, self.identity, self._tier
+                    config,
+                    replica,
+                    self.checkpoints,
+                    self.scrub,
+                    self.identity,
+                    self._tier,
+                    self.parting,
                 ),
             ),
             server,
@@ -481,7 +491,7 @@ class BrokerNode:
             return
         try:
             async with compat.timeout(_HAND_OVER_S):
-                await self.changes.transfer(None)
+                await self.changes.transfer(None, ignore_memory=True)
         except (SemelError, TimeoutError) as error:
             logger.info("mastership not handed over: %s", error or "nobody took it in time")
 

@@ -17,6 +17,7 @@ from importlib.metadata import version
 from typing import Final
 
 from semel.broker.background.compaction_passes import QueueCompaction
+from semel.broker.background.delayed_parting import DelayedParting
 from semel.broker.background.memory_bodies import MemoryBodies
 from semel.broker.background.memory_bounds import MemoryBounds
 from semel.broker.background.queues_in_turns import queues_in_turns
@@ -136,6 +137,16 @@ METRICS: Final = (
         "delayed_messages", "messages", "Messages that are stored and not due yet. Master only."
     ),
     _gauge("delayed_bytes", "bytes", "Bytes of their batches. Master only."),
+    _gauge(
+        "delayed_parting_batches",
+        "batches",
+        "Delayed batches of queues that were split, not handed to their children yet. Master only.",
+    ),
+    _gauge(
+        "delayed_parting_stuck",
+        "queues",
+        "Of these, queues whose next batch cannot be read: all behind it waits. Master only.",
+    ),
     _histogram(
         "delayed_lateness_seconds",
         "How long after its time each delayed message was released, by log time.",
@@ -276,9 +287,11 @@ class Probe:
         compaction: QueueCompaction,
         memory: MemoryBodies,
         memory_bounds: MemoryBounds,
+        parting: DelayedParting,
         tier: TierPlace | None = None,
     ) -> None:
         self._tier = tier
+        self._parting = parting
         self._compaction = compaction
         self._memory = memory
         self._memory_bounds = memory_bounds
@@ -315,6 +328,8 @@ class Probe:
             self._add_transactions(page)
             page.add("semel_broker_delayed_messages", self._replica.state.delays.messages)
             page.add("semel_broker_delayed_bytes", self._replica.state.delays.bytes)
+            page.add("semel_broker_delayed_parting_batches", self._parting.waiting_batches)
+            page.add("semel_broker_delayed_parting_stuck", len(self._parting.stuck))
             await self._add_topics(page)
             await self._add_compaction(page)
             await self._add_lost(page)

@@ -7,6 +7,7 @@ from semel.client import _fork as _fork  # first: before gRPC is imported
 from semel.client.admin.delay_history import DelayRelease
 from semel.client.admin.delays import DelayBucket, DelayedMessage, DelayStats
 from semel.client.admin.found_message import CancelResult, FoundMessage
+from semel.client.admin.given_up import UnreadableBatch
 from semel.client.admin.inspection import Inspection
 from semel.client.admin.nodes import DrainResult, MemberProgress, MembershipResult
 from semel.client.admin.resets import OffsetReset, Shift
@@ -109,6 +110,7 @@ __all__ = [
     "TransactionInfo",
     "TransactionPart",
     "Transactions",
+    "UnreadableBatch",
     "VerifyProgress",
     "connect",
     "connect_async",

@@ -8,11 +8,13 @@ import click
 
 from semel.console import cluster_file, render
 from semel.console.growing import (
+    ignore_memory_option,
     planned_nodes,
     same_machine_option,
     show_progress,
     tell_result,
     up_option,
+    wait_option,
     wait_reported,
     wait_served,
     where,
@@ -153,11 +155,17 @@ Examples:
 )
 @click.argument("group", type=click.IntRange(1))
 @click.argument("node", type=click.IntRange(1), required=False)
+@wait_option
+@ignore_memory_option
 @client_options
-def transfer(group: int, node: int | None, bootstrap: str, as_json: bool) -> None:
+def transfer(
+    group: int, node: int | None, wait: int, ignore_memory: bool, bootstrap: str, as_json: bool
+) -> None:
     """Moves mastership of GROUP without refusing a write."""
     with open_client(bootstrap) as client:
-        master = client.admin.transfer_mastership(group, node or 0)
+        master = client.admin.transfer_mastership(
+            group, node or 0, timeout=wait / 1000, ignore_memory=ignore_memory
+        )
     out = render.Output(as_json=as_json)
     out.show({"group": group, "master": master}, f"node {master} is master of group {group}")
 

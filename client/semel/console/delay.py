@@ -1,4 +1,4 @@
-"""`semel delay list|stats|history|cancel`: messages that are not due yet, and those that were."""
+"""`semel delay list|stats|history|cancel|give-up`: messages that are not due yet, or were."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import click
 
 from semel.console import completion, render
 from semel.console.json_fields import bytes_field
-from semel.console.options import client_options, examples, open_client
+from semel.console.options import client_options, confirm, examples, open_client, yes_option
+from semel.console.queue_name import QueueName
 from semel.console.units import Place, duration
 
 if TYPE_CHECKING:
@@ -187,6 +188,39 @@ def cancel(topic: str, message_id: str, bootstrap: str, as_json: bool) -> None:
             when = render.when(found.delivered_us)
             text = f"already delivered at {when} UTC: queue {found.queue}, offset {found.offset}"
     render.Output(as_json=as_json).show(value, text)
+
+
+@delay.command(
+    "give-up",
+    epilog=examples(
+        "semel delay give-up reminders/3",
+        "semel delay give-up reminders/3 --yes --json",
+        more="For a queue that was split, and whose next delayed batch no node can read (`semel"
+        " doctor` names it). Its children deliver nothing that is due later until that batch is"
+        " repaired or given up. Every node of the broker group must answer. In a topic that"
+        " compares message ids the ids stay known: the same messages sent again count as"
+        " duplicates.",
+    ),
+)
+@click.argument("name", metavar="TOPIC/QUEUE", type=QueueName())
+@yes_option
+@client_options
+def give_up(name: tuple[str, int], yes: bool, bootstrap: str, as_json: bool) -> None:
+    """Gives up a batch that no node can read: its messages ARE LOST.
+
+    Says first what is lost, and asks.
+    """
+    topic, number = name
+    with open_client(bootstrap) as client:
+        found = client.admin.give_up_delayed(topic, number)
+        what = (
+            f"{render.plural(found.messages, 'message')} of queue {topic}/{number}, due"
+            f" {render.when(found.due_us)} UTC"
+        )
+        why = f"no node can read entry {found.entry} ({found.reason})"
+        confirm(f"Lose {what}, for good: {why}?", yes=yes, as_json=as_json)
+        found = client.admin.give_up_delayed(topic, number, found)
+    render.Output(as_json=as_json).show(found.as_dict(), f"given up: {what}")
 
 
 def _histogram(found: DelayStats) -> RenderableType:

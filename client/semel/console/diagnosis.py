@@ -266,6 +266,39 @@ def _disks(found: Inspection) -> Iterator[Finding]:
         )
 
 
+def _memory(found: Inspection) -> Iterator[Finding]:
+    """Finds nodes that lack messages of topics in memory which other nodes of their group have."""
+    for node in found.nodes:
+        others = [each for each in found.of_group(node.group) if each is not node]
+        if node.memory_pulling and any(each.memory_bytes for each in others):
+            yield Finding(
+                severity="warning",
+                check="memory-pulling",
+                subject=f"broker {node.node}",
+                text="still pulls messages of topics in memory from the other nodes of group"
+                f" {node.group}",
+                advice="stop none of them until it is done: what only they have would be lost."
+                " `semel node drain` waits for that; --catch-up-rate bounds how fast it goes",
+            )
+
+
+def _delayed(found: Inspection) -> Iterator[Finding]:
+    """Finds delayed messages that the children of a split wait for in vain."""
+    for node in found.nodes:
+        for one in node.stuck_delayed:
+            yield Finding(
+                severity="error",
+                check="delayed-unreadable",
+                subject=f"queue {one.topic}/{one.queue}",
+                text="was split, and its next delayed batch cannot be handed to its children"
+                f" ({one.reason}): {plural(one.messages, 'message')} of it, and"
+                f" {one.behind:,} behind it wait",
+                advice="bring back the nodes of group"
+                f" {node.group} that are away, or restore a file that has it. If nobody has it:"
+                f" semel delay give-up {one.topic}/{one.queue}",
+            )
+
+
 def _tiers(found: Inspection) -> Iterator[Finding]:
     """Finds nodes that cannot reach the object store, and messages that do not get there."""
     for node in found.nodes:
@@ -473,6 +506,8 @@ CHECKS: Final[tuple[Check, ...]] = (
     _nodes,
     _damage,
     _disks,
+    _memory,
+    _delayed,
     _tiers,
     _clocks,
     _versions,

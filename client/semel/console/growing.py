@@ -14,6 +14,7 @@ import click
 
 from semel.console import cluster_file, render
 from semel.console.options import FILE_VARIABLES
+from semel.console.units import Duration
 from semel.protos.errors import DataDirectoryError, InvalidRequest, TimedOut
 
 if TYPE_CHECKING:
@@ -28,6 +29,18 @@ up_option = click.option(
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
     help="Directory of a running `semel up`, which starts new nodes and stops those that left.",
+)
+ignore_memory_option = click.option(
+    "--ignore-memory",
+    is_flag=True,
+    help="Go on although messages of topics in memory may be lost.",
+)
+wait_option = click.option(
+    "--wait",
+    type=Duration(),
+    default="5m",
+    show_default=True,
+    help="How long to wait for nodes that still pull messages of topics in memory.",
 )
 same_machine_option = click.option(
     "--allow-same-machine",
@@ -114,6 +127,7 @@ def show_progress(out: render.Output) -> Iterator[Callable[[MemberProgress], obj
             out.emit({"event": "progress", **progress.as_dict()})
             return
         lack = f", {progress.behind:,} entries behind" if progress.behind else ""
+        lack += f": {progress.reason}" if progress.reason else ""
         print(f"{progress.step}: node {progress.node}{lack}", file=sys.stderr, flush=True)
 
     try:

@@ -12,11 +12,13 @@ import click
 
 from semel.console import render
 from semel.console.growing import (
+    ignore_memory_option,
     planned_nodes,
     same_machine_option,
     show_progress,
     tell_result,
     up_option,
+    wait_option,
     where,
 )
 from semel.console.options import (
@@ -93,6 +95,7 @@ may be dead or alive. The command may be stopped at any moment: called again it 
 @click.option("--address", default="", help="HOST:PORT of NEW.  [default: as it reports itself]")
 @click.option("--timeout", type=Duration(), default="1h", show_default=True, help="For all of it.")
 @same_machine_option
+@ignore_memory_option
 @up_option
 @client_options
 def replace(
@@ -101,6 +104,7 @@ def replace(
     address: str,
     timeout: int,
     allow_same_machine: bool,
+    ignore_memory: bool,
     up: Path | None,
     bootstrap: str,
     as_json: bool,
@@ -119,6 +123,7 @@ def replace(
                 new,
                 address=address,
                 allow_same_machine=allow_same_machine or up is not None,
+                ignore_memory=ignore_memory,
                 timeout=timeout / 1000,
                 on_progress=on_progress,
             )
@@ -138,16 +143,23 @@ Examples:
 )
 @click.argument("number", metavar="NODE", type=click.IntRange(1))
 @click.option("--shrink", is_flag=True, help="Allow an even number of voters, on the way to fewer.")
+@ignore_memory_option
 @yes_option
 @up_option
 @client_options
 def remove(
-    number: int, shrink: bool, yes: bool, up: Path | None, bootstrap: str, as_json: bool
+    number: int,
+    shrink: bool,
+    ignore_memory: bool,
+    yes: bool,
+    up: Path | None,
+    bootstrap: str,
+    as_json: bool,
 ) -> None:
     """Takes NODE out of its group; its data stays where it is."""
     confirm(f"Take node {number} out of its group?", yes=yes, as_json=as_json)
     with open_client(where(up, bootstrap)) as client:
-        result = client.admin.remove_node(number, shrink=shrink)
+        result = client.admin.remove_node(number, shrink=shrink, ignore_memory=ignore_memory)
     if up is not None:
         from semel.console import cluster_file
 
@@ -172,15 +184,32 @@ Examples:
     help="How long it is kept from being master; its restart ends that, too.",
 )
 @click.option("--undo", is_flag=True, help="Let it be master again.")
+@wait_option
+@ignore_memory_option
 @client_options
-def drain(number: int, duration: int, undo: bool, bootstrap: str, as_json: bool) -> None:
+def drain(
+    number: int,
+    duration: int,
+    undo: bool,
+    wait: int,
+    ignore_memory: bool,
+    bootstrap: str,
+    as_json: bool,
+) -> None:
     """Moves mastership away from NODE, and keeps it away for a while.
 
-    No write is refused meanwhile.
+    No write is refused meanwhile. Waits until all other nodes have the messages of topics in memory
+    that NODE has: it may be stopped afterwards.
     """
-    with open_client(bootstrap) as client:
-        result = client.admin.drain_node(number, seconds=0 if undo else duration / 1000)
     out = render.Output(as_json=as_json)
+    with open_client(bootstrap) as client, show_progress(out) as on_progress:
+        result = client.admin.drain_node(
+            number,
+            seconds=0 if undo else duration / 1000,
+            timeout=wait / 1000,
+            ignore_memory=ignore_memory,
+            on_progress=None if as_json else on_progress,
+        )
     if undo:
         text = f"node {number} may be master again"
     elif result.was_master:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +10,7 @@ import click
 
 from semel.console import completion, render
 from semel.console.options import client_options, examples, open_client
+from semel.console.queue_name import QueueName
 from semel.console.topic import queue_table
 
 POLL_S: Final = 0.1
@@ -18,26 +18,6 @@ POLL_S: Final = 0.1
 if TYPE_CHECKING:
     from semel.client import Client
     from semel.client.admin.descriptions import QueueMove
-
-    _Name = click.ParamType[tuple[str, int]]
-else:
-    _Name = click.ParamType
-
-
-class QueueName(_Name):
-    """TOPIC/QUEUE, as messages and tables name a queue."""
-
-    name = "topic/queue"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, int]:
-        found = re.fullmatch(r"(.+)/([0-9]{1,9})", str(value))
-        if found is None:
-            self.fail(
-                f"{value!r} is no queue: write TOPIC/NUMBER, for example orders/3", param, ctx
-            )
-        return found[1], int(found[2])
 
 
 @click.group()

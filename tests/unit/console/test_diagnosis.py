@@ -22,6 +22,7 @@ from semel.client.admin.inspection import (
     Inspection,
     NodeReport,
     PeerReport,
+    StuckDelayed,
 )
 from semel.client.transactions.transaction_info import TransactionInfo, TransactionPart
 from semel.console.diagnosis import CHECKS, SEVERITIES, STUCK_MS, diagnose
@@ -229,6 +230,23 @@ CASES: list[tuple[str, str, str, Callable[[Inspection], Inspection]]] = [
     (
         *("error", "disk-nearly-full", "broker 2"),
         lambda found: _with_node(found, 2, disk_free_bytes=2),
+    ),
+    (
+        *("warning", "memory-pulling", "broker 3"),
+        lambda found: _with_node(
+            _with_node(found, 3, memory_pulling=True, memory_bytes=5), 1, memory_bytes=9
+        ),
+    ),
+    (
+        *("error", "delayed-unreadable", "queue orders/3"),
+        lambda found: _with_node(
+            *(found, 1),
+            stuck_delayed=[
+                StuckDelayed(
+                    topic="orders", queue=3, due_us=9, messages=2, behind=5, reason="it is gone"
+                )
+            ],
+        ),
     ),
     ("error", "tier-missing", "broker 2", lambda found: _with_node(found, 2, tiered_queues=3)),
     (

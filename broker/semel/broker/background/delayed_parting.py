@@ -13,6 +13,10 @@ of a few messages cost more by their number.
 Nothing is remembered between entries but what the replicated state holds, so the next master goes
 on where this one was.
 
+A batch that cannot be read stops its queue: what comes before it is handed over, and nothing behind
+it. `stuck` names it for metrics and `semel doctor`. It goes on once the batch is repaired, or once
+an operator gives it up (`server/parting_calls.py`).
+
 Invariants
 1. Only what is applied is read.
 2. One piece is in memory at a time: its batches and their parts.
@@ -35,7 +39,7 @@ from semel.broker.replica.replica import Replica
 from semel.broker.replica.stored_batches import read_batch
 from semel.broker.state import PARTED_BATCHES_MAX, DelayedExtent, State, rows_crc
 from semel.protos.batch import BROKER_HEADER_BYTES, decode_broker_header
-from semel.protos.errors import NotMaster, SemelError, Throttled
+from semel.protos.errors import CorruptBatch, CorruptSegment, NotMaster, SemelError, Throttled
 from semel.protos.ids import QueueKey
 from semel.protos.parted_rows import Heir, part_rows
 from semel.protos.queue_refs import queue_ref
@@ -65,11 +69,38 @@ class Piece(NamedTuple):
     by_id: bool
 
 
+class Stuck(NamedTuple):
+    """The next batch of a queue that was split, which could not be handed over."""
+
+    extent: DelayedExtent
+    reason: str
+
+
 class DelayedParting:
     """The background work of one replica; `run` ends only by cancellation."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
+        self._stuck: dict[QueueKey, Stuck] = {}
+        """As the last look found them."""
+
+    @property
+    def stuck(self) -> dict[QueueKey, Stuck]:
+        """The queues whose next batch this node, as master, could not hand over."""
+        if not self._replica.is_master:
+            return {}
+        held = self._replica.state.delays.queues
+        return {
+            key: one
+            for key, one in self._stuck.items()
+            if key in held and held[key].first_place == one.extent[:2]
+        }
+
+    @property
+    def waiting_batches(self) -> int:
+        """Batches of queues that were split which are still to be handed over."""
+        delays = self._replica.state.delays
+        return sum(delays.queues[key].batches for key in delays.sealed)
 
     async def run(self) -> None:
         """Ends only by cancellation."""
@@ -81,33 +112,38 @@ class DelayedParting:
             while replica.is_master and (piece := next_piece(replica.state, failed)) is not None:
                 try:
                     await self._part(piece)
+                    self._stuck.pop(piece.key, None)
                 except Throttled:
                     await asyncio.sleep(LOOK_S)  # messages were cancelled, say: read again
                 except NotMaster:
                     break  # the next master does it
                 except (SemelError, OSError) as error:
                     failed.add(piece.key)
-                    logger.error(
-                        "delayed batches not handed to the children of a split, it is tried again"
-                        " queue=%s error=%s",
-                        piece.key,
-                        error,
-                    )
+                    known = self._stuck.get(piece.key)
+                    self._stuck[piece.key] = stuck = Stuck(piece.extents[0], str(error))
+                    if stuck != known:
+                        logger.error(
+                            "delayed batches not handed to the children of a split, it is tried"
+                            " again queue=%s error=%s",
+                            piece.key,
+                            error,
+                        )
             if failed:
                 await asyncio.sleep(PAUSE_S)
 
     async def _part(self, piece: Piece) -> None:
         replica, loop = self._replica, asyncio.get_running_loop()
         began_s = loop.time()
-        record, parts = await replica.in_reader(_parts(replica.log, piece))
+        record, parts = await replica.in_reader(parts_of(replica.log, piece))
         await replica.submit_control(
             control_pb2.ControlRecord(part_delayed=record), parted=tuple(parts)
         )
-        until_us = piece.extents[-1].due_us - replica.log_time_us()
+        extents = piece.extents[: len(record.batches)]
+        until_us = extents[-1].due_us - replica.log_time_us()
         if until_us <= 0:
             replica.release_due(QUEUES_MAX)
         if until_us > SOON_US:
-            size = sum(extent.length for extent in piece.extents)
+            size = sum(extent.length for extent in extents)
             await asyncio.sleep(max(size / BYTES_PER_SECOND, loop.time() - began_s))
 
 
@@ -136,12 +172,13 @@ def next_piece(state: State, but_not: Collection[QueueKey] = ()) -> Piece | None
     )
 
 
-def _parts(
+def parts_of(
     log: Log, piece: Piece
 ) -> Callable[[], tuple[control_pb2.PartDelayed, Sequence[tuple[int, bytes]]]]:
     """Work for a reader thread: the record, and append time and bytes of each part in front of it.
 
-    It raises CorruptBatch and CorruptSegment.
+    If a batch cannot be read, the record has those in front of it. It raises CorruptBatch and
+    CorruptSegment if that is the first one.
     """
 
     def work() -> tuple[control_pb2.PartDelayed, Sequence[tuple[int, bytes]]]:
@@ -149,10 +186,15 @@ def _parts(
         found: list[tuple[int, bytes]] = []
         for extent, rows in zip(piece.extents, piece.cancelled, strict=True):
             where = extent.entry, extent.position, extent.length
-            stored = read_batch(log, where, f"a batch that is due at {extent.due_us} is")
-            time_us = decode_broker_header(stored).append_time_us
-            data = stored[BROKER_HEADER_BYTES:]
-            parts = part_rows(data, rows, piece.heirs, by_id=piece.by_id)
+            try:
+                stored = read_batch(log, where, f"a batch that is due at {extent.due_us} is")
+                time_us = decode_broker_header(stored).append_time_us
+                data = stored[BROKER_HEADER_BYTES:]
+                parts = part_rows(data, rows, piece.heirs, by_id=piece.by_id)
+            except (CorruptBatch, CorruptSegment):
+                if not record.batches:
+                    raise
+                break
             found += [(time_us, part) for _, part in parts]
             record.batches.add(
                 due_us=extent.due_us,

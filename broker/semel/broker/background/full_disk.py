@@ -41,7 +41,7 @@ class FullDisk:
             if not full or not replica.is_master:
                 continue
             try:
-                master, _ = await self._changes.transfer(None)
+                master, _ = await self._changes.transfer(None, ignore_memory=True)
                 logger.warning("disk full, mastership handed over to=%d", master)
             except SemelError as error:
                 logger.warning("disk full, nobody takes mastership: %s", error)

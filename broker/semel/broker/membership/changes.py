@@ -12,6 +12,8 @@ Invariants
 1. No step is taken that the group could not commit, or that would leave it without a quorum.
 2. All active members can reach a voter: no learner is promoted before all of them have the entry
    with its address.
+3. No node with bodies of topics in memory is drained or leaves while another one may lack them,
+   unless the operator says so (`membership/memory_safety.py`).
 
 Not here: the sequence of steps of a replacement (the console), gRPC
 (`membership/members_service.py`).
@@ -28,6 +30,7 @@ from typing import Final
 
 from semel.broker.config import BrokerConfig
 from semel.broker.membership.asking import ask_status
+from semel.broker.membership.memory_safety import stop_refusal
 from semel.broker.raft import Membership, Role
 from semel.broker.raft.membership_history import add_learner, promote, remove
 from semel.broker.replica.member_book import Members
@@ -36,6 +39,7 @@ from semel.protos import compat
 from semel.protos.errors import InvalidRequest, SemelError, Throttled, Unavailable
 from semel.protos.frames import RecordKind
 from semel.protos.ids import NodeId
+from semel.protos.v1 import broker_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +51,8 @@ _CLOSE_LOOKS: Final = 1000
 _LOOK_S: Final = 0.005
 _SETTLE_S: Final = 5.0
 _WRITE_S: Final = 10.0
+_MEMORY_RETRY_MS: Final = 500
+"""Time after which to ask again whether other nodes have all messages in memory."""
 
 
 class MembershipChanges:
@@ -134,10 +140,11 @@ class MembershipChanges:
         await self._change(changed, {})
         logger.info("learner promoted node=%d", node)
 
-    async def remove(self, node: NodeId) -> None:
+    async def remove(self, node: NodeId, *, ignore_memory: bool = False) -> None:
         """`node` leaves. A master that is to leave hands mastership over and raises NotMaster.
 
-        Raises NotMaster, InvalidRequest, Throttled, Unavailable (nobody to hand over to).
+        Raises NotMaster, InvalidRequest, Throttled (not yet: a change is under way, or messages in
+        memory could be lost), Unavailable (nobody to hand over to).
         """
         replica = self._replica
         await replica.wait_master()
@@ -147,8 +154,10 @@ class MembershipChanges:
             return
         changed = remove(now, node)
         self._check_quorum(changed)
+        if not ignore_memory:
+            await self._check_memory(node)
         if node == self._config.node_id:
-            await self.transfer(None)
+            await self.transfer(None, ignore_memory=ignore_memory)
             raise replica.not_master()
         await self._change(changed, {})
         logger.info("node removed node=%d", node)
@@ -208,12 +217,21 @@ class MembershipChanges:
                 f"{silent} are silent or not caught up; start or replace those first"
             )
 
+    async def _check_memory(self, leaving: NodeId) -> None:
+        """Raises Throttled if messages in memory could be lost without `leaving`."""
+        if refusal := await stop_refusal(self._replica, leaving):
+            raise Throttled(refusal, retry_after_ms=_MEMORY_RETRY_MS)
+
     # --- mastership
 
-    async def transfer(self, wanted: NodeId | None) -> tuple[NodeId, int]:
+    async def transfer(
+        self, wanted: NodeId | None, *, ignore_memory: bool = False
+    ) -> tuple[NodeId, int]:
         """Hands mastership to `wanted`, or to the voter that is furthest; returns master and term.
 
-        Raises NotMaster, InvalidRequest, Unavailable (nobody took it; this node is still master).
+        A voter that lacks messages in memory gets it only with `ignore_memory`, and if no other one
+        takes it. Raises NotMaster, InvalidRequest, Unavailable (nobody took it; this node is still
+        master), Throttled (so, and it is only the messages in memory that are in the way).
         """
         replica, core = self._replica, self._replica.core
         if wanted is not None and wanted == core.master_id:
@@ -221,8 +239,18 @@ class MembershipChanges:
         if core.role is not Role.MASTER:
             raise replica.not_master()
         reasons: list[str] = []
-        for successor in self._successors(wanted):
-            refusal = await self._refusal(successor)
+        successors = self._successors(wanted)
+        pulling: list[NodeId] = []
+        for successor in successors:
+            found, refusal = await self._refusal(successor)
+            lacks = found is not None and replica.bodies.bytes and found.memory_pulling
+            if lacks and successor not in pulling:
+                # Reads of what it lacks would wait, and it would decide what is lost.
+                pulling.append(successor)
+                if ignore_memory:
+                    successors.append(successor)  # once more, behind all others
+                    continue
+                refusal = f"node {successor} still pulls messages of topics in memory"
             if refusal:
                 reasons.append(refusal)
                 continue
@@ -241,10 +269,12 @@ class MembershipChanges:
             if core.role is not Role.MASTER:
                 raise Unavailable("mastership was given up and nobody has taken it yet; try again")
             reasons.append(f"node {successor} did not take it")
-        raise Unavailable(
-            f"node {self._config.node_id} stays master: "
-            + ("; ".join(reasons) or "there is no other voter that is there")
+        text = f"node {self._config.node_id} stays master: " + (
+            "; ".join(reasons) or "there is no other voter that is there"
         )
+        if pulling and not ignore_memory:
+            raise Throttled(text, retry_after_ms=_MEMORY_RETRY_MS)
+        raise Unavailable(text)
 
     def _successors(self, wanted: NodeId | None) -> list[NodeId]:
         core = self._replica.core
@@ -262,16 +292,18 @@ class MembershipChanges:
         ]
         return sorted(there, key=lambda node: (-progress[node].match_index, node))
 
-    async def _refusal(self, successor: NodeId) -> str:
-        """The reason why `successor` would not take mastership; empty if it would."""
+    async def _refusal(self, successor: NodeId) -> tuple[broker_pb2.NodeStatusReply | None, str]:
+        """What `successor` says of itself if it would take mastership, else the reason why not."""
         address = self._replica.peers.address_of(successor)
         if address is None:
-            return f"node {successor} has left"
+            return None, f"node {successor} has left"
         try:
             found = await ask_status(address, self._config.security)
         except SemelError as error:
-            return f"node {successor} does not answer ({error.message})"
-        return "" if found.electable else f"node {successor} is drained or not whole"
+            return None, f"node {successor} does not answer ({error.message})"
+        if not found.electable:
+            return None, f"node {successor} is drained or not whole"
+        return found, ""
 
     async def _wait_close(self, successor: NodeId) -> None:
         """Waits until the successor lacks little: proposals stop while it gets the rest."""
@@ -288,16 +320,19 @@ class MembershipChanges:
             async with compat.timeout(0.05):
                 await self._replica.role_change()
 
-    async def drain(self, drain_ms: int) -> bool:
+    async def drain(self, drain_ms: int, *, ignore_memory: bool = False) -> bool:
         """Keeps this node from being master for `drain_ms`; 0 ends that. True if it was master.
 
         The newest call that succeeds decides for how long. A call that is cancelled while it hands
-        mastership over still drains. Raises Unavailable if nobody else can take mastership; what
-        other calls have asked for stays then.
+        mastership over still drains. Raises Unavailable if nobody else can take mastership, and
+        Throttled while messages in memory could be lost if this node stopped; what other calls have
+        asked for stays then.
         """
         if not drain_ms:
             self._end_drains(list(self._drains))
             return False
+        if not ignore_memory:
+            await self._check_memory(self._config.node_id)
         earlier, call = list(self._drains), next(self._drain_calls)
         loop = asyncio.get_running_loop()
         self._drains[call] = loop.call_later(drain_ms / 1000, self._end_drains, [call])
@@ -305,7 +340,7 @@ class MembershipChanges:
         was_master = self._replica.core.role is Role.MASTER
         if was_master:
             try:
-                await self.transfer(None)
+                await self.transfer(None, ignore_memory=ignore_memory)
             except SemelError:
                 self._end_drains([call])
                 raise

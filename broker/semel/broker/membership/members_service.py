@@ -71,7 +71,7 @@ class MembersService(broker_pb2_grpc.MembersServicer):
             case broker_pb2.MEMBERSHIP_STATUS_VOTER:
                 await self._changes.promote(node)
             case broker_pb2.MEMBERSHIP_STATUS_REMOVED:
-                await self._changes.remove(node)
+                await self._changes.remove(node, ignore_memory=request.ignore_memory)
             case _:
                 raise InvalidRequest(
                     f"unknown membership status {request.membership} for node {node}"
@@ -94,14 +94,16 @@ class MembersService(broker_pb2_grpc.MembersServicer):
     ) -> broker_pb2.TransferMastershipReply:
         self._check_group(request)
         wanted = NodeId(request.node_id) if request.node_id else None
-        master, term = await self._changes.transfer(wanted)
+        master, term = await self._changes.transfer(wanted, ignore_memory=request.ignore_memory)
         return broker_pb2.TransferMastershipReply(master_id=master, term=term)
 
     async def DrainNode(  # noqa: N802
         self, request: broker_pb2.DrainNodeRequest, context: object
     ) -> broker_pb2.DrainNodeReply:
         self._check_group(request)
-        was_master = await self._changes.drain(request.drain_ms)
+        was_master = await self._changes.drain(
+            request.drain_ms, ignore_memory=request.ignore_memory
+        )
         master = self._replica.core.master_id or 0
         return broker_pb2.DrainNodeReply(master_id=master, was_master=was_master)
 

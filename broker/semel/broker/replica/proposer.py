@@ -396,6 +396,8 @@ class Proposer:
                 decision = self.admission.queues.admit_lose_memory(record.lose_memory)
             case "part_delayed":
                 decision = self.admission.queues.admit_part(record.part_delayed)
+            case "give_up_delayed":
+                decision = self.admission.queues.admit_give_up(record.give_up_delayed)
             case "compact":
                 decision = self.admission.queues.admit_compact(record.compact)
             case "tiered":

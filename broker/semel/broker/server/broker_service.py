@@ -11,6 +11,7 @@ from semel.broker.server.id_calls import IdCalls
 from semel.broker.server.id_window_calls import IdWindowCalls
 from semel.broker.server.lock_calls import LockCalls
 from semel.broker.server.node_status import NodeStatusCall
+from semel.broker.server.parting_calls import PartingCalls
 from semel.broker.server.producer_calls import ProducerCalls
 from semel.broker.server.queue_calls import QueueCalls
 
@@ -26,6 +27,7 @@ class BrokerService:
         groups: GroupOffsetCalls,
         queues: QueueCalls,
         delays: DelayCalls,
+        parting: PartingCalls,
         ids: IdCalls,
         id_windows: IdWindowCalls,
         status: NodeStatusCall,
@@ -46,6 +48,7 @@ class BrokerService:
         self.ListDelayed = delays.ListDelayed
         self.CountDelayed = delays.CountDelayed
         self.ListReleases = delays.ListReleases
+        self.GiveUpDelayed = parting.GiveUpDelayed
         self.FindMessage = ids.FindMessage
         self.CancelMessage = ids.CancelMessage
         self.DescribeIds = id_windows.DescribeIds

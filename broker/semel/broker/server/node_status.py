@@ -10,6 +10,7 @@ import os
 from importlib.metadata import version
 from typing import Final
 
+from semel.broker.background.delayed_parting import DelayedParting
 from semel.broker.background.queues_in_turns import queues_in_turns
 from semel.broker.background.tiering import is_tiered, tier_lag_us
 from semel.broker.config import BrokerConfig
@@ -23,6 +24,7 @@ from semel.broker.state import QueueState
 from semel.broker.tiers.place import TierPlace
 from semel.protos import compat
 from semel.protos.ids import NodeId
+from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2
 
 _VERSION: Final = version("semel")
@@ -39,7 +41,9 @@ class NodeStatusCall:
         scrub: Scrub,
         identity: NodeIdentity,
         tier: TierPlace | None = None,
+        parting: DelayedParting | None = None,
     ) -> None:
+        self._parting = parting
         self._tier = tier
         self._config = config
         self._replica = replica
@@ -115,7 +119,25 @@ class NodeStatusCall:
             tier_usable=self._tier is not None and self._tier.store is not None,
             tiered_queues=len(tiered),
             tier_overdue_ms=self._overdue_ms(tiered) if replica.is_master else 0,
+            stuck_delayed=self._stuck(),
         )
+
+    def _stuck(self) -> list[broker_pb2.StuckDelayed]:
+        """The queues that were split and whose next delayed batch cannot be handed over."""
+        if self._parting is None:
+            return []
+        state = self._replica.state
+        return [
+            broker_pb2.StuckDelayed(
+                queue=queue_ref(key),
+                topic=state.queues[key].topic,
+                due_us=one.extent.due_us,
+                messages=state.delays.left(key, one.extent),
+                behind=state.delays.queues[key].messages - state.delays.left(key, one.extent),
+                reason=one.reason,
+            )
+            for key, one in self._parting.stuck.items()
+        ]
 
     def _overdue_ms(self, tiered: list[QueueState]) -> int:
         """For how long a message should have been in the object store."""

@@ -71,6 +71,22 @@ class PeerReport(Described):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StuckDelayed(HasReason):
+    """A queue that was split, and whose next delayed batch cannot be handed to its children."""
+
+    topic: str
+    queue: int
+    due_us: int
+    """When the batch is due, microseconds since the epoch."""
+    messages: int
+    """Messages of the batch."""
+    behind: int
+    """Delayed messages of the queue that wait for it."""
+    reason: str
+    """Why it cannot be handed over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport(HasReason):
     """One broker node's own report; without an answer all but the first four fields are empty."""
 
@@ -113,6 +129,10 @@ class NodeReport(HasReason):
     clock_doubt_ms: float = 0.0
     """Largest error of that difference, either way."""
     log_time_us: int = 0
+    memory_bytes: int = 0
+    """Batches of topics in memory that it has."""
+    memory_pulling: bool = False
+    """It may lack batches of topics in memory that others have."""
     producer_idle_ms: int = 0
     peers: list[PeerReport] = field(default_factory=list)
     """Reported by a master only."""
@@ -123,6 +143,9 @@ class NodeReport(HasReason):
     """Queues of tiered topics, and of those that have something in the object store."""
     tier_overdue_ms: int = 0
     """For how long a message should have been in the object store; a master knows."""
+
+    stuck_delayed: list[StuckDelayed] = field(default_factory=list)
+    """Delayed messages that cannot be handed to the children of a split; a master knows."""
 
     FORMER_NAMES = (*HasReason.FORMER_NAMES, "muted")
 
@@ -290,7 +313,20 @@ async def _node(cluster: Cluster, group: int, node: int, address: str) -> NodeRe
         clock_ms=round(reply.wall_us / 1000 - (began_s + ended_s) * 500, 3),
         clock_doubt_ms=round((ended_s - began_s) * 500, 3),
         log_time_us=reply.log_time_us,
+        memory_bytes=reply.memory_bytes,
+        memory_pulling=reply.memory_pulling,
         producer_idle_ms=reply.producer_idle_ms,
+        stuck_delayed=[
+            StuckDelayed(
+                topic=one.topic,
+                queue=one.queue.queue_id,
+                due_us=one.due_us,
+                messages=one.messages,
+                behind=one.behind,
+                reason=one.reason,
+            )
+            for one in reply.stuck_delayed
+        ],
         peers=[
             PeerReport(
                 node=peer.node_id,

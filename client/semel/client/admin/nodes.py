@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
@@ -31,6 +31,8 @@ decides."""
 LOOK_S: Final = 0.1
 CALL_S: Final = 15.0
 NODE_CALL_S: Final = 10.0
+TRANSFER_S: Final = 2.0
+"""A transfer that need not wait for anything has as much."""
 
 
 class MembershipStatus(IntEnum):
@@ -46,10 +48,12 @@ class MemberProgress(Described):
     """The present step of a change of membership."""
 
     step: str
-    """add, catch-up, promote or remove."""
+    """add, catch-up, promote, remove, or wait."""
     node: int
     behind: int
     """Number of entries that the node lacks; 0 except in catch-up."""
+    reason: str = ""
+    """What the broker waits for; empty except in wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +108,12 @@ class MembershipWork:
         on_progress: Callable[[MemberProgress], object] | None = None,
         *,
         allow_same_machine: bool = False,
+        ignore_memory: bool = False,
     ) -> None:
-        """`allow_same_machine` lets a node join although its machine has a voter of the group."""
+        """`allow_same_machine` lets a node join although its machine has a voter of the group,
+        `ignore_memory` a node go although others lack messages of topics in memory."""
         self._cluster = cluster
+        self._ignore_memory = ignore_memory
         self._allow_same_machine = allow_same_machine
         self._on_progress = on_progress
 
@@ -191,32 +198,71 @@ class MembershipWork:
             )
         return await self._bring(group, {node: MembershipStatus.REMOVED}, {}, timeout_s)
 
-    async def transfer(self, group: int, node: int) -> int:
-        """Moves mastership to `node`, 0 for the most advanced one; returns the master's number."""
+    async def transfer(self, group: int, node: int, timeout_s: float) -> int:
+        """Moves mastership to `node`, 0 for the most advanced one; returns the master's number.
+
+        Waits `timeout_s` for nodes that lack messages in memory. Raises InvalidRequest,
+        Unavailable, Throttled.
+        """
         request = broker_pb2.TransferMastershipRequest(
-            cluster_id=self._cluster.routes.cluster_id, group_id=group, node_id=node
+            cluster_id=self._cluster.routes.cluster_id,
+            group_id=group,
+            node_id=node,
+            ignore_memory=self._ignore_memory,
         )
-        reply = await self._cluster.call_master(
-            GroupId(group), "TransferMastership", request, CALL_S, service=MEMBERS
+        call_s = min(CALL_S, max(TRANSFER_S, timeout_s))
+        reply = await self._once_allowed(
+            node,
+            timeout_s,
+            lambda: self._cluster.call_master(
+                GroupId(group), "TransferMastership", request, call_s, service=MEMBERS
+            ),
         )
         return int(reply.master_id)
 
-    async def drain(self, node: int, drain_ms: int) -> DrainResult:
-        """Keeps `node` from being master for a time; 0 ends that. Raises InvalidRequest,
-        Unavailable."""
+    async def drain(self, node: int, drain_ms: int, timeout_s: float) -> DrainResult:
+        """Keeps `node` from being master for a time; 0 ends that.
+
+        Waits `timeout_s` for other nodes that lack messages in memory. Raises InvalidRequest,
+        Unavailable, Throttled.
+        """
         nodes = await self._nodes()
         if node not in nodes:
             raise InvalidRequest(f"node {node} is not known to the controllers")
         group, address, _, _ = nodes[node]
         request = broker_pb2.DrainNodeRequest(
-            cluster_id=self._cluster.routes.cluster_id, group_id=group, drain_ms=drain_ms
+            cluster_id=self._cluster.routes.cluster_id,
+            group_id=group,
+            drain_ms=drain_ms,
+            ignore_memory=self._ignore_memory,
         )
-        reply = await self._cluster.connections.call(
-            address, MEMBERS, "DrainNode", request, NODE_CALL_S
+        reply = await self._once_allowed(
+            node,
+            timeout_s,
+            lambda: self._cluster.connections.call(
+                address, MEMBERS, "DrainNode", request, NODE_CALL_S
+            ),
         )
         return DrainResult(
             node=node, group=group, master=reply.master_id, was_master=reply.was_master
         )
+
+    async def _once_allowed(
+        self, node: int, timeout_s: float, call: Callable[[], Awaitable[Any]]
+    ) -> Any:
+        """Calls until the broker no longer says that it is too early. Raises Throttled then."""
+        deadline = time.monotonic() + timeout_s
+        told = ""
+        while True:
+            try:
+                return await call()
+            except Throttled as error:
+                if time.monotonic() > deadline:
+                    raise
+                if error.message != told:
+                    told = error.message
+                    self._tell("wait", node, reason=told)
+                await asyncio.sleep(max(LOOK_S, error.retry_after_ms / 1000))
 
     # --- steps
 
@@ -272,21 +318,31 @@ class MembershipWork:
             group_id=group,
             node=common_pb2.NodeAddress(node_id=node, address=address),
             membership=membership,  # type: ignore[arg-type]
+            ignore_memory=self._ignore_memory,
         )
+        told = ""
         while True:
             try:
                 await self._cluster.call_master(
-                    GroupId(group), "ChangeMember", request, CALL_S, service=MEMBERS
+                    GroupId(group),
+                    "ChangeMember",
+                    request,
+                    min(CALL_S, max(LOOK_S, deadline - time.monotonic())),
+                    service=MEMBERS,
                 )
                 return
-            except (Throttled, Unavailable, TimedOut):
+            except (Throttled, Unavailable, TimedOut) as error:
                 if time.monotonic() > deadline:
                     raise
+                leaves = membership is MembershipStatus.REMOVED
+                if leaves and isinstance(error, Throttled) and error.message != told:
+                    told = error.message
+                    self._tell("wait", node, reason=told)
                 await asyncio.sleep(LOOK_S)
 
-    def _tell(self, step: str, node: int, behind: int = 0) -> None:
+    def _tell(self, step: str, node: int, behind: int = 0, *, reason: str = "") -> None:
         if self._on_progress is not None:
-            self._on_progress(MemberProgress(step=step, node=node, behind=behind))
+            self._on_progress(MemberProgress(step=step, node=node, behind=behind, reason=reason))
 
     # --- asking the group and the controllers
 

@@ -38,6 +38,7 @@ from semel.client.admin.found_message import (
     cancel_message,
     find_message,
 )
+from semel.client.admin.given_up import UnreadableBatch, give_up_delayed
 from semel.client.admin.inspection import Inspection
 from semel.client.admin.nodes import DrainResult, MemberProgress, MembershipResult, MembershipWork
 from semel.client.admin.resets import OffsetReset, Shift, Target
@@ -334,6 +335,18 @@ class Admin:
         session = self._session
         return session.run(cancel_message(session.cluster, topic, message_id))
 
+    def give_up_delayed(
+        self, topic: str, queue: int, batch: UnreadableBatch | None = None
+    ) -> UnreadableBatch:
+        """Gives up the next delayed batch of a split queue, if no node can read it: its messages
+        are lost, and those behind it reach the queue's children. Returns it; without `batch`, which
+        an earlier call returned, nothing is given up.
+
+        Raises UnknownTopic, InvalidRequest, Unavailable if not every node answers, and Throttled.
+        """
+        session = self._session
+        return session.run(give_up_delayed(session.cluster, topic, queue, batch))
+
     def list_delayed(
         self, topic: str, *, before: datetime | int | None = None, limit: int = LIMIT_DEFAULT
     ) -> list[DelayedMessage]:
@@ -425,6 +438,7 @@ class Admin:
         *,
         address: str = "",
         allow_same_machine: bool = False,
+        ignore_memory: bool = False,
         timeout: float = 3600.0,
         on_progress: Callable[[MemberProgress], object] | None = None,
     ) -> MembershipResult:
@@ -432,14 +446,18 @@ class Admin:
 
         A call that was interrupted goes on where it stopped. Give an `address` if the node does not
         report to the controllers. A machine that already has a voter of the group is refused
-        without `allow_same_machine`. Raises InvalidRequest, Unavailable, TimedOut.
+        without `allow_same_machine`. `old` stays until all others have its messages of topics in
+        memory, unless `ignore_memory`. Raises InvalidRequest, Unavailable, Throttled, TimedOut.
         """
 
         def start(
             note: Callable[[MemberProgress], object],
         ) -> Coroutine[Any, Any, MembershipResult]:
             return MembershipWork(
-                self._session.cluster, note, allow_same_machine=allow_same_machine
+                self._session.cluster,
+                note,
+                allow_same_machine=allow_same_machine,
+                ignore_memory=ignore_memory,
             ).replace(old, new, address, timeout)
 
         return run_telling(self._session, start, on_progress, timeout, "not replaced in time")
@@ -490,23 +508,28 @@ class Admin:
         node: int,
         *,
         shrink: bool = False,
+        ignore_memory: bool = False,
         timeout: float = 60.0,
     ) -> MembershipResult:
         """Removes a node from its group: a learner left over, or a voter too many. With `shrink`
         the group goes on to fewer voters, one by one.
 
-        Raises InvalidRequest, Unavailable, TimedOut.
+        It stays until all others have its messages of topics in memory, unless `ignore_memory`.
+        Raises InvalidRequest, Unavailable, Throttled, TimedOut.
         """
-        work = MembershipWork(self._session.cluster)
+        work = MembershipWork(self._session.cluster, ignore_memory=ignore_memory)
         return self._session.run(work.remove(node, shrink, timeout))
 
-    def transfer_mastership(self, group: int, node: int = 0) -> int:
+    def transfer_mastership(
+        self, group: int, node: int = 0, *, timeout: float = 300.0, ignore_memory: bool = False
+    ) -> int:
         """Moves mastership to a voter, 0 for the most advanced one; returns the master's number.
 
-        No write is refused meanwhile. Raises InvalidRequest, Unavailable.
+        No write is refused meanwhile. Waits `timeout` seconds for a node that still pulls messages
+        of topics in memory, unless `ignore_memory`. Raises InvalidRequest, Unavailable, Throttled.
         """
-        work = MembershipWork(self._session.cluster)
-        return self._session.run(work.transfer(group, node))
+        work = MembershipWork(self._session.cluster, ignore_memory=ignore_memory)
+        return self._session.run(work.transfer(group, node, timeout))
 
     def upgrade(self, level: int | None = None, *, dry_run: bool = False) -> Upgrade:
         """Raises the feature level of every broker group and of the metadata, for good.
@@ -519,10 +542,25 @@ class Admin:
         work = upgrade(self._session.cluster, found, level=level, dry_run=dry_run)
         return self._session.run(work)
 
-    def drain_node(self, node: int, *, seconds: float = 60.0) -> DrainResult:
+    def drain_node(
+        self,
+        node: int,
+        *,
+        seconds: float = 60.0,
+        timeout: float = 300.0,
+        ignore_memory: bool = False,
+        on_progress: Callable[[MemberProgress], object] | None = None,
+    ) -> DrainResult:
         """Keeps a node from being master for some time, for a restart; 0 seconds end that.
 
-        Raises InvalidRequest, and Unavailable when no other node can be master.
+        Waits `timeout` seconds for other nodes that lack messages of topics in memory, which could
+        be lost if this one stopped, unless `ignore_memory`. Raises InvalidRequest, Unavailable when
+        no other node can be master, and Throttled when others still lack messages.
         """
-        work = MembershipWork(self._session.cluster)
-        return self._session.run(work.drain(node, round(seconds * 1000)))
+
+        def start(note: Callable[[MemberProgress], object]) -> Coroutine[Any, Any, DrainResult]:
+            return MembershipWork(self._session.cluster, note, ignore_memory=ignore_memory).drain(
+                node, round(seconds * 1000), timeout
+            )
+
+        return run_telling(self._session, start, on_progress, timeout, "not drained in time")

@@ -729,6 +729,28 @@ class ApplyQueuesReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class GiveUpDelayedRequest(_message.Message):
+    __slots__ = ("queue", "batch")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    queue: _common_pb2.QueueRef
+    batch: DelayedPlace
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., batch: _Optional[_Union[DelayedPlace, _Mapping]] = ...) -> None: ...
+
+class GiveUpDelayedReply(_message.Message):
+    __slots__ = ("batch", "messages", "entry", "bytes", "reason")
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    batch: DelayedPlace
+    messages: int
+    entry: int
+    bytes: int
+    reason: str
+    def __init__(self, batch: _Optional[_Union[DelayedPlace, _Mapping]] = ..., messages: _Optional[int] = ..., entry: _Optional[int] = ..., bytes: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class NodeStatusRequest(_message.Message):
     __slots__ = ("confirmed", "tiers")
     CONFIRMED_FIELD_NUMBER: _ClassVar[int]
@@ -757,8 +779,24 @@ class MemberStatus(_message.Message):
     membership: MembershipStatus
     def __init__(self, node: _Optional[_Union[_common_pb2.NodeAddress, _Mapping]] = ..., membership: _Optional[_Union[MembershipStatus, str]] = ...) -> None: ...
 
+class StuckDelayed(_message.Message):
+    __slots__ = ("queue", "topic", "due_us", "messages", "behind", "reason")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    DUE_US_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    queue: _common_pb2.QueueRef
+    topic: str
+    due_us: int
+    messages: int
+    behind: int
+    reason: str
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., topic: _Optional[str] = ..., due_us: _Optional[int] = ..., messages: _Optional[int] = ..., behind: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class NodeStatusReply(_message.Message):
-    __slots__ = ("cluster_id", "group_id", "node_id", "role", "term", "master_id", "master_address", "commit_index", "applied_index", "log_end_index", "log_first_index", "checkpoint_index", "queues", "producers", "disk_bytes", "peers", "version", "resident_bytes", "pid", "members", "membership_index", "non_counting", "electable", "scrub_passes", "scrub_bytes", "scrub_total_bytes", "damaged", "lost", "disk_free_bytes", "disk_total_bytes", "disk_full", "wall_us", "log_time_us", "producer_idle_ms", "synced_index", "founding_id", "prepared_id", "knows_foundings", "levels", "runtime", "memory_bytes", "memory_pulling", "tier", "tier_usable", "tiered_queues", "tier_overdue_ms")
+    __slots__ = ("cluster_id", "group_id", "node_id", "role", "term", "master_id", "master_address", "commit_index", "applied_index", "log_end_index", "log_first_index", "checkpoint_index", "queues", "producers", "disk_bytes", "peers", "version", "resident_bytes", "pid", "members", "membership_index", "non_counting", "electable", "scrub_passes", "scrub_bytes", "scrub_total_bytes", "damaged", "lost", "disk_free_bytes", "disk_total_bytes", "disk_full", "wall_us", "log_time_us", "producer_idle_ms", "synced_index", "founding_id", "prepared_id", "knows_foundings", "levels", "runtime", "memory_bytes", "memory_pulling", "tier", "tier_usable", "tiered_queues", "tier_overdue_ms", "stuck_delayed")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -805,6 +843,7 @@ class NodeStatusReply(_message.Message):
     TIER_USABLE_FIELD_NUMBER: _ClassVar[int]
     TIERED_QUEUES_FIELD_NUMBER: _ClassVar[int]
     TIER_OVERDUE_MS_FIELD_NUMBER: _ClassVar[int]
+    STUCK_DELAYED_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     group_id: int
     node_id: int
@@ -851,19 +890,22 @@ class NodeStatusReply(_message.Message):
     tier_usable: bool
     tiered_queues: int
     tier_overdue_ms: int
-    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node_id: _Optional[int] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., master_id: _Optional[int] = ..., master_address: _Optional[str] = ..., commit_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., log_end_index: _Optional[int] = ..., log_first_index: _Optional[int] = ..., checkpoint_index: _Optional[int] = ..., queues: _Optional[int] = ..., producers: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., version: _Optional[str] = ..., resident_bytes: _Optional[int] = ..., pid: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., membership_index: _Optional[int] = ..., non_counting: _Optional[bool] = ..., electable: _Optional[bool] = ..., scrub_passes: _Optional[int] = ..., scrub_bytes: _Optional[int] = ..., scrub_total_bytes: _Optional[int] = ..., damaged: _Optional[int] = ..., lost: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., disk_total_bytes: _Optional[int] = ..., disk_full: _Optional[bool] = ..., wall_us: _Optional[int] = ..., log_time_us: _Optional[int] = ..., producer_idle_ms: _Optional[int] = ..., synced_index: _Optional[int] = ..., founding_id: _Optional[str] = ..., prepared_id: _Optional[str] = ..., knows_foundings: _Optional[bool] = ..., levels: _Optional[_Union[_common_pb2.Levels, _Mapping]] = ..., runtime: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., memory_pulling: _Optional[bool] = ..., tier: _Optional[str] = ..., tier_usable: _Optional[bool] = ..., tiered_queues: _Optional[int] = ..., tier_overdue_ms: _Optional[int] = ...) -> None: ...
+    stuck_delayed: _containers.RepeatedCompositeFieldContainer[StuckDelayed]
+    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node_id: _Optional[int] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., master_id: _Optional[int] = ..., master_address: _Optional[str] = ..., commit_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., log_end_index: _Optional[int] = ..., log_first_index: _Optional[int] = ..., checkpoint_index: _Optional[int] = ..., queues: _Optional[int] = ..., producers: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., version: _Optional[str] = ..., resident_bytes: _Optional[int] = ..., pid: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., membership_index: _Optional[int] = ..., non_counting: _Optional[bool] = ..., electable: _Optional[bool] = ..., scrub_passes: _Optional[int] = ..., scrub_bytes: _Optional[int] = ..., scrub_total_bytes: _Optional[int] = ..., damaged: _Optional[int] = ..., lost: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., disk_total_bytes: _Optional[int] = ..., disk_full: _Optional[bool] = ..., wall_us: _Optional[int] = ..., log_time_us: _Optional[int] = ..., producer_idle_ms: _Optional[int] = ..., synced_index: _Optional[int] = ..., founding_id: _Optional[str] = ..., prepared_id: _Optional[str] = ..., knows_foundings: _Optional[bool] = ..., levels: _Optional[_Union[_common_pb2.Levels, _Mapping]] = ..., runtime: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., memory_pulling: _Optional[bool] = ..., tier: _Optional[str] = ..., tier_usable: _Optional[bool] = ..., tiered_queues: _Optional[int] = ..., tier_overdue_ms: _Optional[int] = ..., stuck_delayed: _Optional[_Iterable[_Union[StuckDelayed, _Mapping]]] = ...) -> None: ...
 
 class ChangeMemberRequest(_message.Message):
-    __slots__ = ("cluster_id", "group_id", "node", "membership")
+    __slots__ = ("cluster_id", "group_id", "node", "membership", "ignore_memory")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     MEMBERSHIP_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_MEMORY_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     group_id: int
     node: _common_pb2.NodeAddress
     membership: MembershipStatus
-    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node: _Optional[_Union[_common_pb2.NodeAddress, _Mapping]] = ..., membership: _Optional[_Union[MembershipStatus, str]] = ...) -> None: ...
+    ignore_memory: bool
+    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node: _Optional[_Union[_common_pb2.NodeAddress, _Mapping]] = ..., membership: _Optional[_Union[MembershipStatus, str]] = ..., ignore_memory: _Optional[bool] = ...) -> None: ...
 
 class ChangeMemberReply(_message.Message):
     __slots__ = ("members", "membership_index")
@@ -896,14 +938,16 @@ class ReadmitNodeReply(_message.Message):
     def __init__(self, index: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
 
 class TransferMastershipRequest(_message.Message):
-    __slots__ = ("cluster_id", "group_id", "node_id")
+    __slots__ = ("cluster_id", "group_id", "node_id", "ignore_memory")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_MEMORY_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     group_id: int
     node_id: int
-    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node_id: _Optional[int] = ...) -> None: ...
+    ignore_memory: bool
+    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node_id: _Optional[int] = ..., ignore_memory: _Optional[bool] = ...) -> None: ...
 
 class TransferMastershipReply(_message.Message):
     __slots__ = ("master_id", "term")
@@ -914,14 +958,16 @@ class TransferMastershipReply(_message.Message):
     def __init__(self, master_id: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
 
 class DrainNodeRequest(_message.Message):
-    __slots__ = ("cluster_id", "group_id", "drain_ms")
+    __slots__ = ("cluster_id", "group_id", "drain_ms", "ignore_memory")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     DRAIN_MS_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_MEMORY_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     group_id: int
     drain_ms: int
-    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., drain_ms: _Optional[int] = ...) -> None: ...
+    ignore_memory: bool
+    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., drain_ms: _Optional[int] = ..., ignore_memory: _Optional[bool] = ...) -> None: ...
 
 class DrainNodeReply(_message.Message):
     __slots__ = ("master_id", "was_master")

@@ -256,6 +256,11 @@ class BrokerStub:
                 request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.ListReleasesRequest.SerializeToString,
                 response_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.ListReleasesReply.FromString,
                 _registered_method=True)
+        self.GiveUpDelayed = channel.unary_unary(
+                '/semel.protos.v1.Broker/GiveUpDelayed',
+                request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.GiveUpDelayedRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.GiveUpDelayedReply.FromString,
+                _registered_method=True)
         self.FindMessage = channel.unary_unary(
                 '/semel.protos.v1.Broker/FindMessage',
                 request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.FindMessageRequest.SerializeToString,
@@ -384,6 +389,14 @@ class BrokerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GiveUpDelayed(self, request, context):
+        """Gives up a delayed batch of a queue that was split and that no member can read, or says what would be lost; master
+        only. Feature level 9.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def FindMessage(self, request, context):
         """Where the message with an id is, in a topic that compares ids; master only.
         """
@@ -504,6 +517,11 @@ def add_BrokerServicer_to_server(servicer, server):
                     servicer.ListReleases,
                     request_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.ListReleasesRequest.FromString,
                     response_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.ListReleasesReply.SerializeToString,
+            ),
+            'GiveUpDelayed': grpc.unary_unary_rpc_method_handler(
+                    servicer.GiveUpDelayed,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.GiveUpDelayedRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.GiveUpDelayedReply.SerializeToString,
             ),
             'FindMessage': grpc.unary_unary_rpc_method_handler(
                     servicer.FindMessage,
@@ -849,6 +867,33 @@ class Broker:
             '/semel.protos.v1.Broker/ListReleases',
             semel_dot_protos_dot_v1_dot_broker__pb2.ListReleasesRequest.SerializeToString,
             semel_dot_protos_dot_v1_dot_broker__pb2.ListReleasesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GiveUpDelayed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Broker/GiveUpDelayed',
+            semel_dot_protos_dot_v1_dot_broker__pb2.GiveUpDelayedRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_broker__pb2.GiveUpDelayedReply.FromString,
             options,
             channel_credentials,
             insecure,

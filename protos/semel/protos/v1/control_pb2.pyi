@@ -39,7 +39,7 @@ MOVE_STEP_SUPERSEDE: MoveStep
 MOVE_STEP_HOLD: MoveStep
 
 class ControlRecord(_message.Message):
-    __slots__ = ("create_queue", "delete_queue", "alter_topic", "fence", "trim", "expire_producers", "acquire_lock", "release_lock", "commit_offsets", "reset_offset", "delete_group", "feature_level", "split_queue", "transaction", "move_queue", "release_delayed", "check_ids", "evict_ids", "cancel_delayed", "compact", "tiered", "forget", "lose_memory", "part_delayed")
+    __slots__ = ("create_queue", "delete_queue", "alter_topic", "fence", "trim", "expire_producers", "acquire_lock", "release_lock", "commit_offsets", "reset_offset", "delete_group", "feature_level", "split_queue", "transaction", "move_queue", "release_delayed", "check_ids", "evict_ids", "cancel_delayed", "compact", "tiered", "forget", "lose_memory", "part_delayed", "give_up_delayed")
     CREATE_QUEUE_FIELD_NUMBER: _ClassVar[int]
     DELETE_QUEUE_FIELD_NUMBER: _ClassVar[int]
     ALTER_TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,7 @@ class ControlRecord(_message.Message):
     FORGET_FIELD_NUMBER: _ClassVar[int]
     LOSE_MEMORY_FIELD_NUMBER: _ClassVar[int]
     PART_DELAYED_FIELD_NUMBER: _ClassVar[int]
+    GIVE_UP_DELAYED_FIELD_NUMBER: _ClassVar[int]
     create_queue: CreateQueue
     delete_queue: DeleteQueue
     alter_topic: AlterTopic
@@ -88,7 +89,8 @@ class ControlRecord(_message.Message):
     forget: Forget
     lose_memory: LoseMemory
     part_delayed: PartDelayed
-    def __init__(self, create_queue: _Optional[_Union[CreateQueue, _Mapping]] = ..., delete_queue: _Optional[_Union[DeleteQueue, _Mapping]] = ..., alter_topic: _Optional[_Union[AlterTopic, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., trim: _Optional[_Union[Trim, _Mapping]] = ..., expire_producers: _Optional[_Union[ExpireProducers, _Mapping]] = ..., acquire_lock: _Optional[_Union[AcquireLock, _Mapping]] = ..., release_lock: _Optional[_Union[ReleaseLock, _Mapping]] = ..., commit_offsets: _Optional[_Union[CommitOffsets, _Mapping]] = ..., reset_offset: _Optional[_Union[ResetOffset, _Mapping]] = ..., delete_group: _Optional[_Union[DeleteGroup, _Mapping]] = ..., feature_level: _Optional[_Union[FeatureLevel, _Mapping]] = ..., split_queue: _Optional[_Union[SplitQueue, _Mapping]] = ..., transaction: _Optional[_Union[_transaction_records_pb2.TransactionRecord, _Mapping]] = ..., move_queue: _Optional[_Union[MoveQueue, _Mapping]] = ..., release_delayed: _Optional[_Union[ReleaseDelayed, _Mapping]] = ..., check_ids: _Optional[_Union[CheckIds, _Mapping]] = ..., evict_ids: _Optional[_Union[EvictIds, _Mapping]] = ..., cancel_delayed: _Optional[_Union[CancelDelayed, _Mapping]] = ..., compact: _Optional[_Union[Compact, _Mapping]] = ..., tiered: _Optional[_Union[Tiered, _Mapping]] = ..., forget: _Optional[_Union[Forget, _Mapping]] = ..., lose_memory: _Optional[_Union[LoseMemory, _Mapping]] = ..., part_delayed: _Optional[_Union[PartDelayed, _Mapping]] = ...) -> None: ...
+    give_up_delayed: GiveUpDelayed
+    def __init__(self, create_queue: _Optional[_Union[CreateQueue, _Mapping]] = ..., delete_queue: _Optional[_Union[DeleteQueue, _Mapping]] = ..., alter_topic: _Optional[_Union[AlterTopic, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., trim: _Optional[_Union[Trim, _Mapping]] = ..., expire_producers: _Optional[_Union[ExpireProducers, _Mapping]] = ..., acquire_lock: _Optional[_Union[AcquireLock, _Mapping]] = ..., release_lock: _Optional[_Union[ReleaseLock, _Mapping]] = ..., commit_offsets: _Optional[_Union[CommitOffsets, _Mapping]] = ..., reset_offset: _Optional[_Union[ResetOffset, _Mapping]] = ..., delete_group: _Optional[_Union[DeleteGroup, _Mapping]] = ..., feature_level: _Optional[_Union[FeatureLevel, _Mapping]] = ..., split_queue: _Optional[_Union[SplitQueue, _Mapping]] = ..., transaction: _Optional[_Union[_transaction_records_pb2.TransactionRecord, _Mapping]] = ..., move_queue: _Optional[_Union[MoveQueue, _Mapping]] = ..., release_delayed: _Optional[_Union[ReleaseDelayed, _Mapping]] = ..., check_ids: _Optional[_Union[CheckIds, _Mapping]] = ..., evict_ids: _Optional[_Union[EvictIds, _Mapping]] = ..., cancel_delayed: _Optional[_Union[CancelDelayed, _Mapping]] = ..., compact: _Optional[_Union[Compact, _Mapping]] = ..., tiered: _Optional[_Union[Tiered, _Mapping]] = ..., forget: _Optional[_Union[Forget, _Mapping]] = ..., lose_memory: _Optional[_Union[LoseMemory, _Mapping]] = ..., part_delayed: _Optional[_Union[PartDelayed, _Mapping]] = ..., give_up_delayed: _Optional[_Union[GiveUpDelayed, _Mapping]] = ...) -> None: ...
 
 class Tiered(_message.Message):
     __slots__ = ("queue", "number", "length", "sha256", "previous_sha256", "tier_start", "tier_end")
@@ -387,6 +389,22 @@ class PartedBatch(_message.Message):
     cancelled: int
     cancelled_crc: int
     def __init__(self, due_us: _Optional[int] = ..., ordinal: _Optional[int] = ..., entry: _Optional[int] = ..., position: _Optional[int] = ..., parts: _Optional[int] = ..., cancelled: _Optional[int] = ..., cancelled_crc: _Optional[int] = ...) -> None: ...
+
+class GiveUpDelayed(_message.Message):
+    __slots__ = ("queue", "due_us", "ordinal", "entry", "position", "messages")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    DUE_US_FIELD_NUMBER: _ClassVar[int]
+    ORDINAL_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    queue: _common_pb2.QueueRef
+    due_us: int
+    ordinal: int
+    entry: int
+    position: int
+    messages: int
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., due_us: _Optional[int] = ..., ordinal: _Optional[int] = ..., entry: _Optional[int] = ..., position: _Optional[int] = ..., messages: _Optional[int] = ...) -> None: ...
 
 class CheckIds(_message.Message):
     __slots__ = ("queue", "producer_id", "base_sequence", "count", "content_crc", "first_arrival", "ids", "duplicates", "conflicts", "dropped")

@@ -13,7 +13,7 @@ import pytest
 from semel.broker.background import delayed_parting
 from semel.broker.background.delayed_parting import DelayedParting, next_piece
 from semel.broker.state import Accepted, Refused
-from semel.protos.errors import CorruptBatch, NotMaster, SemelError, Throttled
+from semel.protos.errors import CorruptBatch, CorruptSegment, NotMaster, SemelError, Throttled
 from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.v1 import control_pb2
 from tests.kit.parting import PartingGroup
@@ -78,8 +78,8 @@ def group() -> PartingGroup:
 
 
 @asynccontextmanager
-async def running(replica: Any) -> AsyncIterator[None]:
-    task = asyncio.ensure_future(DelayedParting(replica).run())
+async def running(replica: Any, parting: DelayedParting | None = None) -> AsyncIterator[None]:
+    task = asyncio.ensure_future((parting or DelayedParting(replica)).run())
     try:
         yield
     finally:
@@ -140,6 +140,37 @@ async def test_a_batch_that_cannot_be_read_does_not_stop_other_queues(
         await until_async(lambda: len(replica.taken) == 2)
     assert replica.taken == [[3], [1, 0, 2]], "the damaged one comes later"
     assert "not handed to the children of a split" in caplog.text
+
+
+async def test_what_is_before_a_batch_that_cannot_be_read_is_handed_over_and_it_is_named(
+    group: PartingGroup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole, entries = group.read_record, [each.entry for each in group.state.delays.queues[KEY]]
+    hurt = {entries[1]}
+
+    def read_record(index: int, position: int, length: int) -> bytes:
+        if index in hurt:
+            raise CorruptSegment(f"entry {index} is damaged")
+        return whole(index, position, length)
+
+    monkeypatch.setattr(group, "read_record", read_record)
+    replica = FakeReplica(group)
+    parting = DelayedParting(replica)  # type: ignore[arg-type]
+    assert (parting.stuck, parting.waiting_batches) == ({}, 3)
+    async with running(replica, parting):
+        await until_async(lambda: parting.stuck)
+        assert replica.taken == [[1]], "the first one, and not what comes behind the damaged one"
+        assert parting.waiting_batches == 2
+        assert parting.stuck[KEY].extent.ordinal == 0
+        assert "is damaged" in parting.stuck[KEY].reason
+        await asyncio.sleep(0.02)
+        assert caplog.text.count("is damaged") == 1, "once, however often it is tried"
+        replica.is_master = False
+        assert parting.stuck == {}, "a master knows"
+        replica.is_master = True
+        hurt.clear()  # it was repaired
+        await until_async(lambda: len(replica.taken) == 2)
+        assert (parting.stuck, parting.waiting_batches) == ({}, 0)
 
 
 async def test_only_a_master_hands_over(group: PartingGroup) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from semel.broker.config import BrokerConfig
 from semel.broker.membership import changes as changes_module
+from semel.broker.membership import memory_safety
 from semel.broker.membership.changes import MembershipChanges
 from semel.broker.raft import Membership, Role
 from semel.broker.replica.member_book import Members
@@ -44,6 +45,9 @@ class FakeReplica:
             propose_membership_allowed=lambda changed: None,
             role=Role.MASTER,
         )
+        self.bodies = SimpleNamespace(bytes=0, missing_to=0)
+        self.config = SimpleNamespace(node_id=ME, security=None)
+        self.state = SimpleNamespace(queues={})
         self.drained = False
         self.appended: list[RecordKind] = []
         self.applied = asyncio.Event()
@@ -159,7 +163,7 @@ async def test_who_joins_must_answer_as_that_node_of_this_group_at_an_address_of
     told = SimpleNamespace(cluster_id="c", group_id=1, node_id=5)
     asked: list[str] = []
 
-    async def ask(address: str) -> Any:
+    async def ask(address: str, security: None = None) -> Any:
         asked.append(address)
         if told.node_id is None:
             raise Unavailable("nobody is there")
@@ -238,7 +242,7 @@ async def test_mastership_goes_to_the_furthest_that_counts_would_take_it_and_lac
         )
     asked: list[str] = []
 
-    async def ask(address: str) -> Any:
+    async def ask(address: str, security: None = None) -> Any:
         asked.append(address)
         return SimpleNamespace(electable=address != "h3:1")
 
@@ -253,6 +257,98 @@ async def test_mastership_goes_to_the_furthest_that_counts_would_take_it_and_lac
     assert handed == [fourth]
 
 
+def in_memory(replica: FakeReplica, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """This node has bodies of topics in memory; what the others say, by address, to be changed."""
+    replica.bodies.bytes = 100
+    answers: dict[str, Any] = {
+        f"h{node}:1": SimpleNamespace(electable=True, memory_pulling=False, memory_bytes=100)
+        for node in (OTHER, THIRD)
+    }
+
+    async def ask_all(addresses: dict[NodeId, str], security: None) -> dict[NodeId, Any]:
+        return {node: answers[at] for node, at in addresses.items() if at in answers}
+
+    async def ask(address: str, security: None) -> Any:
+        return answers[address]
+
+    monkeypatch.setattr(memory_safety, "ask_all", ask_all)
+    monkeypatch.setattr(changes_module, "ask_status", ask)
+    return answers
+
+
+async def test_a_node_with_bodies_is_not_drained_while_another_one_lacks_some(
+    replica: FakeReplica, changes: MembershipChanges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = in_memory(replica, monkeypatch)
+    replica.core.role = Role.SLAVE
+    answers["h2:1"].memory_pulling = True
+    with pytest.raises(Throttled, match=r"if node 1 stopped now: node 2 still pulls") as refused:
+        await changes.drain(HOUR_MS)
+    assert refused.value.retry_after_ms > 0
+    del answers["h2:1"]
+    with pytest.raises(Throttled, match="node 2 does not answer"):
+        await changes.drain(HOUR_MS)
+    assert not replica.drained
+    await changes.drain(HOUR_MS, ignore_memory=True)
+    assert replica.drained
+    await changes.drain(0)
+    replica.bodies.bytes = 0  # it has nothing that could be lost
+    await changes.drain(HOUR_MS)
+    assert replica.drained
+
+
+async def test_a_member_with_bodies_leaves_once_all_others_have_them(
+    replica: FakeReplica, changes: MembershipChanges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = in_memory(replica, monkeypatch)
+    replica.applied.set()
+    answers["h2:1"].memory_pulling = True
+    with pytest.raises(Throttled, match=r"if node 3 stopped now: node 2 still pulls"):
+        await changes.remove(THIRD)
+    answers["h2:1"].memory_pulling = False
+    replica.bodies.missing_to = 7  # the master itself lacks some
+    with pytest.raises(Throttled, match=r"node 1 still pulls"):
+        await changes.remove(THIRD)
+    assert replica.appended == []
+    answers["h3:1"].memory_bytes = 0
+    await changes.remove(THIRD)
+    del answers["h3:1"]  # dead: what it had is gone
+    await changes.remove(THIRD)
+    assert replica.appended == [RecordKind.MEMBERSHIP] * 2
+
+
+async def test_mastership_goes_to_a_node_that_lacks_bodies_only_if_that_is_meant(
+    replica: FakeReplica, changes: MembershipChanges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = in_memory(replica, monkeypatch)
+    core: Any = replica.core
+    core.master_id, core.term, core.accepts_proposals = ME, 3, True
+    core.log = SimpleNamespace(last_index=9)
+    handed: list[NodeId] = []
+
+    def hand_over(successor: NodeId) -> None:
+        handed.append(successor)
+        core.role, core.master_id, core.term = Role.SLAVE, successor, 4
+
+    stand_in: Any = replica
+    stand_in.hand_over = hand_over
+    replica.config.raft = SimpleNamespace(transfer_ms=50)
+    replica.peers.address_of = lambda node: f"h{node}:1"
+    answers["h2:1"].memory_pulling = True
+    with pytest.raises(Throttled, match="node 2 still pulls messages"):
+        await changes.transfer(OTHER)
+    assert await changes.transfer(None) == (THIRD, 4)
+    answers["h3:1"].memory_pulling = True
+    core.role, core.master_id = Role.MASTER, ME
+    with pytest.raises(Throttled, match="node 1 stays master"):
+        await changes.transfer(None)
+    assert await changes.transfer(None, ignore_memory=True) == (OTHER, 4)
+    answers["h2:1"].electable = False
+    core.role, core.master_id = Role.MASTER, ME
+    assert await changes.transfer(None, ignore_memory=True) == (THIRD, 4)
+    assert handed == [THIRD, OTHER, THIRD]
+
+
 # --- drained ------------------------------------------------------------------------------------
 
 HOUR_MS = 3_600_000
@@ -265,7 +361,9 @@ class Transfers:
         self.ends: list[asyncio.Future[None]] = []
         changes.transfer = self.transfer  # type: ignore[method-assign]
 
-    async def transfer(self, wanted: NodeId | None) -> tuple[NodeId, int]:
+    async def transfer(
+        self, wanted: NodeId | None, *, ignore_memory: bool = False
+    ) -> tuple[NodeId, int]:
         self.ends.append(asyncio.get_running_loop().create_future())
         await self.ends[-1]
         return OTHER, 4

@@ -18,6 +18,7 @@ from semel.broker.server.id_calls import IdCalls
 from semel.broker.server.id_window_calls import IdWindowCalls
 from semel.broker.server.lock_calls import LockCalls
 from semel.broker.server.node_status import NodeStatusCall
+from semel.broker.server.parting_calls import PartingCalls
 from semel.broker.server.producer_calls import ProducerCalls
 from semel.broker.server.queue_calls import QueueCalls
 from semel.broker.server.transactions_service import TransactionsService
@@ -44,6 +45,7 @@ CALLS: dict[str, Any] = {
     "FindMessage": broker_pb2.FindMessageRequest(topic_id=7, message_id=b"a"),
     "DescribeIds": broker_pb2.DescribeIdsRequest(),
     "GetNodeStatus": broker_pb2.NodeStatusRequest(confirmed=True),
+    "GiveUpDelayed": broker_pb2.GiveUpDelayedRequest(queue=QUEUE),
     "GetProduceOutcome": broker_pb2.ProduceOutcomeRequest(queue=QUEUE, producer_id=5),
     "ListDelayed": broker_pb2.ListDelayedRequest(queue=QUEUE, messages_max=1),
     "ListOffsets": broker_pb2.ListOffsetsRequest(queues=[QUEUE]),
@@ -86,6 +88,7 @@ def service_of(replica: Replaced, routes: Any = None) -> BrokerService:
         groups=GroupOffsetCalls(stand_in),
         queues=QueueCalls(config, stand_in, routes),
         delays=DelayCalls(stand_in),
+        parting=PartingCalls(stand_in, nothing),
         ids=IdCalls(stand_in),
         id_windows=IdWindowCalls(stand_in),
         status=NodeStatusCall(config, stand_in, nothing, nothing, nothing),

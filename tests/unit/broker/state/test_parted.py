@@ -232,6 +232,99 @@ def test_a_parted_message_is_found_by_its_id(group: PartingGroup) -> None:
     assert entries_of(origins, int(origins["origin"][0])) == [int(origins["entry"][0])]
 
 
+# --- given up -----------------------------------------------------------------------------------
+
+
+def next_given_up(group: PartingGroup) -> control_pb2.GiveUpDelayed:
+    held = group.state.delays.queues[KEY]
+    first = next(iter(held))
+    return control_pb2.GiveUpDelayed(
+        queue=ref(),
+        due_us=first.due_us,
+        ordinal=first.ordinal,
+        entry=first.entry,
+        position=first.position,
+        messages=held.left(first),
+    )
+
+
+def test_what_is_given_up_is_gone_on_every_node_and_no_more_than_that(group: PartingGroup) -> None:
+    assert group.cancel(b"m9") == Accepted()
+    group.split()
+    record = next_given_up(group)
+    assert record.messages == 7
+    assert group.admission.queues.admit_give_up(record) == Accepted()
+    group.apply_control(give_up_delayed=record)
+    assert [each.ordinal for each in group.state.delays.queues[KEY]] == [0, 2]
+    assert (group.state.delays.messages, group.state.delays.batches) == (16, 2)
+    group.same_everywhere()
+    group.part_all()
+    group.now_us += 6 * SECOND_US
+    group.release_all()
+    delivered = {each for key in (LOW, HIGH) for each in group.delivered(key)}
+    assert delivered == set(ids(*range(8), *range(16, 24)))
+    for key in group.state.queues:
+        assert group.verify(key).ok, group.verify(key)
+
+
+def test_when_everything_was_given_up_the_queue_holds_nothing_and_is_verified(
+    group: PartingGroup,
+) -> None:
+    group.split()
+    before = group.state.applied_index
+    while KEY in group.state.delays.sealed:
+        record = next_given_up(group)
+        assert group.admission.queues.admit_give_up(record) == Accepted()
+        group.apply_control(give_up_delayed=record)
+    assert group.state.delays.batches == 0
+    assert group.split(LOW) == Accepted(), "its children are free"
+    group.same_everywhere()
+    for key in group.state.queues:
+        assert group.verify(key).ok, group.verify(key)
+    assert verify_as_of(group, before)[KEY.queue_id].delayed == 24, "as they were then"
+
+
+@pytest.mark.parametrize("field", ["due_us", "ordinal", "entry", "position", "messages"])
+def test_another_batch_than_the_next_one_is_not_given_up(group: PartingGroup, field: str) -> None:
+    group.split()
+    record = next_given_up(group)
+    setattr(record, field, getattr(record, field) + 1)
+    assert isinstance(error_of(group.admission.queues.admit_give_up(record)), Throttled)
+    with pytest.raises(StateDiverged, match="not the next batch"):
+        group.apply(control(give_up_delayed=record))
+
+
+def test_nothing_is_given_up_while_it_is_parted_or_cancelled_or_of_a_queue_that_is_whole(
+    group: PartingGroup,
+) -> None:
+    record = next_given_up(group)
+    assert isinstance(error_of(group.admission.queues.admit_give_up(record)), Throttled)
+    group.split()
+    assert group.cancel(b"m9", commit=False) == Accepted()
+    assert isinstance(error_of(group.admission.queues.admit_give_up(record)), Throttled)
+    group.commit()
+    assert group.put(group.next_part(), commit=False) == Accepted()
+    assert isinstance(error_of(group.admission.queues.admit_give_up(record)), Throttled)
+    group.commit()
+    assert group.state.delays.sealed == set()
+
+
+def test_nothing_of_a_queue_that_is_whole_can_be_given_up(group: PartingGroup) -> None:
+    with pytest.raises(StateDiverged, match="not the next batch"):
+        group.apply(control(give_up_delayed=next_given_up(group)))
+
+
+def test_while_a_batch_is_given_up_it_is_neither_parted_nor_cancelled(group: PartingGroup) -> None:
+    group.split()
+    made = group.next_part()
+    record = next_given_up(group)
+    assert group.admission.queues.admit_give_up(record) == Accepted()
+    assert isinstance(error_of(group.put(made)), Throttled)
+    assert isinstance(error_of(group.cancel(b"m9")), Throttled)
+    group.apply_control(give_up_delayed=record)
+    assert group.part_all() == 1
+
+
 # --- splits and moves meanwhile -----------------------------------------------------------------
 
 
@@ -289,6 +382,10 @@ def test_below_the_level_a_split_waits_until_everything_is_delivered() -> None:
     assert isinstance(error_of(group.admission.queues.admit_part(record)), UnsupportedVersion)
     with pytest.raises(StateDiverged):
         group.apply(control(part_delayed=record))
+    given_up = next_given_up(group)
+    assert isinstance(error_of(group.admission.queues.admit_give_up(given_up)), UnsupportedVersion)
+    with pytest.raises(StateDiverged):
+        group.apply(control(give_up_delayed=given_up))
 
 
 def test_nothing_is_parted_for_a_child_that_is_being_deleted(group: PartingGroup) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -103,6 +103,60 @@ async def test_a_busy_master_is_asked_again() -> None:
     assert result.voters == {1: "h1:1", 3: "h3:1", 4: "h4:1"}
     assert [each.step for each in news] == ["add", "promote", "remove"]
     assert not (await work(cluster).replace(2, 4, "", 60)).changed
+
+
+async def test_a_node_stays_while_the_master_says_that_messages_in_memory_could_be_lost() -> None:
+    cluster = FakeCluster(three() | {4: VOTER})
+    cluster.busy = 3
+    news: list[MemberProgress] = []
+    await work(cluster, news).remove(4, False, 60)
+    assert [(each.step, each.reason) for each in news] == [("remove", ""), ("wait", "not yet")]
+    assert cluster.calls == [(4, REMOVED)]
+    cluster = FakeCluster(three() | {4: VOTER})
+    cluster.busy = 3
+    with pytest.raises(Throttled, match="not yet"):
+        await work(cluster).remove(4, False, 0.0)
+    assert 4 in cluster.members
+
+
+async def test_a_drain_and_a_transfer_wait_for_messages_in_memory_for_so_long() -> None:
+    news: list[MemberProgress] = []
+    early = Throttled("node 2 still pulls", retry_after_ms=1)
+    refusals = [early, early, early]
+
+    class Broker(FakeCluster):
+        asked: ClassVar[list[Any]] = []
+
+        @property
+        def connections(self) -> Any:
+            return SimpleNamespace(call=self.answer)
+
+        async def answer(self, target: Any, *arguments: Any, **named: Any) -> Any:
+            self.asked.extend(each for each in arguments if hasattr(each, "ignore_memory"))
+            if refusals:
+                raise refusals.pop()
+            return SimpleNamespace(master_id=3, was_master=True)
+
+        async def call_master(
+            self, group: int, method: str, request: Any, timeout_s: float, service: Any = None
+        ) -> Any:
+            return await self.answer(group, request)
+
+    cluster = Broker(three())
+    assert (await work(cluster, news).drain(1, 60_000, 60)).master == 3
+    assert [(each.step, each.node, each.reason) for each in news] == [
+        ("wait", 1, "node 2 still pulls")
+    ]
+    refusals += [early, early]
+    assert await work(cluster).transfer(1, 3, 60) == 3
+    refusals += [early, early]
+    with pytest.raises(Throttled, match="still pulls"):
+        await work(cluster).drain(1, 60_000, 0.0)
+    assert not any(each.ignore_memory for each in Broker.asked)
+    forced = MembershipWork(cluster, ignore_memory=True)  # type: ignore[arg-type]
+    refusals.clear()
+    await forced.drain(1, 60_000, 0.0)
+    assert Broker.asked[-1].ignore_memory
 
 
 async def test_a_learner_that_does_not_catch_up_stays_one() -> None:

@@ -2,7 +2,8 @@
 
 How it works. The batches were read and parted before, from the applied state. Here it is decided
 whether the state is still that one, with what is in flight: which batches come first, which of
-their rows are cancelled, and whether the children are there.
+their rows are cancelled, and whether the children are there. A batch that is given up goes the same
+way, without parts.
 
 Invariants
 1. Of a queue one record is in flight at a time, and no message of its batches is cancelled while it
@@ -19,7 +20,7 @@ from itertools import islice
 
 from semel.broker.state.admission.decisions import Accepted, ControlDecision, Refused, retry_later
 from semel.broker.state.admission.pending import PendingQueue, PendingState, RecordUse
-from semel.broker.state.apply.parted import PARTED_BATCHES_MAX, rows_crc
+from semel.broker.state.apply.parted import PARTED_BATCHES_MAX, next_batch, rows_crc
 from semel.broker.state.apply.state_machine import State
 from semel.protos.ids import QueueId, QueueKey
 from semel.protos.levels import DELAYED_SPLIT_LEVEL, lacking
@@ -55,6 +56,27 @@ def admit_part(
         if taking is None or taking.splitting or taking.sealing:
             return retry_later(f"queue {child.queue_id} takes nothing now")
     queue.parting = frozenset(ordinals)
+    pending.use(RecordUse.PART, (queue,), ())
+    return Accepted()
+
+
+def admit_give_up(
+    state: State, pending: PendingState, queue: PendingQueue, record: control_pb2.GiveUpDelayed
+) -> ControlDecision:
+    """Decides about giving up the first delayed batch of a queue that was split.
+
+    Refused with Throttled if something has changed since it was found to be unreadable.
+    """
+    if state.feature_level < DELAYED_SPLIT_LEVEL:
+        return Refused(lacking(DELAYED_SPLIT_LEVEL, state.feature_level, "the broker group"))
+    if queue.parting or record.ordinal in queue.cancelling:
+        return retry_later("delayed batches of the queue are being handed over or cancelled")
+    if (
+        queue.key not in state.delays.sealed
+        or next_batch(record, state.queues, state.delays) is None
+    ):
+        return retry_later("another batch is the next one by now")
+    queue.parting = frozenset({record.ordinal})
     pending.use(RecordUse.PART, (queue,), ())
     return Accepted()
 

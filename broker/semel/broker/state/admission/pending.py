@@ -33,6 +33,7 @@ from semel.broker.state.apply.results import (
     ApplyResult,
     BatchApplied,
     DelayedCancelled,
+    DelayedGivenUp,
     DelayedParted,
     DelayedReleased,
     Done,
@@ -168,7 +169,8 @@ class PendingQueue:
         self.releasing = False
         """A release of delayed batches was accepted and is not applied yet."""
         self.parting: frozenset[int] = frozenset()
-        """Ordinals of the delayed batches whose PART_DELAYED is accepted and not applied."""
+        """Ordinals of the delayed batches whose PART_DELAYED or GIVE_UP_DELAYED is accepted and not
+        applied."""
         self.rows: dict[int, PendingRow] = {}
         self.uses = 0
         """How many accepted, unapplied records concern the queue or one of its rows."""
@@ -192,6 +194,7 @@ class RecordUse(Enum):
     TIERED = "tiered"
     CANCEL = "cancel_delayed"
     PART = "part_delayed"
+    """Or `give_up_delayed`, which ends a batch without parts."""
     BEGIN = "move_queue, begin"
     SEAL = "move_queue, seal"
     ABORT_MOVE = "move_queue, abort"
@@ -420,7 +423,7 @@ class PendingState:
                 rows.remove(result.row)
                 if not rows:
                     del done.queues[0].cancelling[result.ordinal]
-            elif isinstance(result, DelayedParted):
+            elif isinstance(result, DelayedParted | DelayedGivenUp):
                 done = self._next(RecordUse.PART)
                 done.queues[0].parting = frozenset()
             elif isinstance(result, MoveApplied) and result.step in _MOVED:

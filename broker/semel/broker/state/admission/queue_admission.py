@@ -18,7 +18,7 @@ from __future__ import annotations
 from semel.broker.state.admission.decisions import Accepted, ControlDecision, Refused, retry_later
 from semel.broker.state.admission.delay_admission import held_by_delays
 from semel.broker.state.admission.id_admission import IdAdmission
-from semel.broker.state.admission.part_admission import admit_part
+from semel.broker.state.admission.part_admission import admit_give_up, admit_part
 from semel.broker.state.admission.pending import (
     PendingQueue,
     PendingState,
@@ -100,6 +100,13 @@ class QueueAdmission:
         if queue is None:
             return Refused(self._state.absent(queue_key_of(record.queue)))
         return self.moving(queue) or admit_part(self._state, self._pending, queue, record)
+
+    def admit_give_up(self, record: control_pb2.GiveUpDelayed) -> ControlDecision:
+        """Ends a delayed batch of a queue that was split, without parts."""
+        queue = self._pending.queue(queue_key_of(record.queue))
+        if queue is None:
+            return Refused(self._state.absent(queue_key_of(record.queue)))
+        return self.moving(queue) or admit_give_up(self._state, self._pending, queue, record)
 
     def admit_create_queue(self, record: control_pb2.CreateQueue) -> ControlDecision:
         """Idempotent. Refused if malformed, or while another queue has or gets this number."""

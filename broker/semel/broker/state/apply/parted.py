@@ -10,12 +10,15 @@ Of several parts each has the rows of its child, without the cancelled ones. A s
 rows of its batch, and the cancelled ones are cancelled there. The sequence table knows nothing of
 parts: the batch is remembered as it was sent, by the parent.
 
+A batch that no node can read stays where it is, until an operator gives it up: a GIVE_UP_DELAYED
+record names it, and it ends without parts.
+
 The message ids of a batch are known by its first entry. The children note in which entries their
 parts are, as a queue does that has moved (`moved_origins.py`).
 
 Invariants
-1. Each row that is not cancelled is in one part, of the same due time and ordinal: the numbers of
-   rows must fit, or the node halts.
+1. Each row that is not cancelled is in one part, of the same due time and ordinal, unless its batch
+   was given up: the numbers of rows must fit, or the node halts.
 2. Batches are parted in their order, and a child releases nothing that comes after the first one
    that its parent still holds. So the order of delivery is that of due times and ordinals.
 3. A queue is neither split nor moved as long as its parent holds delayed batches. In a topic that
@@ -40,7 +43,7 @@ from semel.broker.state.apply.delayed_queue import DelayedExtent, DelayedPlace
 from semel.broker.state.apply.delays import Delays
 from semel.broker.state.apply.moved_origins import joined_origins, origins_after
 from semel.broker.state.apply.queues import QueueState
-from semel.broker.state.apply.results import DelayedParted, StateDiverged
+from semel.broker.state.apply.results import DelayedGivenUp, DelayedParted, StateDiverged
 from semel.broker.state.apply.splits import ancestors
 from semel.protos.batch import (
     BROKER_HEADER_BYTES,
@@ -198,3 +201,32 @@ def apply_part(
         new = origins_after(before, there, np.full(len(there), index, np.int64))
         delays.origins.queues[child] = joined_origins(delays.origins.of(child), new)
     return DelayedParted(queue_key=key, batches=len(found))
+
+
+def next_batch(
+    record: control_pb2.GiveUpDelayed, queues: Mapping[QueueKey, QueueState], delays: Delays
+) -> DelayedExtent | None:
+    """The batch that the record gives up, if it is the first one that a queue that was split still
+    holds; else None."""
+    key = queue_key_of(record.queue)
+    parent, held = queues.get(key), delays.queues.get(key)
+    if parent is None or held is None or not parent.sealed or parent.frozen:
+        return None
+    first = next(iter(held))
+    named = record.due_us, record.ordinal, record.entry, record.position
+    return first if (*named, record.messages) == (*first[:4], held.left(first)) else None
+
+
+def apply_give_up(
+    record: control_pb2.GiveUpDelayed,
+    queues: Mapping[QueueKey, QueueState],
+    delays: Delays,
+    index: int,
+) -> DelayedGivenUp:
+    """Ends the first batch of a queue that was split. Raises StateDiverged."""
+    extent = next_batch(record, queues, delays)
+    if extent is None:
+        raise StateDiverged(f"entry {index} gives up {record}, which is not the next batch")
+    key = queue_key_of(record.queue)
+    delays.remove(key, [extent])
+    return DelayedGivenUp(queue_key=key, messages=record.messages)

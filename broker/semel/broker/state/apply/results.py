@@ -360,6 +360,15 @@ class DelayedParted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DelayedGivenUp:
+    """A delayed batch of a queue that was split was given up."""
+
+    queue_key: QueueKey
+    messages: int
+    """Messages that are lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MoveApplied:
     """A step of a move, or a copy, was applied, or refused with `error`.
 
@@ -404,6 +413,7 @@ ApplyResult = (
     | DelayedReleased
     | DelayedCancelled
     | DelayedParted
+    | DelayedGivenUp
     | Compacted
     | TieredApplied
     | MoveApplied

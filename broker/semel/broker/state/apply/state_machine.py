@@ -43,6 +43,7 @@ from semel.broker.state.apply.lost_offsets import RECORD_BYTES
 from semel.broker.state.apply.moves import Moves
 from semel.broker.state.apply.parted import (
     Parted,
+    apply_give_up,
     apply_part,
     held_above,
     held_before,
@@ -58,6 +59,7 @@ from semel.broker.state.apply.results import (
     CommitApplied,
     Compacted,
     DelayedCancelled,
+    DelayedGivenUp,
     DelayedParted,
     DelayedReleased,
     Done,
@@ -187,6 +189,7 @@ class State:
             "forget": self._forget,
             "lose_memory": self._lose_memory,
             "part_delayed": self._part_delayed,
+            "give_up_delayed": self._give_up_delayed,
         }
         self._parted: list[Parted] = []
         """PARTED records of the entry that is being applied, for the PART_DELAYED behind them."""
@@ -535,6 +538,10 @@ class State:
         parts, self._parted = self._parted, []
         entry = self.applied_index + 1
         return apply_part(record, self.queues, self.delays, parts, entry)
+
+    def _give_up_delayed(self, record: control_pb2.GiveUpDelayed) -> DelayedGivenUp:
+        self._check_level(DELAYED_SPLIT_LEVEL)
+        return apply_give_up(record, self.queues, self.delays, self.applied_index + 1)
 
     # --- the sequence table -----------------------------------------------------------------
 

@@ -89,7 +89,8 @@ class TableVerifier:
         """How many delayed messages were cancelled in the entries that were read, by queue and
         entry that holds them."""
         self.parted: Counter[tuple[QueueKey, int]] = Counter()
-        """How many delayed messages became those of children, by queue and entry that held them."""
+        """How many delayed messages became those of children, or were given up, by queue and entry
+        that held them."""
         self._parts: list[BatchHeader] = []
         """The parts of delayed batches in the entry that is being read."""
         self._cancelled: set[tuple[QueueKey, int, int]] = set()
@@ -211,6 +212,14 @@ class TableVerifier:
             self._cancel(record.cancel_delayed, time_us)
         elif record.HasField("part_delayed"):
             self._part(record.part_delayed)
+        elif record.HasField("give_up_delayed"):
+            given_up = record.give_up_delayed
+            key = queue_key_of(given_up.queue)
+            if key not in self._sealed:
+                self._problem(
+                    f"entry {self.index + 1}: {given_up} of a queue that nobody has split"
+                )
+            self.parted[key, given_up.entry] += given_up.messages
         elif record.HasField("check_ids"):
             self._checked = record.check_ids
         elif record.HasField("alter_topic"):
