@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from semel.broker.node import BrokerNode
-from semel.client.reading.shared_memory import Region
+from semel.client.transport.shared_memory import Region
 from semel.protos.errors import (
     CorruptBatch,
     DataDirectoryError,

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from semel.client import Client, connect
-from semel.client.reading.shared_memory import Exchange
+from semel.client.transport.shared_memory import Exchange
 from tests.kit.cluster import Cluster
 
 VALUE_BYTES = 1_000

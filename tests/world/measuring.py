@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from semel.client.reading import shared_memory
+from semel.client.transport import shared_memory
 from tests.world.clients import TOPIC, ClientHost
 from tests.world.counting import Count
 from tests.world.plan import Plan, make_plan

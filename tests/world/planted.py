@@ -49,7 +49,7 @@ from semel.broker.state.apply.producers import SequenceTable
 from semel.broker.state.apply.rows import ENTRY, Row
 from semel.client.admin import calls as client_admin
 from semel.client.core import sequences as sequences_module
-from semel.client.reading.shared_memory import Region, Slot
+from semel.client.transport.shared_memory import Region, Slot
 from semel.controller.epoch import UNKNOWN, ControllerEpoch
 from semel.controller.store import Transaction
 from semel.protos.errors import SemelError

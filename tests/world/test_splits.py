@@ -10,7 +10,6 @@ import pytest
 from semel.broker.state.apply.producers import SequenceTable
 from semel.client.reading.fetch import _FetchLink
 from semel.protos.queue_refs import queue_key_of
-from semel.protos.streams import decode_fetch_header
 from tests.world.soak import first_failure, run_seeds
 
 SEEDS = 4
@@ -43,18 +42,17 @@ def test_a_planted_bug_of_splits_is_found() -> None:
 
 def peeks_beyond_the_end() -> Any:
     """A client takes the next batch of a queue that was split, though there is none."""
-    on_reply = _FetchLink._on_reply
+    on_reply = _FetchLink.on_reply
 
-    def bad(link: Any, message: Any) -> None:
-        header, _ = decode_fetch_header(message)
-        poll = link._polls.get(header.correlation_id)
-        peeked = {each.queue.key for each in poll.asked if each.peek} if poll is not None else set()
+    def bad(link: Any, header: Any, parts: Any) -> None:
+        asked = link._asked[header.correlation_id]
+        peeked = {each.queue.key for each in asked if each.peek}
         for result in header.results:
             if queue_key_of(result.queue) in peeked and not result.HasField("error"):
                 _ = result.batches[0]
-        on_reply(link, message)
+        on_reply(link, header, parts)
 
-    return planted(_FetchLink, "_on_reply", bad)
+    return planted(_FetchLink, "on_reply", bad)
 
 
 RETRIES = ("alone", "deliveries", "retries", "splits")

@@ -277,6 +277,8 @@ TARGETS: Final = {
                 "reading/pulling",
                 "reading/feed_queue",
                 "reading/fetch",
+                "transport/fetch_streams",
+                "transport/shared_memory",
                 "consumer/start_offsets",
                 "consumer/membership",
                 "admin/progress",

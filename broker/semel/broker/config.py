@@ -159,8 +159,10 @@ class BrokerConfig:
     fetch_wait_max_ms: int = 30_000
     """The longest long poll. Default 30 s."""
 
-    fetches_per_stream_max: int = 64
-    """Fetches of one stream that are under way; further ones wait unread. Default 64."""
+    fetches_per_stream_max: int = 4_096
+    """Fetches of one stream that are under way; further ones wait unread, and with them all others
+    of their client. Default 4,096: one client has a stream for all of its readers, of which 1,024
+    make up to four fetches each."""
 
     checkpoint_records: int = 50_000
     """A checkpoint is written after this many entries of the log. Default 50,000: that bounds the

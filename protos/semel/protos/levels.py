@@ -61,6 +61,9 @@ MEMORY_LEVEL: Final = 9
 """From here on a topic may keep its messages in memory only."""
 COMPACTED_MOVE_LEVEL: Final = 9
 """From here on queues of compacted topics may be moved."""
+SHARED_FETCH_LEVEL: Final = 9
+"""From here on a program serves thousands of fetches of one stream at a time: a broker that knows
+this level, whatever level its log is at."""
 
 LEVEL_MIN: Final = 0
 """The lowest level that this program knows; a log that never needed another is at 0."""

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from semel.client.reading import fetch, shared_memory
-from semel.client.reading.shared_memory import Exchange
+from semel.client.reading import fetch
+from semel.client.transport import shared_memory
+from semel.client.transport.shared_memory import Exchange
 from tests.world.registry import Part, add_part
 from tests.world.run import Run
 

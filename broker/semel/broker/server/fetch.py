@@ -16,6 +16,10 @@ What only the object store has may take long to come. It is waited for before an
 only while no queue of the request has anything else: so newer messages never wait for older ones.
 An answer without it leaves in time, the read goes on, and the client asks again.
 
+A client has one stream for all of its readers. Those that are behind take turns on it, with large
+replies; those that wait for something new have turns of their own, so that it does not come after
+what the others have to catch up with.
+
 Only applied entries are seen, so nothing that is returned can be lost. A slave answers only if the
 request allows it (`any_replica`).
 
@@ -25,8 +29,9 @@ Invariants
    until an answer does not say `more`.
 3. Before each answer this node checks that it is the master, unless the request allows any
    replica.
-4. Replies that wait for their clients are bounded: there are at most two for each stream, and they
-   are the smaller, the more bytes wait.
+4. Replies that wait for their clients are bounded: there are at most two for each stream to polls
+   that are behind, and two to those that have waited, and they are the smaller, the more bytes
+   wait.
 
 Not here: one queue's part of an answer (`server/queue_reader.py`), memory of clients
 (`server/shared_memory.py`), many readers of one queue (`server/fan_out.py`).
@@ -63,7 +68,8 @@ from semel.protos.v1.common_pb2 import Levels
 
 _QUEUES_MAX = 65_536
 _READ_AHEAD = 2
-"""Replies of one stream that are read from the log before the first of them has left."""
+"""Replies of one stream that are read from the log before the first of them has left: so many to
+polls that are behind, and as many to those that have waited."""
 _BUFFER_SHARE = 8
 """Divisor: a reply takes at most this part of what is left of `fetch_buffer_bytes_max`."""
 _COLD_WAIT_S = 0.5
@@ -117,6 +123,8 @@ class _Poll:
     """Bytes that may still be sent; the request is answered again until they are used up."""
     level_max: int
     """The highest feature level that the client knows."""
+    waited: bool = False
+    """It has waited for what the next answer tells."""
     ended: bool = False
     """The last answer was written while its task waited."""
 
@@ -128,7 +136,12 @@ class _Outlet:
         self._context = context
         self.prompt = context if isinstance(context, PromptContext) else None
         self._writing = asyncio.Lock()
-        self.reading = asyncio.Semaphore(_READ_AHEAD)
+        self._behind = asyncio.Semaphore(_READ_AHEAD)
+        self._waited = asyncio.Semaphore(_READ_AHEAD)
+
+    def turn(self, poll: _Poll) -> asyncio.Semaphore:
+        """The turns in which the poll is read and answered."""
+        return self._waited if poll.waited else self._behind
 
     async def write(self, reply: bytes) -> None:
         """Returns once the client's window has taken it."""
@@ -204,6 +217,7 @@ class FetchHandler:
                     self._node.check_master()
                 if self._nothing_for(poll):
                     await self._growth(poll, out)
+                    poll.waited = True
                     if poll.ended:
                         return
                 elif self._reads_cold and (absent := self._absent(poll)):
@@ -301,13 +315,14 @@ class FetchHandler:
     async def _answer(self, poll: _Poll, out: _Outlet) -> bool:
         """Reads and writes one reply; True when another one follows.
 
-        A client that reads nothing holds `_READ_AHEAD` replies at most, and the more bytes all
-        clients hold together, the smaller is the next reply. So thousands of them cannot fill the
+        A client that reads nothing holds a few replies at most, and the more bytes all clients
+        hold together, the smaller is the next reply. So thousands of them cannot fill the
         memory, and the clients that read are served.
         """
         config, request = self._node.config, poll.request
         header = broker_pb2.FetchReplyHeader(correlation_id=request.correlation_id)
-        async with out.reading:
+        async with out.turn(poll):
+            poll.waited = False
             left = max(0, config.fetch_buffer_bytes_max - self.unsent_bytes)
             room = min(
                 request.max_bytes or config.fetch_bytes_max,

@@ -11,7 +11,7 @@ Invariants
 2. Offers of all streams take at most `bytes_max`; replies beyond that are sent as usual.
 
 Not here: what is written, and when (`server/fetch.py`), the client's side
-(`semel/client/reading/shared_memory.py`).
+(`semel/client/transport/shared_memory.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The feed of a reader or consumer: long polls to every broker group, and a buffer of batches.
 
-How it works. A *feed* belongs to one reader or consumer. For each broker group it keeps a fetch
-stream to the master and asks for every queue that has room in the buffer. It cuts answers into
+How it works. A *feed* belongs to one reader or consumer. For each broker group it keeps a *link*,
+which has a seat on the client's fetch stream to the master and asks for every queue that has room
+in the buffer. It cuts answers into
 *deliveries* of one stored batch each, which wait in one bounded line. The caller's own thread takes
 and decodes them, so the I/O thread never touches a message. Queues that are read to their end are
 fetched by *standing* polls, which the broker answers repeatedly as they grow. A small answer costs
@@ -21,7 +22,8 @@ Invariants
 2. Buffered bytes exceed `prefetch_bytes` by at most the replies under way.
 
 Not here: which queues are read, and from which offset (`reading/reader.py`,
-`consumer/consumer.py`), where a batch is cut (`reading/feed_queue.py`).
+`consumer/consumer.py`), where a batch is cut (`reading/feed_queue.py`), the streams, which all
+feeds of a client share (`transport/fetch_streams.py`).
 """
 
 from __future__ import annotations
@@ -33,17 +35,14 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from semel.client.core.retry import Backoff, BackoffPolicy
 from semel.client.core.routing import Master
 from semel.client.reading.feed_queue import Delivery, FeedQueue, cut
-from semel.client.reading.shared_memory import Exchange, Slot
 from semel.client.transport.cluster import Cluster
-from semel.client.transport.connection import Purpose, telling
-from semel.client.transport.streams import Stream
-from semel.protos import compat
+from semel.client.transport.fetch_streams import MAX_WAIT_MS, Seat
 from semel.protos.batch import decode_broker_header
 from semel.protos.errors import (
     InternalError,
@@ -51,25 +50,19 @@ from semel.protos.errors import (
     QueueMoved,
     SemelError,
     Throttled,
-    TimedOut,
     Unavailable,
     from_detail,
 )
 from semel.protos.ids import GroupId, NodeId, QueueKey, Term
-from semel.protos.streams import decode_fetch_header
 from semel.protos.v1 import broker_pb2, common_pb2
 
 logger = logging.getLogger(__name__)
 
-MAX_WAIT_MS: Final = 500
-"""Milliseconds for which a broker may hold a poll that finds nothing."""
 STANDING_BYTES: Final = 64 << 10
 """Total bytes of answers after which a standing poll ends. Larger answers may come through shared
 memory, or are worth a poll each."""
 POLLS: Final = 2
 """Number of polls under way at a time, each for a share of the queues."""
-OVERDUE_S: Final = 1.5
-"""Seconds after the end of a poll's wait without an answer: the broker is then taken for hung."""
 TIMER_S: Final = 0.002
 """Timers of whole milliseconds may be early by this much, and an early one does not fire again."""
 REST_S: Final = 0.05
@@ -83,15 +76,6 @@ class _Asked(NamedTuple):
     queue: FeedQueue
     turn: int
     peek: bool
-
-
-class _Poll(NamedTuple):
-    """A request whose last answer has not come."""
-
-    deadline: float
-    asked: list[_Asked]
-    slot: Slot | None
-    """The shared memory into which the broker may write its batches."""
 
 
 class FeedOwner(Protocol):
@@ -317,19 +301,17 @@ class Feed:
 
 
 class _FetchLink:
-    """The fetch stream of one feed to one broker group."""
+    """What one feed asks of one broker group."""
 
     def __init__(self, feed: Feed, group_id: GroupId) -> None:
         self._feed = feed
         self._group_id = group_id
         self._wake = asyncio.Event()
-        self._polls: dict[int, _Poll] = {}
-        """Under way."""
-        self._exchange = self._new_exchange()
-        self._number = 0
+        self._asked: dict[int, list[_Asked]] = {}
+        """By the number of a poll whose last answer has not come."""
         self._not_before = 0.0
         self._failed = False
-        """The last stream ended with a bug of this client, and no answer was decoded since."""
+        """The last seat ended with a bug of this client, and no answer was decoded since."""
         self._any = feed.any_replica
         """Any node may be asked; False once the chosen one has failed."""
         self._task = feed.cluster.spawn(self._run(), f"semel-fetch-{group_id}")
@@ -355,21 +337,21 @@ class _FetchLink:
                 continue
             began = time.monotonic()
             try:
-                await self._stream(master)
-            except* SemelError as group:
-                self._on_ended(master, telling(group))
-            except* Exception as group:
-                logger.exception("fetch stream failed group=%s", self._group_id, exc_info=group)
-                ours = InternalError(f"client: {group.exceptions[0]!r}")
+                await self._stay(master.address)
+            except SemelError as error:
+                self._on_ended(master, error)
+            except Exception as error:
+                logger.exception("fetch stream failed group=%s", self._group_id)
+                ours = InternalError(f"client: {error!r}")
                 if self._failed:  # again, with no answer in between: a retry would not help
                     feed.fail(ours)
                 self._failed = True
                 self._on_ended(master, ours)
-            for poll in self._polls.values():
-                for queue, turn, _ in poll.asked:
+            for asked in self._asked.values():
+                for queue, turn, _ in asked:
                     if queue.turn == turn:
                         queue.asked = False
-            self._polls.clear()
+            self._asked.clear()
             if time.monotonic() - began > 1.0:
                 backoff.reset()
             await asyncio.sleep(backoff.next_ms() / 1000)
@@ -395,25 +377,22 @@ class _FetchLink:
         else:
             self._feed.fail(error)
 
-    def _new_exchange(self) -> Exchange:
+    async def _stay(self, address: str) -> None:
+        """Asks a node until it fails. Raises SemelError, and whatever `on_reply` raised."""
         feed = self._feed
-        allowed = feed.cluster.config.shared_memory
-        return Exchange(feed.fetch_bytes, feed.prefetch_bytes, allowed=allowed)
-
-    async def _stream(self, master: Master) -> None:
-        stream = await self._feed.cluster.streams.open(master.address, Purpose.FETCH)
-        self._exchange = self._new_exchange()
+        seat = await feed.cluster.fetches.join(
+            address, self, answer_bytes=feed.fetch_bytes, held_bytes=feed.prefetch_bytes
+        )
         try:
-            async with compat.TaskGroup() as tasks:
-                tasks.create_task(self._read(stream))
-                tasks.create_task(self._ask(stream))
-                tasks.create_task(self._watch(master.address))
+            await self._ask(seat)
         finally:
-            stream.close()
+            seat.leave()
 
-    async def _ask(self, stream: Stream) -> None:
+    async def _ask(self, seat: Seat) -> None:
         feed = self._feed
         while True:
+            if seat.failure is not None:
+                raise seat.failure
             queues = feed.wanted(self._group_id)
             if not queues:
                 self._wake.clear()
@@ -423,9 +402,9 @@ class _FetchLink:
             if wait > 0:
                 await asyncio.sleep(wait)
                 continue
-            self._number += 1
+            number = seat.new_number()
             request = broker_pb2.FetchRequest(
-                correlation_id=self._number,
+                correlation_id=number,
                 max_bytes=feed.fetch_bytes,
                 max_wait_ms=MAX_WAIT_MS,
                 any_replica=self._any,
@@ -444,31 +423,25 @@ class _FetchLink:
                     group="" if peek else feed.owner.group,
                     token=0 if peek else queue.token,
                 )
-            slot = self._exchange.name_place(request, time.monotonic())
+            slot = seat.exchange.name_place(request, time.monotonic())
             if slot is None and not self._any and all(queue.keeps_up for queue in queues):
                 request.standing_bytes = min(STANDING_BYTES, max(1, feed.room))
-            self._polls[self._number] = _Poll(_due(), asked, slot)
-            await stream.write(request.SerializeToString())
+            self._asked[number] = asked
+            seat.ask(request, slot)
+            del slot  # the poll has it until its answer
 
-    async def _read(self, stream: Stream) -> None:
-        while True:
-            self._on_reply(await stream.read())
-            self._failed = False
-
-    def _on_reply(self, message: bytes | memoryview) -> None:
-        header, rest = decode_fetch_header(message)
-        poll = self._polls.pop(header.correlation_id, _Poll(0.0, [], None))
-        parts = self._exchange.on_answer(header, rest, poll.slot, time.monotonic())
-        turns = {each.queue.key: each for each in poll.asked if each.queue.turn == each.turn}
-        if header.more and poll.asked:
-            self._polls[header.correlation_id] = poll._replace(deadline=_due())
-        else:
+    def on_reply(self, header: broker_pb2.FetchReplyHeader, parts: Sequence[memoryview]) -> None:
+        """Raises SemelError when another node has to be asked."""
+        number = header.correlation_id
+        asked = self._asked[number] if header.more else self._asked.pop(number)
+        turns = {each.queue.key: each for each in asked if each.queue.turn == each.turn}
+        if not header.more:
             for each in turns.values():
                 each.queue.asked = False
         if header.HasField("error"):
             error = from_detail(header.error)
             if isinstance(error, Throttled):
-                self._rest(error.retry_after_ms)
+                self._not_before = time.monotonic() + _rest_s(error)
                 self._wake.set()
                 return
             raise error
@@ -493,8 +466,9 @@ class _FetchLink:
                     self._feed.owner.on_queue_error(queue, error)
                 elif self._any or isinstance(error, NotMaster):
                     moved = error
-                elif error.retriable:
-                    self._rest(0)
+                elif error.retriable:  # the other queues go on
+                    queue.asked = True
+                    self._feed.ask_later(queue, _rest_s(error))
                 else:
                     queue.asked = True
                     self._feed.owner.on_queue_error(queue, error)
@@ -513,6 +487,7 @@ class _FetchLink:
             self._feed.deliver(deliveries)
         if not header.more:
             self._wake.set()
+        self._failed = False
         if moved is not None:
             raise moved
 
@@ -528,25 +503,7 @@ class _FetchLink:
         queue.due = time.monotonic() + left_s
         asyncio.get_running_loop().call_later(left_s + TIMER_S, self.wake)
 
-    def _rest(self, retry_after_ms: int) -> None:
-        """Pauses before the queue is fetched again."""
-        self._not_before = time.monotonic() + max(REST_S, retry_after_ms / 1000)
 
-    async def _watch(self, address: str) -> None:
-        while True:
-            before = time.monotonic()
-            await asyncio.sleep(0.25)
-            now = time.monotonic()
-            if now - before > 1.0:
-                # This process was suspended: answers may be waiting to be read.
-                self._polls = {
-                    number: poll._replace(deadline=now + OVERDUE_S)
-                    for number, poll in self._polls.items()
-                }
-            if any(poll.deadline < now for poll in self._polls.values()):
-                raise TimedOut(f"{address} does not answer a fetch")
-
-
-def _due() -> float:
-    """Returns the time at which the next answer to a poll is overdue."""
-    return time.monotonic() + MAX_WAIT_MS / 1000 + OVERDUE_S
+def _rest_s(error: SemelError) -> float:
+    """Returns the seconds before what was refused is asked for again."""
+    return max(REST_S, error.retry_after_ms / 1000 if isinstance(error, Throttled) else 0.0)

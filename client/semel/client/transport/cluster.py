@@ -31,6 +31,7 @@ from semel.client.core.retry import Backoff, BackoffPolicy
 from semel.client.core.routing import Master, RouteTable, TopicRoute
 from semel.client.transport.connection import BROKER, Connections
 from semel.client.transport.controllers import Controllers
+from semel.client.transport.fetch_streams import FetchStreams
 from semel.client.transport.produce_stream import Wires
 from semel.client.transport.routes_file import RoutesKeeper, find
 from semel.client.transport.streams import Streams
@@ -81,6 +82,7 @@ class Cluster:
         )
         self.controllers = Controllers(bootstrap, self.connections, self._brokers)
         self.wires = Wires(self)
+        self.fetches = FetchStreams(self)
         self._bootstrap = bootstrap
         self._routes_directory = routes_directory
         self._keeper = RoutesKeeper(routes_directory)

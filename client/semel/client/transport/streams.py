@@ -13,7 +13,7 @@ Invariant: nothing is sent on a stream to a broker with which this client has no
 and no batch to one that does not tell its levels.
 
 Not here: when a stream is opened and what is sent on it (`transport/produce_stream.py`,
-`reading/fetch.py`).
+`transport/fetch_streams.py`).
 """
 
 from __future__ import annotations
@@ -80,6 +80,10 @@ class Stream(Protocol):
 
     async def write(self, message: bytes) -> None:
         """Sends a message and returns when there is room for another. Raises SemelError."""
+        ...
+
+    def write_now(self, message: bytes) -> bool:
+        """Sends a message. False, and nothing is sent, if that might have to wait."""
         ...
 
     def close(self) -> None: ...
@@ -219,6 +223,9 @@ class GrpcStream:
         except asyncio.InvalidStateError:
             raise Unavailable(f"{self._address} ended the {self._purpose.value} stream") from None
 
+    def write_now(self, message: bytes) -> bool:
+        return False  # gRPC's `write` is awaited
+
     def close(self) -> None:
         self._call.cancel()
 
@@ -260,6 +267,12 @@ class DirectStream(asyncio.BufferedProtocol):
         if self._failure is not None:
             raise self._failure
         self._write_parts((encode_head(len(message)), message))
+
+    def write_now(self, message: bytes) -> bool:
+        if self._room is not None or self._failure is not None:
+            return False
+        self._write_parts((encode_head(len(message)), message))
+        return True
 
     def close(self) -> None:
         if self._transport is not None:

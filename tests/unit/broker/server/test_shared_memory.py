@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.broker.server.shared_memory import ClientMemory, MemoryPool
-from semel.client.reading.shared_memory import Region
+from semel.client.transport.shared_memory import Region
 from semel.protos.errors import InvalidRequest
 from semel.protos.streams import MEMORY_HEAD_BYTES, MEMORY_NAME, MEMORY_SECRET_BYTES, padded
 from semel.protos.v1.broker_pb2 import FetchRequest, SharedMemory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,20 +15,20 @@ from hypothesis import strategies as st
 from semel.client.core.routing import Master
 from semel.client.message import ARROW_SCHEMA, Rows
 from semel.client.reading.feed_queue import Delivery, FeedQueue, cut, pass_lost
-from semel.client.reading.fetch import _Asked, _FetchLink, _Poll
+from semel.client.reading.fetch import _Asked, _FetchLink
 from semel.client.reading.pulling import Puller, await_ready, wait_ready
 from semel.protos.errors import (
     CorruptBatch,
     InternalError,
     OffsetOutOfRange,
     OffsetsLost,
+    SemelError,
     Throttled,
     Unavailable,
     UnknownQueue,
     to_detail,
 )
-from semel.protos.ids import GroupId, NodeId, Term
-from semel.protos.streams import encode_fetch_reply
+from semel.protos.ids import GroupId, NodeId, QueueId, QueueKey, Term, TopicId
 from semel.protos.v1 import broker_pb2
 from tests.unit.client.reading.feeds import KEY, Box, Nowhere, stored
 
@@ -489,6 +490,12 @@ def test_a_failure_takes_nothing_along_that_was_there_before_it(way: str) -> Non
     assert box.puller.arrow() is None
 
 
+def ask_for(link: _FetchLink, box: Box) -> None:
+    """Poll 1 for the box's queue is under way."""
+    box.queue.asked = True
+    link._asked[1] = [_Asked(box.queue, box.queue.turn, False)]
+
+
 @pytest.mark.parametrize("answer", ["nothing", "refused"])
 def test_a_node_that_is_behind_is_asked_once_and_no_master_is_blamed(answer: str) -> None:
     box = Box()
@@ -502,9 +509,9 @@ def test_a_node_that_is_behind_is_asked_once_and_no_master_is_blamed(answer: str
     if answer == "refused":
         result = header.results.add(error=to_detail(UnknownQueue("not here yet")))
         result.queue.topic_id, result.queue.queue_id = KEY.topic_id, KEY.queue_id
-    link._polls[1] = _Poll(0.0, [_Asked(box.queue, box.queue.turn, False)], None)
+    ask_for(link, box)
     with pytest.raises(Unavailable if answer == "nothing" else UnknownQueue) as caught:
-        link._on_reply(encode_fetch_reply(header, []))
+        link.on_reply(header, [])
     link._on_ended(node, caught.value)
     assert link._replica() is None  # the master's turn
     assert cluster.failed == []
@@ -520,11 +527,37 @@ async def test_a_poll_that_is_throttled_is_made_again() -> None:
     header = broker_pb2.FetchReplyHeader(
         correlation_id=1, error=to_detail(Throttled("later", retry_after_ms=5))
     )
-    box.queue.asked = True
-    link._polls[1] = _Poll(0.0, [_Asked(box.queue, box.queue.turn, False)], None)
-    link._on_reply(encode_fetch_reply(header, []))
+    ask_for(link, box)
+    link.on_reply(header, [])
     assert box.feed.wanted(GroupId(1)) == [box.queue]
     assert link._wake.is_set(), "whoever asks sleeps until then"
+
+
+@pytest.mark.parametrize(
+    ("error", "pause_s"),
+    [(Unavailable("not yet"), 0.05), (Throttled("later", retry_after_ms=80), 0.08)],
+)
+async def test_a_queue_that_cannot_be_read_now_rests_alone(
+    error: SemelError, pause_s: float
+) -> None:
+    box = Box()
+    box.feed.cluster = Nowhere()  # type: ignore[assignment]
+    link = _FetchLink(box.feed, GroupId(1))
+    other = FeedQueue("t", QueueKey(TopicId(1), QueueId(3)), GroupId(1), 0)
+    box.feed.queues[other.key] = other
+    header = broker_pb2.FetchReplyHeader(correlation_id=1)
+    result = header.results.add(error=to_detail(error))
+    result.queue.topic_id, result.queue.queue_id = KEY.topic_id, KEY.queue_id
+    ask_for(link, box)
+    link.on_reply(header, [])
+    began = time.monotonic()
+    assert box.feed.wanted(GroupId(1)) == [other]
+    other.asked = True
+    box.feed._links[GroupId(1)] = link
+    link._wake.clear()
+    await link._wake.wait()
+    assert time.monotonic() - began >= 0.9 * pause_s
+    assert box.feed.wanted(GroupId(1)) == [box.queue]
 
 
 def lose(box: Box, next_offset: int, *, told: bool) -> None:

@@ -8,10 +8,10 @@ import time
 import pytest
 
 from semel.client.reading.fetch import STANDING_BYTES, _FetchLink
-from semel.client.reading.shared_memory import BUSY_BYTES
+from semel.client.transport.shared_memory import BUSY_BYTES, Exchange, Slot, StreamMemory
 from semel.protos.batch import BrokerHeader
 from semel.protos.ids import GroupId, Offset, Term
-from semel.protos.streams import encode_fetch_reply
+from semel.protos.streams import decode_fetch_header, encode_fetch_reply
 from semel.protos.v1 import broker_pb2
 from tests.unit.client.reading.feeds import KEY, Box, Nowhere, stored
 
@@ -25,14 +25,21 @@ def appended(at_us: int) -> memoryview:
     )
 
 
-class Wire:
-    """Requests that were written."""
+class FakeSeat:
+    """Requests that were sent, and their slots."""
 
     def __init__(self) -> None:
         self.requests: list[broker_pb2.FetchRequest] = []
+        self.slots: dict[int, Slot | None] = {}
+        self.exchange = Exchange(StreamMemory(allowed=True), FETCH_BYTES, 16 * FETCH_BYTES)
+        self.failure = None
 
-    async def write(self, message: bytes) -> None:
-        self.requests.append(broker_pb2.FetchRequest.FromString(message))
+    def new_number(self) -> int:
+        return len(self.requests) + 1
+
+    def ask(self, request: broker_pb2.FetchRequest, slot: Slot | None) -> None:
+        self.requests.append(request)
+        self.slots[request.correlation_id] = slot
 
 
 class Linked(Box):
@@ -42,17 +49,18 @@ class Linked(Box):
         super().__init__(prefetch_bytes)
         self.feed.cluster = Nowhere()  # type: ignore[assignment]
         self.link = _FetchLink(self.feed, GroupId(1))
-        self.wire = Wire()
+        self.seat = FakeSeat()
 
     async def asked(self) -> broker_pb2.FetchRequest | None:
         """What the link asks now; None if it does not."""
-        before = len(self.wire.requests)
-        task = asyncio.create_task(self.link._ask(self.wire))  # type: ignore[arg-type]
+        requests = self.seat.requests
+        before = len(requests)
+        task = asyncio.create_task(self.link._ask(self.seat))  # type: ignore[arg-type]
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        assert len(self.wire.requests) - before <= 1
-        return self.wire.requests[-1] if len(self.wire.requests) > before else None
+        assert len(requests) - before <= 1
+        return requests[-1] if len(requests) > before else None
 
     async def must_ask(self) -> broker_pb2.FetchRequest:
         request = await self.asked()
@@ -72,14 +80,20 @@ class Linked(Box):
             result.queue.topic_id, result.queue.queue_id = KEY
             result.batches.add(length=len(part), base_offset=at, row_start=0, row_end=len(values))
             parts.append(part)
-        self.link._on_reply(encode_fetch_reply(header, parts))
+        self.reply(header, parts)
 
     def answer_at_the_end(self, number: int, *, at: int) -> None:
         """The queue was split, and holds nothing from the offset on."""
         header = broker_pb2.FetchReplyHeader(correlation_id=number)
         result = header.results.add(high_watermark=at, sealed=True)
         result.queue.topic_id, result.queue.queue_id = KEY
-        self.link._on_reply(encode_fetch_reply(header, []))
+        self.reply(header, [])
+
+    def reply(self, header: broker_pb2.FetchReplyHeader, parts: list[memoryview]) -> None:
+        slot = self.seat.slots[header.correlation_id]
+        header, rest = decode_fetch_header(encode_fetch_reply(header, parts))
+        exchange = self.seat.exchange
+        self.link.on_reply(header, exchange.on_answer(header, rest, slot, time.monotonic()))
 
     def taken(self) -> list[bytes]:
         return [message.value for message in self.puller.messages(100)]
@@ -156,24 +170,6 @@ async def test_what_comes_after_a_seek_is_void_and_another_poll_is_made() -> Non
     box.answer(request.correlation_id, b"c", at=2)
     assert box.taken() == [b"z"]
     assert await box.asked() is None, "the first poll's end is not the second one's"
-
-
-async def test_each_answer_gives_the_next_one_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    box = Linked()
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    request = await box.must_ask()
-    first = box.link._polls[request.correlation_id].deadline
-    now += 1.0
-    box.answer(request.correlation_id, b"a", at=0, more=True)
-    assert box.link._polls[request.correlation_id].deadline == first + 1.0
-
-
-async def test_an_answer_to_nothing_leaves_nothing_behind() -> None:
-    box = Linked()
-    box.answer(77, b"a", at=0, more=True)
-    assert box.link._polls == {}
-    assert box.taken() == []
 
 
 @pytest.mark.parametrize("behind_us", [0, 1_000_000, 3_600_000_000])

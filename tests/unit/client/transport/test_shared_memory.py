@@ -15,8 +15,16 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from semel.client.reading import shared_memory
-from semel.client.reading.shared_memory import BUSY_BYTES, QUIET_S, Exchange, Region, Slot
+from semel.client.transport import shared_memory
+from semel.client.transport.shared_memory import (
+    BUSY_BYTES,
+    QUIET_S,
+    REGION_BYTES_MAX,
+    Exchange,
+    Region,
+    Slot,
+    StreamMemory,
+)
 from semel.protos.errors import CorruptBatch
 from semel.protos.streams import (
     MEMORY_HEAD_BYTES,
@@ -48,14 +56,19 @@ def put(request: FetchRequest, region: Region, parts: Sequence[bytes]) -> None:
 
 
 def region_of(exchange: Exchange) -> Region:
-    region = exchange._region
+    region = exchange._memory.region
     assert region is not None
     return region
 
 
+def lone_exchange(*, allowed: bool = True) -> Exchange:
+    """That of the only reader of a stream."""
+    return Exchange(StreamMemory(allowed=allowed), SLOT_BYTES, HELD_BYTES)
+
+
 def busy_exchange(now: float = 100.0) -> tuple[Exchange, FetchRequest, Slot]:
     """One that has offered its memory, and the request that did."""
-    exchange = Exchange(SLOT_BYTES, HELD_BYTES, allowed=True)
+    exchange = lone_exchange()
     assert exchange.name_place(FetchRequest(), now) is None
     exchange.on_answer(*answer([LARGE], in_memory=False), None, now)
     request = FetchRequest()
@@ -142,7 +155,7 @@ def test_nobody_can_cut_or_stretch_it() -> None:
 def test_a_fork_gives_up_what_the_child_may_see() -> None:
     code = """
 import os
-from semel.client.reading.shared_memory import Region
+from semel.client.transport.shared_memory import Region
 region = Region(8192, 2)
 assert region.take() is not None
 child = os.fork()
@@ -160,7 +173,7 @@ print("given up")
 
 
 def test_a_stream_offers_once_it_is_busy() -> None:
-    exchange = Exchange(SLOT_BYTES, HELD_BYTES, allowed=True)
+    exchange = lone_exchange()
     small = answer([b"x" * 100], in_memory=False)
     assert exchange.on_answer(*small, None, 1.0) == [b"x" * 100]
     request = FetchRequest()
@@ -220,7 +233,7 @@ def test_nothing_is_offered_where_it_is_no_use(
 ) -> None:
     if reason == "no such memory":
         monkeypatch.delattr(os, "memfd_create")
-    exchange = Exchange(SLOT_BYTES, HELD_BYTES, allowed=reason != "not allowed")
+    exchange = lone_exchange(allowed=reason != "not allowed")
     exchange.on_answer(*answer([LARGE], in_memory=False), None, 1.0)
     slot = exchange.name_place(FetchRequest(), 1.0)
     assert (slot is not None) == (reason == "another machine")
@@ -267,7 +280,7 @@ def test_an_answer_of_an_older_offer_says_nothing_about_the_newer() -> None:
 
 
 def test_an_answer_about_memory_that_was_not_named_is_refused() -> None:
-    exchange = Exchange(SLOT_BYTES, HELD_BYTES, allowed=True)
+    exchange = lone_exchange()
     with pytest.raises(CorruptBatch, match="in shared memory"):
         exchange.on_answer(*answer([LARGE], in_memory=True), None, 1.0)
     exchange, _, slot = busy_exchange()
@@ -277,3 +290,88 @@ def test_an_answer_about_memory_that_was_not_named_is_refused() -> None:
     too_long, rest = answer([b"x" * (len(slot) + 8)], in_memory=True)
     with pytest.raises(CorruptBatch, match="claims"):
         exchange.on_answer(too_long, rest, slot, 1.0)
+
+
+def name_places(exchange: Exchange, now: float, count: int) -> list[Slot]:
+    """As many slots as there are, up to a count."""
+    slots = (exchange.name_place(FetchRequest(), now) for _ in range(count))
+    return [slot for slot in slots if slot is not None]
+
+
+def make_busy(exchange: Exchange, now: float) -> None:
+    exchange.on_answer(*answer([LARGE], in_memory=False), None, now)
+
+
+def test_readers_of_a_stream_share_one_region_which_grows_for_them() -> None:
+    memory = StreamMemory(allowed=True)
+    readers = [Exchange(memory, SLOT_BYTES, HELD_BYTES) for _ in range(50)]
+    make_busy(readers[0], 1.0)
+    kept = name_places(readers[0], 1.0, 100)
+    assert len(kept) == 6, "what it buffers, and four"
+    first = memory.region
+    offers = 0
+    for reader in readers:
+        make_busy(reader, 1.0)
+        request = FetchRequest()
+        slot = reader.name_place(request, 1.0)
+        offers += request.HasField("memory")
+        if slot is not None:
+            kept.append(slot)
+            assert slot.region is memory.region
+    assert memory.region is not first
+    assert 1 <= offers < 10
+    assert memory.region is not None
+    size = memory.region.slots * memory.region.slot_bytes
+    assert REGION_BYTES_MAX / 2 < size <= REGION_BYTES_MAX
+
+
+def test_a_reader_that_keeps_all_leaves_room_for_the_others() -> None:
+    memory = StreamMemory(allowed=True)
+    greedy, other = (Exchange(memory, SLOT_BYTES, HELD_BYTES) for _ in range(2))
+    make_busy(greedy, 1.0)
+    make_busy(other, 1.0)
+    kept = name_places(greedy, 1.0, 100)
+    assert len(kept) == 6, "half of twelve"
+    for _ in range(100):
+        assert name_places(other, 1.0, 1)
+    memory.forget(other)
+    assert len(kept + name_places(greedy, 1.0, 100)) == 12, "alone it may have everything"
+
+
+def test_a_reader_with_larger_answers_gets_a_region_for_them() -> None:
+    memory = StreamMemory(allowed=True)
+    small, large = (Exchange(memory, size, HELD_BYTES) for size in (SLOT_BYTES, 4 * SLOT_BYTES))
+    make_busy(small, 1.0)
+    (first,) = name_places(small, 1.0, 1)
+    make_busy(large, 1.0)
+    request = FetchRequest()
+    second = large.name_place(request, 1.0)
+    assert second is not None
+    assert request.HasField("memory")
+    assert len(second) > 4 * SLOT_BYTES > len(first)
+    (third,) = name_places(small, 1.0, 1)
+    assert third.region is second.region
+
+
+def test_a_small_reader_beside_a_busy_one_names_no_place() -> None:
+    """Its polls stand, instead."""
+    memory = StreamMemory(allowed=True)
+    busy, idle = (Exchange(memory, SLOT_BYTES, HELD_BYTES) for _ in range(2))
+    make_busy(busy, 1.0)
+    assert name_places(busy, 1.0, 1)
+    request = FetchRequest()
+    assert idle.name_place(request, 1.0) is None
+    assert request == FetchRequest()
+    assert idle.name_place(request, 1.1 + QUIET_S) is None
+    assert request.HasField("memory"), "all are quiet: the memory is given back"
+    assert memory.region is None
+
+
+def test_a_broker_that_sends_what_would_fit_is_offered_nothing_by_any_reader() -> None:
+    memory = StreamMemory(allowed=True)
+    first, second = (Exchange(memory, SLOT_BYTES, HELD_BYTES) for _ in range(2))
+    make_busy(first, 1.0)
+    make_busy(second, 1.0)
+    (slot,) = name_places(first, 1.0, 1)
+    first.on_answer(*answer([LARGE], in_memory=False), slot, 1.0)
+    assert name_places(second, 1.0, 1) == []
