@@ -111,7 +111,7 @@ def test_a_node_that_cannot_start_is_the_error(tmp_path: Path) -> None:
 
 
 def test_listening_beyond_loopback_is_warned_of(tmp_path: Path) -> None:
-    up = UpProcess(tmp_path / "cluster", "--brokers", "1", "--host", "0.0.0.0")
+    up = UpProcess(tmp_path / "cluster", "--brokers", "1", "--host", "0.0.0.0", "--insecure")
     with up:
         pass
     warnings = (up.directory / "up.stderr").read_text()

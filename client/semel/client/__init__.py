@@ -49,6 +49,7 @@ from semel.client.transactions.commit import Committed
 from semel.client.transactions.staging import StageReceipt
 from semel.client.transactions.transaction_info import TransactionInfo, TransactionPart
 from semel.protos.errors import SemelError
+from semel.protos.security.credentials import Security
 
 __all__ = [
     "ARROW_SCHEMA",
@@ -99,6 +100,7 @@ __all__ = [
     "RestorePlan",
     "RestoreResult",
     "RetryPolicy",
+    "Security",
     "SemelError",
     "SendFuture",
     "Shift",

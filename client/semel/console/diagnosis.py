@@ -28,6 +28,8 @@ people who compare logs."""
 EXPIRY_SHARE: Final = 0.2
 """A producer is near its expiry when less than this share of its time is left."""
 TIER_LATE_MS: Final = 3_600_000
+CERTIFICATE_DAYS: Final = 30
+"""Certificates that expire within so many days get a warning."""
 STUCK_MS: Final = 120_000
 """A commit that takes this long is stuck: brokers retry it every few seconds."""
 NAMES_SHOWN: Final = 5
@@ -480,6 +482,26 @@ def _transactions(found: Inspection) -> Iterator[Finding]:
         )
 
 
+def _certificates(found: Inspection) -> Iterator[Finding]:
+    for one in found.certificates:
+        days = one.left_s // 86_400
+        if days >= CERTIFICATE_DAYS:
+            continue
+        ended = one.left_s <= 0
+        advice = "semel security renew, and copy its new files to its machine; nothing is restarted"
+        if one.subject == "the CA":
+            advice = "change it in three steps while all runs: semel security renew --help"
+        yield Finding(
+            severity="error" if ended else "warning",
+            check="certificate-expired" if ended else "certificate-expires",
+            subject=one.subject,
+            text="has a certificate that has expired"
+            if ended
+            else f"has a certificate that expires in {plural(days, 'day')}",
+            advice=advice,
+        )
+
+
 def _unseen(found: Inspection) -> Iterator[Finding]:
     for group in found.unseen_groups:
         yield Finding(
@@ -516,6 +538,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     _consumers,
     _producers,
     _transactions,
+    _certificates,
     _unseen,
 )
 

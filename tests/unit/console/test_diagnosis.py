@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from semel.client.admin.certificates import CertificateReport
 from semel.client.admin.descriptions import (
     BrokerGroupDescription,
     ClusterStatus,
@@ -190,6 +191,11 @@ def _elsewhere(rack: str, *racks: str) -> Callable[[Inspection], Inspection]:
     return change
 
 
+def _certificate(left_s: int) -> Callable[[Inspection], Inspection]:
+    report = CertificateReport(subject="broker 2", left_s=left_s)
+    return lambda found: dataclasses.replace(found, certificates=[report])
+
+
 CASES: list[tuple[str, str, str, Callable[[Inspection], Inspection]]] = [
     ("error", "controller-unreachable", "controller c:2", _controller(1, reason="refused")),
     (
@@ -289,6 +295,8 @@ CASES: list[tuple[str, str, str, Callable[[Inspection], Inspection]]] = [
         "transaction t",
         _transaction(parts=[TransactionPart(2, "pinned", 3, 10, 100, 1)]),
     ),
+    ("warning", "certificate-expires", "broker 2", _certificate(30 * 86_400 - 1)),
+    ("error", "certificate-expired", "broker 2", _certificate(0)),
     (
         *("note", "not-looked-at", "group 7"),
         lambda found: dataclasses.replace(found, unseen_groups=[7]),
@@ -374,6 +382,10 @@ def test_every_check_has_a_case_and_the_gravest_come_first() -> None:
     severities = [finding.severity for finding in diagnose(worst)]
     assert severities == sorted(severities, key=SEVERITIES.index)
     assert set(severities) == set(SEVERITIES)
+
+
+def test_a_certificate_with_a_month_left_is_no_finding() -> None:
+    assert diagnose(_certificate(30 * 86_400)(_whole())) == []
 
 
 def test_a_transaction_that_is_young_or_only_staged_is_not_stuck() -> None:

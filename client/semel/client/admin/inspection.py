@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from semel.client.admin.certificates import CertificateReport, expiring
 from semel.client.admin.descriptions import ClusterStatus, Described, GroupSummary, HasReason
 from semel.client.transactions.commit import merged
 from semel.client.transactions.staging import SERVICE
@@ -176,6 +177,8 @@ class Inspection(Described):
     nodes: list[NodeReport]
     consumers: list[GroupSummary] = field(default_factory=list)
     producers: list[IdleProducer] = field(default_factory=list)
+    certificates: list[CertificateReport] = field(default_factory=list)
+    """When certificates expire; empty without TLS."""
     transactions: list[TransactionInfo] = field(default_factory=list)
     """Transactions with open steps."""
     unseen_groups: list[int] = field(default_factory=list)
@@ -222,7 +225,14 @@ async def inspect(cluster: Cluster, status: ClusterStatus) -> Inspection:
             for node in group.nodes
         )
     )
-    return Inspection(status=status, controllers=await controllers, nodes=await nodes)
+    ports = {f"controller {address}": address for address in addresses}
+    ports |= {f"broker {node.id}": node.address for group in status.groups for node in group.nodes}
+    return Inspection(
+        status=status,
+        controllers=await controllers,
+        nodes=await nodes,
+        certificates=await expiring(cluster.connections.security, ports, time.time()),
+    )
 
 
 async def _controller(cluster: Cluster, address: str) -> ControllerReport:

@@ -17,20 +17,20 @@ _CONNECTING: Final = re.compile(
 _REASONS: Final = (
     (
         "WRONG_VERSION_NUMBER",
-        "this program speaks TLS, and the port does not: give the node --tls-dir, or connect "
-        "without a client file",
+        "this program speaks TLS, and the port does not (give the node --tls-dir, or connect "
+        "without TLS)",
     ),
     (
         "Hostname Verification Check failed",
         "the certificate there is not that of the node that is meant",
     ),
-    ("certificate has expired", "the certificate there has expired: renew it"),
+    ("certificate has expired", "the certificate there has expired, renew it"),
     ("unsupported certificate purpose", "the certificate there is not that of a node"),
     ("CERTIFICATE_VERIFY_FAILED", "the certificate there is not of a CA that this program trusts"),
     (
         "Socket closed",
-        "the connection was closed before it served: the port speaks TLS and this program does "
-        "not, or its certificate is refused there (the node's log says why)",
+        "the connection was closed before it served (the port speaks TLS and this program does "
+        "not, or its certificate is refused there, and the node's log says why)",
     ),
 )
 

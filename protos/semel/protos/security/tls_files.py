@@ -59,6 +59,8 @@ class Loaded:
     """Whom the certificate names."""
     expires_at: float
     """Seconds since 1970 at which the certificate, or one between it and the CA, expires."""
+    ca_expires_at: float
+    """The time at which the last of the CAs expires."""
     version: int
     """1, and one more after each change of the files."""
 
@@ -139,6 +141,7 @@ def load(ca: Path, certificate: Path, key: Path, version: int = 1) -> Loaded:
         key=key_pem,
         identity=identity,
         expires_at=min(one.not_valid_after_utc for one in chain).timestamp(),
+        ca_expires_at=max(one.not_valid_after_utc for one in authorities).timestamp(),
         version=version,
     )
 

@@ -1,0 +1,109 @@
+"""The directory of a CA: what it issues, how it renews, and a change of the CA in three steps."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import pytest
+
+from semel.console.authority import Authority, ensure
+from semel.protos.errors import InvalidRequest
+from semel.protos.security.identity import ADMIN, BROKER, CLIENT, Identity
+from semel.protos.security.tls_files import TlsFileError, TlsFiles
+
+ONE = Identity(BROKER, "1", "orders")
+ADMINISTRATOR = Identity(ADMIN, "admin", "orders")
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_what_is_issued_can_be_used(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path / "ca", "orders")
+    for identity in (ONE, ADMINISTRATOR, Identity(CLIENT, "loader", "orders")):
+        issued = authority.issue(identity, days=10)
+        assert TlsFiles.in_directory(issued.directory).identity == identity
+        assert mode(issued.directory / "key.pem") == 0o600
+        left = issued.not_after - datetime.datetime.now(datetime.UTC)
+        assert datetime.timedelta(days=9) < left <= datetime.timedelta(days=10)
+    assert mode(tmp_path / "ca" / "ca-key.pem") == 0o600
+    assert [one.identity.name for one in authority.issued()] == ["admin", "1", "loader"]
+    assert Authority(tmp_path / "ca").cluster == "orders"
+
+
+def test_a_ca_is_never_made_over_another(tmp_path: Path) -> None:
+    Authority.create(tmp_path, "orders")
+    with pytest.raises(InvalidRequest, match="holds a CA already"):
+        Authority.create(tmp_path, "orders")
+
+
+def test_no_certificate_outlives_its_ca(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path, "orders", days=5)
+    assert authority.issue(ONE, days=365).not_after == authority.not_after
+
+
+@pytest.mark.parametrize("name", ["../x", ".hidden", "a/b", "a b"])
+def test_names_that_lead_elsewhere_are_refused(tmp_path: Path, name: str) -> None:
+    authority = Authority.create(tmp_path, "orders")
+    with pytest.raises(InvalidRequest, match="no name of a directory"):
+        authority.issue(Identity(CLIENT, name, "orders"))
+
+
+def test_a_key_that_others_can_read_issues_nothing(tmp_path: Path) -> None:
+    Authority.create(tmp_path, "orders")
+    (tmp_path / "ca-key.pem").chmod(0o644)
+    with pytest.raises(TlsFileError, match="chmod 600"):
+        Authority(tmp_path)
+    with pytest.raises(TlsFileError, match="cannot be read"):
+        Authority(tmp_path / "nothing")
+
+
+def test_only_what_expires_soon_is_renewed(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path, "orders")
+    authority.issue(ONE, days=10)
+    later = authority.issue(Identity(BROKER, "2", "orders"), days=100)
+    assert [one.identity for one in authority.renew(within_days=30)] == [ONE]
+    assert later in list(authority.issued())
+    assert len(authority.renew()) == 2
+
+
+def test_a_ca_changes_in_three_steps_and_trust_never_breaks(tmp_path: Path) -> None:
+    Authority.create(tmp_path, "orders").issue(ONE)
+    files = TlsFiles.in_directory(tmp_path / "broker-1")
+    old = files.current()
+    Authority(tmp_path).add_ca()
+    both = files.current()
+    assert (both.certificate, len(both.ca) > len(old.ca)) == (old.certificate, True)
+    with pytest.raises(InvalidRequest, match=r"broker-1 has a certificate of an older CA"):
+        Authority(tmp_path).forget_old_cas()
+    Authority(tmp_path).renew()
+    assert files.current().certificate != old.certificate
+    Authority(tmp_path).forget_old_cas()
+    new = files.current()
+    assert new.certificate == TlsFiles.in_directory(tmp_path / "broker-1").current().certificate
+    assert old.ca not in new.ca
+
+
+def test_a_change_that_was_cut_short_leaves_a_ca_that_issues(tmp_path: Path) -> None:
+    """The new CA is in ca.pem, and its key is lost: the CA before goes on."""
+    Authority.create(tmp_path, "orders")
+    key = (tmp_path / "ca-key.pem").read_bytes()
+    Authority(tmp_path).add_ca()
+    (tmp_path / "ca-key.pem").write_bytes(key)
+    directory = Authority(tmp_path).issue(ONE).directory
+    assert TlsFiles.in_directory(directory).identity == ONE
+
+
+def test_up_makes_what_is_missing_and_renews_what_expires(tmp_path: Path) -> None:
+    ensure(tmp_path, "orders", [ONE], "127.0.0.1:7070", 30)
+    assert 'bootstrap = "127.0.0.1:7070"' in (tmp_path / "admin" / "client.toml").read_text()
+    key = (tmp_path / "broker-1" / "key.pem").read_bytes()
+    two = Identity(BROKER, "2", "orders")
+    ensure(tmp_path, "orders", [ONE, two], "127.0.0.1:7070", 30)
+    assert (tmp_path / "broker-1" / "key.pem").read_bytes() == key
+    Authority(tmp_path).issue(two, days=10)
+    key = (tmp_path / "broker-2" / "key.pem").read_bytes()
+    ensure(tmp_path, "orders", [ONE, two], "127.0.0.1:7070", 30)
+    assert (tmp_path / "broker-2" / "key.pem").read_bytes() != key
