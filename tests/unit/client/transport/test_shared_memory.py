@@ -293,7 +293,7 @@ def test_an_answer_about_memory_that_was_not_named_is_refused() -> None:
 
 
 def name_places(exchange: Exchange, now: float, count: int) -> list[Slot]:
-    """As many slots as there are, up to a count."""
+    """The caller gets as many slots as there are, up to a count."""
     slots = (exchange.name_place(FetchRequest(), now) for _ in range(count))
     return [slot for slot in slots if slot is not None]
 
