@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import struct
 from collections.abc import AsyncIterator
@@ -12,11 +13,15 @@ from typing import Any
 import google_crc32c
 import grpc
 import grpc.aio
+import pyarrow as pa
 import pytest
 import pytest_asyncio
 
 from semel.broker.node import BrokerNode
 from semel.client.transport.shared_memory import Region
+from semel.protos.batch import HEADER_BYTES, BatchFlags, Codec, check_batch
+from semel.protos.body import CODEC_NAMES
+from semel.protos.columns import Columns, encode_batch
 from semel.protos.errors import (
     CorruptBatch,
     DataDirectoryError,
@@ -33,6 +38,7 @@ from semel.protos.errors import (
     UnknownQueue,
     from_detail,
 )
+from semel.protos.framed import encode_head, encode_hello
 from semel.protos.ids import QueueId, QueueKey
 from semel.protos.queue_refs import queue_ref
 from semel.protos.streams import (
@@ -43,7 +49,7 @@ from semel.protos.streams import (
     encode_produce,
     frame_prefix,
 )
-from semel.protos.v1 import broker_pb2, common_pb2, control_pb2
+from semel.protos.v1 import broker_pb2, broker_pb2_grpc, common_pb2, control_pb2
 from tests.kit.brokers import (
     CLUSTER,
     QUEUE,
@@ -75,7 +81,8 @@ async def client(group: BrokerGroup) -> AsyncIterator[RawClient]:
         # whatever the test did: what was stored is there, and more can be stored
         (ack,) = await raw.produce(make_batch(1, [b"c"]))
         assert ack.status == COMMITTED
-        assert await raw.values() == [b"a", b"b", b"c"]
+        values = await raw.values()
+        assert [value for value in values if len(value) == 1] == [b"a", b"b", b"c"]
 
 
 def resealed(batch: bytes, **fields: Any) -> bytes:
@@ -149,6 +156,72 @@ async def test_refused_batches(client: RawClient, batch: bytes, expected: type[E
     assert type(error) is expected, error
 
 
+def lying(body: bytes, codec: Codec = Codec.NONE, **fields: Any) -> bytes:
+    """The batch that would come next, with another body and right checksums."""
+    packed = body
+    if codec is not Codec.NONE:
+        packed = pa.Codec(CODEC_NAMES[codec]).compress(body, asbytes=True)
+    header = dataclasses.replace(
+        check_batch(GOOD),
+        codec=codec,
+        body_length=len(packed),
+        uncompressed_length=len(body),
+        body_crc=int(google_crc32c.value(packed)),
+        **fields,
+    )
+    return header.encode() + packed
+
+
+BODY = GOOD[HEADER_BYTES:]
+FAR = struct.pack("<i", 1 << 20)
+
+
+@pytest.mark.parametrize("codec", Codec)
+@pytest.mark.parametrize(
+    ("body", "fields", "expected"),
+    [
+        (BODY[:16] + FAR + BODY[20:], {}, CorruptBatch),
+        (bytes(len(BODY)), {}, CorruptBatch),
+        (BODY, {"flags": int(BatchFlags.KEY)}, CorruptBatch),
+        (BODY, {"flags": int(BatchFlags.NULL_VALUES)}, CorruptBatch),
+        (bytes(64 << 10), {}, CorruptBatch),
+    ],
+    ids=["an offset", "zeros", "no keys", "no bitmap", "a bomb"],
+)
+async def test_a_batch_that_nobody_could_read_is_not_stored(
+    client: RawClient, codec: Codec, body: bytes, fields: Any, expected: type[Exception]
+) -> None:
+    """Its checksums are right. Stored, it would stop every reader of the queue for ever."""
+    (ack,) = await client.produce(lying(body, codec, **fields))
+    error = from_detail(ack.error)
+    assert type(error) is expected, error
+
+
+async def test_compressed_batches_keep_their_order(client: RawClient) -> None:
+    """Those that have to be unpacked do not let later ones overtake them."""
+    await client.fence(1, producer=8)
+    batches = [
+        encode_batch(
+            Columns.from_arrow([b"x" * 5_000]),
+            topic_id=TOPIC,
+            queue_id=0,
+            producer_id=8,
+            epoch=1,
+            session=1,
+            previous_sequence=number - 1,
+            base_sequence=number,
+            last_sequence=number,
+            timestamp_us=1,
+            codec=Codec(number % 3),
+        )
+        for number in range(30)
+    ]
+    acks = await client.produce(*batches)
+    assert {ack.status for ack in acks} == {COMMITTED}
+    offsets = [ack.base_offset for ack in sorted(acks, key=lambda ack: ack.base_sequence)]
+    assert offsets == sorted(offsets)
+
+
 async def test_a_batch_whose_predecessor_never_comes(client: RawClient) -> None:
     (ack,) = await client.produce(make_batch(10, [b"x"]))
     error = from_detail(ack.error)
@@ -161,6 +234,28 @@ async def test_a_client_that_disconnects_in_mid_batch(client: RawClient) -> None
         stream = client.produce_stream()
         await stream.write(encode_ping(1))
         stream.cancel()
+
+
+async def test_a_reader_that_goes_away_is_no_error_of_the_node(
+    client: RawClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its replies cannot be sent any more, on gRPC and on a direct stream."""
+    wanted = [broker_pb2.FetchQueue(queue=queue_ref(QUEUE))]
+    request = broker_pb2.FetchRequest(queues=wanted, max_wait_ms=10).SerializeToString()
+    for _ in range(20):
+        stream: Any = client.channel.stream_stream(FETCH_METHOD)()
+        for _ in range(20):
+            await stream.write(request)
+        stream.cancel()
+        opened = await broker_pb2_grpc.BrokerStreamStub(client.channel).OpenDirect(
+            broker_pb2.OpenDirectRequest(stream=broker_pb2.DIRECT_STREAM_FETCH)
+        )
+        _, writer = await asyncio.open_connection("127.0.0.1", opened.port)
+        writer.write(encode_hello(opened.ticket) + (encode_head(len(request)) + request) * 20)
+        await writer.drain()
+        writer.transport.abort()
+    await client.values()
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def test_fetches_out_of_range_and_of_unknown_queues(client: RawClient) -> None:

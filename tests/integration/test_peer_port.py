@@ -20,7 +20,7 @@ from semel.broker.raft import Message, MessageKind, encode_message
 from semel.broker.replication.receiver import PeerPort
 from semel.protos import compat
 from semel.protos.errors import DataDirectoryError
-from semel.protos.framed import ACCEPTED, encode_head, encode_hello
+from semel.protos.framed import ACCEPTED, HELLO_BYTES_MAX, encode_head, encode_hello
 from semel.protos.ids import GroupId, NodeId
 from semel.protos.v1 import raft_pb2
 
@@ -170,6 +170,23 @@ async def test_nonsense_ends_its_stream_and_nothing_else(
     assert await reader.readexactly(1) == ACCEPTED
     writer.write(heartbeat())
     assert (await sink.messages.get()).source == 2
+
+
+async def test_a_stranger_makes_the_node_hold_nothing(peer: Peer) -> None:
+    """A first message of many bytes is refused by its head alone."""
+    reader, writer = await peer.connect()
+    writer.write(encode_head(HELLO_BYTES_MAX + 1))
+    assert await closed(reader)
+
+
+async def test_a_flood_of_strangers_is_few_lines_of_the_log(
+    peer: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(30):
+        reader, _ = await peer.dial(bytes(16))
+        assert await closed(reader)
+    assert 1 <= len(caplog.records) < 10
+    assert not any(record.levelname == "ERROR" for record in caplog.records)
 
 
 async def test_another_protocol_is_not_let_in(peer: Peer) -> None:

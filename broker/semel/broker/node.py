@@ -98,6 +98,8 @@ logger = logging.getLogger(__name__)
 
 READERS = 4
 """Threads that read the log."""
+_UNPACKERS = 2
+"""Threads that unpack compressed batches, to see whether readers can."""
 _RECOVER_BYTES = 4 << 20
 _HAND_OVER_S = 1.0
 _STOP_GRACE_S = 0.5
@@ -301,7 +303,9 @@ class BrokerNode:
             start_task=self._keep,
         )
         replica.driver.on_snapshot_offer = self.catch_up.on_offer
-        self._produce = produce = ProduceHandler(replica)
+        unpackers = ThreadPoolExecutor(_UNPACKERS, thread_name_prefix="unpacker")
+        self._stack.callback(unpackers.shutdown, wait=True, cancel_futures=True)
+        self._produce = produce = ProduceHandler(replica, unpackers)
         replica.mastership.on_lost = produce.on_mastership_lost
         peer_port = PeerPort(
             replica.driver,

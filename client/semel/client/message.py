@@ -40,6 +40,7 @@ from semel.protos.batch import (
 )
 from semel.protos.body import numbers_of, offsets_of
 from semel.protos.columns import Columns, decode_columns
+from semel.protos.errors import CorruptBatch
 from semel.protos.few_rows import cut_few
 from semel.protos.ids import QueueKey
 
@@ -137,6 +138,8 @@ class Rows:
             offsets = numbers[row_start:row_end].tolist()
             if columns is not None:
                 columns = columns.slice(row_start, row_end)
+        elif not 0 <= row_start <= row_end <= header.count:
+            raise CorruptBatch(f"batch of {header.count} has no messages {row_start} to {row_end}")
         self.topic = topic
         self.queue = queue
         self.token = token

@@ -266,7 +266,7 @@ def encode_batch(
     parts = lay_out(buffers)
     uncompressed_length = sum(memoryview(part).nbytes for part in parts)
     if uncompressed_length > message_bytes_max:
-        _check_message_sizes(columns, message_bytes_max)
+        check_message_sizes(columns, message_bytes_max)
         if uncompressed_length > UNCOMPRESSED_BYTES_MAX:
             raise MessageTooLarge(
                 f"batch of {uncompressed_length} bytes before compression;"
@@ -364,7 +364,7 @@ def _buffers(columns: Columns | FewRows) -> tuple[int, list[Buffer], list[Buffer
     return flags, buffers, content
 
 
-def _check_message_sizes(columns: Columns | FewRows, limit: int) -> None:
+def check_message_sizes(columns: Columns | FewRows, limit: int) -> None:
     """Raises MessageTooLarge when key, value and headers of one message exceed the limit."""
     if isinstance(columns, FewRows):
         columns = Columns.of_few(columns)

@@ -38,6 +38,8 @@ TICKET_BYTES: Final = 16
 ACCEPTED: Final = b"\x01"
 MESSAGE_BYTES_MAX: Final = 32 << 20
 """Far above the largest size of an entry (one batch of 8 MiB)."""
+HELLO_BYTES_MAX: Final = 1024
+"""A first message may be so long, before it is known who sends it; later versions may say more."""
 DIRECT_SILENCE_MAX_S: Final = 15
 """Seconds of silence after which client and broker give each other up, as gRPC's keepalive does."""
 
@@ -117,8 +119,9 @@ class MessageBuffer:
         """The taker of messages. It may replace itself, for the messages that follow."""
         self.owned = False
         """While `on_message` runs: the message has memory of its own."""
+        self.length_max = length_max
+        """Bytes of the longest message. It may be raised, for the messages that follow."""
         self._area = new_area() if area is None else area
-        self._length_max = length_max
         self._rest = b""
         """The beginning of a head that has not come whole."""
         self._cut: memoryview | None = None
@@ -156,7 +159,7 @@ class MessageBuffer:
         at = 0
         while end - at >= HEAD.size:
             length, inverted = HEAD.unpack_from(area, at)
-            if length ^ _INVERTED != inverted or not 0 < length <= self._length_max:
+            if length ^ _INVERTED != inverted or not 0 < length <= self.length_max:
                 raise InvalidRequest("framed stream damaged: the head of a message makes no sense")
             start, stop = at + HEAD.size, at + HEAD.size + length
             if stop > end:

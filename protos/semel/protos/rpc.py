@@ -251,9 +251,12 @@ def _decoded(decode: Decode | None, request: Any) -> Any:
 
 
 async def _abort(method: str, context: Any, error: Exception) -> Any:
-    """Ends the call with `error`'s status and detail; always raises."""
+    """Ends the call with `error`'s status and detail, which raises; returns if nobody is left to be
+    told."""
     if isinstance(error, grpc.aio.AbortError):
         raise error
+    if _is_gone(error):
+        return None
     known = semel_error_of(error)
     if known is None:
         logger.error("rpc failed method=%s", method, exc_info=error)
@@ -265,6 +268,13 @@ async def _abort(method: str, context: Any, error: Exception) -> Any:
         detail.message,
         ((ERROR_METADATA_KEY, detail.SerializeToString()),),
     )
+
+
+def _is_gone(error: BaseException) -> bool:
+    """Whether a reply could not be sent, and nothing else went wrong: the caller went away."""
+    if isinstance(error, ExceptionGroup):
+        return all(map(_is_gone, error.exceptions))
+    return isinstance(error, grpc.aio.InternalError)
 
 
 def semel_error_of(error: BaseException) -> SemelError | None:

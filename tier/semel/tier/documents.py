@@ -60,7 +60,7 @@ def read(name: str, kind: str, data: bytes) -> Fields:
     """
     try:
         found = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptTier(f"{name} is no JSON: it is cut short or damaged ({error})") from None
     fields = Fields(name, found)
     version = fields.take("format", int)

@@ -140,9 +140,11 @@ def _encode(identity: dict[str, str]) -> bytes:
 
 
 def _decode(raw: bytes) -> dict[str, str] | None:
-    """The fields, or None when the CRC does not match."""
+    """The fields, or None when the CRC does not match, or the lines are no fields."""
     text, mark, crc = raw.rpartition(b"crc32c=")
     if not mark or crc != f"{google_crc32c.value(text):08x}\n".encode():
         return None
-    lines = text.decode().splitlines()
-    return dict(line.split("=", 1) for line in lines)
+    try:
+        return dict(line.split("=", 1) for line in text.decode().splitlines())
+    except ValueError:
+        return None

@@ -331,7 +331,8 @@ def _table(file: File) -> bytes | None:
         return None
     magic, count, table_at, crc, _, _, _ = TRAILER_STRUCT.unpack(trailer)
     table = file.read(count * ENTRY_STRUCT.size, table_at)
-    if magic != TRAILER_MAGIC or google_crc32c.value(table) != crc:
+    whole = len(table) == count * ENTRY_STRUCT.size
+    if magic != TRAILER_MAGIC or not whole or google_crc32c.value(table) != crc:
         return None
     return table
 

@@ -7,7 +7,8 @@ the ticket was made for, in the same loop turn in which their last byte arrived.
 Invariants
 1. No message is taken from a connection before it has shown a ticket, and a ticket serves once.
 2. A stream whose bytes are malformed ends; the node goes on.
-3. Connections without a ticket are few and short-lived, however many arrive.
+3. Connections without a ticket are few and short-lived, however many arrive, and none makes this
+   node hold more than a hello.
 
 Not here: the bytes (`protos/framed.py`), giving tickets (`replication/receiver.py`,
 `server/direct.py`).
@@ -25,6 +26,7 @@ from semel.protos import compat
 from semel.protos.errors import InvalidRequest, SemelError
 from semel.protos.framed import (
     ACCEPTED,
+    HELLO_BYTES_MAX,
     MESSAGE_BYTES_MAX,
     TICKET_BYTES,
     MessageBuffer,
@@ -38,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 _TICKET_S = 5.0
 _TICKETS_MAX = 4096
+_TELL_S = 1.0
+"""Pause between two lines of the log about those."""
 
 
 class Taker(Protocol):
@@ -81,6 +85,10 @@ class TicketPort:
         self._strangers: dict[FramedStream, None] = {}
         """Connections that have shown no ticket yet, oldest first."""
         self._streams: dict[FramedStream, None] = {}
+        self._refused = 0
+        """Streams that ended by what they sent, and are not logged yet."""
+        self._tell_s = 0.0
+        """Loop time from which the next one is logged."""
 
     async def serve(self, host: str, port: int) -> None:
         """Listens; port 0 takes a free one. Raises OSError."""
@@ -138,6 +146,20 @@ class TicketPort:
         self._streams[stream] = None
         return taker(stream)
 
+    def on_refused(self, whose: str, error: SemelError) -> None:
+        """A stream ended by what it sent. Anybody can bring that about, as often as they like, so
+        few are logged."""
+        self._refused += 1
+        now = asyncio.get_running_loop().time()
+        if now >= self._tell_s:
+            logger.warning(
+                "streams ended by what they sent count=%d last_from=%s last_error=%s",
+                self._refused,
+                whose,
+                error,
+            )
+            self._refused, self._tell_s = 0, now + _TELL_S
+
     def on_lost(self, stream: FramedStream) -> None:
         self._strangers.pop(stream, None)
         self._streams.pop(stream, None)
@@ -152,7 +174,7 @@ class FramedStream(asyncio.BufferedProtocol):
         self._port = port
         self._transport: asyncio.Transport | None = None
         self._taker: Taker | None = None
-        self._buffer = MessageBuffer(self._on_hello, area=port.area, length_max=port.length_max)
+        self._buffer = MessageBuffer(self._on_hello, area=port.area, length_max=HELLO_BYTES_MAX)
         self._patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -169,8 +191,7 @@ class FramedStream(asyncio.BufferedProtocol):
         try:
             self._buffer.received(nbytes)
         except SemelError as error:
-            whose = "a stranger" if self._taker is None else self._taker.whose
-            logger.error("stream ended by what it sent from=%s error=%s", whose, error)
+            self._port.on_refused("a stranger" if self._taker is None else self._taker.whose, error)
             self.abort()
 
     def eof_received(self) -> bool:
@@ -197,7 +218,11 @@ class FramedStream(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def write(self, message: bytes) -> None:
-        """Sends one message; what does not leave at once waits in memory, and makes it `full`."""
+        """Sends one message; what does not leave at once waits in memory, and makes it `full`. Of a
+        connection that is gone, which the taker hears soon, nothing is sent."""
+        assert self._transport is not None
+        if self._transport.is_closing():
+            return
         self._write_parts((encode_head(len(message)), message))
 
     def pause_reading(self) -> None:
@@ -217,6 +242,7 @@ class FramedStream(asyncio.BufferedProtocol):
         self._taker = self._port.on_hello(self, decode_hello(data))
         self._patience.cancel()
         self._buffer.on_message = self._on_message
+        self._buffer.length_max = self._port.length_max
         self._transport.write(ACCEPTED)
 
     def _on_message(self, data: memoryview) -> None:

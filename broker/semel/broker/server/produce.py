@@ -1,8 +1,10 @@
 """Produce streams: batches in, acknowledgements out.
 
-How it works. A stream's batches are checked (envelope, both CRCs) and given to the proposer in the
-loop turn in which they arrive. Acknowledgements come back through `ProduceStream.ack` in any order
-and are corked: all that are due when the writer gets its turn leave in one reply.
+How it works. A stream's batches are checked (envelope, both CRCs, columns) and given to the
+proposer in the loop turn in which they arrive. Only compressed ones wait until a thread has
+unpacked them: a few bytes may unpack to 64 MiB. Acknowledgements come back through
+`ProduceStream.ack` in any order and are corked: all that are due when the writer gets its turn
+leave in one reply.
 
 Backpressure. A stream is not read while the proposer holds too many bytes; gRPC's window then
 stops the client. A client that does not read its acknowledgements holds at most its own window of
@@ -12,7 +14,11 @@ Invariants
 1. Each batch that was decoded is answered exactly once, unless the stream ends before.
 2. A batch whose CRC does not match is never looked into: its stream ends with CorruptBatch, because
    none of its bytes, not even its identity, can be trusted.
-3. A bug that meets a batch ends its stream with InternalError: the client must not take the end for
+3. A batch whose CRCs match but whose columns contradict each other is refused. Stored, it would
+   stop every reader of its queue, and whatever the broker does with its rows.
+4. What a stream's batches unpack to is never in memory for more than one batch, and streams take
+   turns at the threads that unpack.
+5. A bug that meets a batch ends its stream with InternalError: the client must not take the end for
    that of a stream whose batches are all answered.
 
 Not here: admission (`state/admission/admission.py`), entries (`replica/proposer.py`).
@@ -22,6 +28,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -31,7 +38,8 @@ import grpc.aio
 from semel.broker.replica.fetch_waiters import finish
 from semel.broker.server.stream import StreamContext
 from semel.broker.state import DueLoad
-from semel.protos.batch import BatchHeader, check_batch
+from semel.protos.batch import BatchHeader, Codec, check_batch
+from semel.protos.column_checks import check_columns
 from semel.protos.errors import InternalError, NotMaster, SemelError, Unavailable, to_detail
 from semel.protos.levels import levels_metadata
 from semel.protos.metrics import Histogram
@@ -124,8 +132,15 @@ class _Arrival:
 class ProduceStream:
     """One client's stream, to which its acknowledgements go."""
 
-    def __init__(self, node: ProduceNode, counters: ProduceCounters | None = None) -> None:
+    def __init__(
+        self,
+        node: ProduceNode,
+        counters: ProduceCounters | None = None,
+        unpackers: Executor | None = None,
+    ) -> None:
+        """`unpackers` unpack compressed batches; by default the event loop's own threads."""
         self._node = node
+        self._unpackers = unpackers
         self._counters = counters or ProduceCounters()
         self._acks: list[broker_pb2.ProduceAck] = []
         self._pong = 0
@@ -207,7 +222,7 @@ class ProduceStream:
                 data = await context.read()
                 if data is grpc.aio.EOF:
                     break
-                brought = self._on_message(data)
+                brought = await self._on_message(data)
                 del data  # thousands of idle streams must not each keep their newest message
                 if not brought:
                     continue
@@ -227,7 +242,7 @@ class ProduceStream:
             self._ended = True
             finish(self._due)
 
-    def _on_message(self, data: bytes | memoryview) -> bool:
+    async def _on_message(self, data: bytes | memoryview) -> bool:
         """False for a ping, which is answered even if there is no room for batches."""
         message = decode_produce(data)
         if isinstance(message, Ping):
@@ -238,8 +253,17 @@ class ProduceStream:
         arrival = _Arrival(self, self._counters, asyncio.get_running_loop().time())
         for batch in message:
             header = check_batch(batch)
+            if header.codec is Codec.NONE:
+                refusal = _refusal(batch, header)
+            else:
+                refusal = await asyncio.get_running_loop().run_in_executor(
+                    self._unpackers, _refusal, batch, header
+                )
             self._unanswered += 1
-            self._node.submit_batch(header, batch, arrival)
+            if refusal is None:
+                self._node.submit_batch(header, batch, arrival)
+            else:
+                arrival.refuse(header, refusal)
         return True
 
     async def _write(self, context: StreamContext) -> None:
@@ -263,18 +287,29 @@ class ProduceStream:
                 return
 
 
+def _refusal(batch: bytes, header: BatchHeader) -> SemelError | None:
+    """Why nobody could read the batch; None if all can. Any thread."""
+    try:
+        check_columns(batch, header)
+    except SemelError as error:
+        return error
+    return None
+
+
 class ProduceHandler:
     """Handles BrokerStream.Produce, and ends its streams when mastership is lost."""
 
-    def __init__(self, node: ProduceNode) -> None:
+    def __init__(self, node: ProduceNode, unpackers: Executor | None = None) -> None:
+        """`unpackers` are as for `ProduceStream`."""
         self._node = node
+        self._unpackers = unpackers
         self.counters = ProduceCounters()
         self._streams: dict[ProduceStream, None] = {}
         """In the order in which they came; the order of a set would change from run to run."""
 
     async def produce(self, _: object, context: StreamContext) -> None:
         """One client's stream."""
-        stream = ProduceStream(self._node, self.counters)
+        stream = ProduceStream(self._node, self.counters, self._unpackers)
         self._streams[stream] = None
         try:
             try:

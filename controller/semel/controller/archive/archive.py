@@ -79,7 +79,7 @@ def load(data: bytes, where: str) -> Archive:
         archive = Archive(
             cluster_id=str(head["cluster_id"]), revision=int(head["revision"]), entries=entries
         )
-    except (ValueError, KeyError, TypeError, binascii.Error) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, binascii.Error) as error:
         raise DataDirectoryError(f"{where} is not an export of Semel's: {error}") from error
     if head["format"] != FORMAT or dump(archive) != data:
         raise DataDirectoryError(f"{where} is not an export of Semel's")

@@ -108,20 +108,27 @@ def _encode(identity: Identity) -> bytes:
 def _decode(raw: bytes, where: str) -> Identity:
     body, separator, crc = raw.rpartition(b"crc32c=")
     if not separator or crc != f"{google_crc32c.value(body):08x}\n".encode():
-        raise DataDirectoryError(
-            f"{where} is damaged. Write it again by hand if you know whose directory this is, or "
-            "empty the directory and start the controller again: it gets everything from the others"
+        raise _damaged(where)
+    try:
+        fields = dict(line.split("=", 1) for line in body.decode().splitlines())
+        if fields["format"] != _FORMAT:
+            raise DataDirectoryError(
+                f"{where} has format {fields['format']}, this program knows {_FORMAT}. Run the"
+                " newer program"
+            )
+        return Identity(
+            cluster_id=fields["cluster"],
+            controller_id=int(fields["controller"]),
+            members=tuple(int(number) for number in fields["members"].split(",")),
         )
-    fields = dict(line.split("=", 1) for line in body.decode().splitlines())
-    if fields["format"] != _FORMAT:
-        raise DataDirectoryError(
-            f"{where} has format {fields['format']}, this program knows {_FORMAT}. Run the newer "
-            "program"
-        )
-    return Identity(
-        cluster_id=fields["cluster"],
-        controller_id=int(fields["controller"]),
-        members=tuple(int(number) for number in fields["members"].split(",")),
+    except (KeyError, ValueError):
+        raise _damaged(where) from None
+
+
+def _damaged(where: str) -> DataDirectoryError:
+    return DataDirectoryError(
+        f"{where} is damaged. Write it again by hand if you know whose directory this is, or"
+        " empty the directory and start the controller again: it gets everything from the others"
     )
 
 

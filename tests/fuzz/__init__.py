@@ -1,0 +1,1 @@
+"""Bad input by the million: whatever comes in gets one clear error."""
