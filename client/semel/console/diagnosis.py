@@ -288,16 +288,17 @@ def _delayed(found: Inspection) -> Iterator[Finding]:
     """Finds delayed messages that the children of a split wait for in vain."""
     for node in found.nodes:
         for one in node.stuck_delayed:
+            queue = f"{one.topic or f'(topic {one.topic_id:016x})'}/{one.queue}"
             yield Finding(
                 severity="error",
                 check="delayed-unreadable",
-                subject=f"queue {one.topic}/{one.queue}",
+                subject=f"queue {queue}",
                 text="was split, and its next delayed batch cannot be handed to its children"
                 f" ({one.reason}): {plural(one.messages, 'message')} of it, and"
                 f" {one.behind:,} behind it wait",
                 advice="bring back the nodes of group"
                 f" {node.group} that are away, or restore a file that has it. If nobody has it:"
-                f" semel delay give-up {one.topic}/{one.queue}",
+                f" semel delay give-up {queue}",
             )
 
 

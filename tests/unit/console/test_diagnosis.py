@@ -249,7 +249,13 @@ CASES: list[tuple[str, str, str, Callable[[Inspection], Inspection]]] = [
             *(found, 1),
             stuck_delayed=[
                 StuckDelayed(
-                    topic="orders", queue=3, due_us=9, messages=2, behind=5, reason="it is gone"
+                    topic_id=7,
+                    topic="orders",
+                    queue=3,
+                    due_us=9,
+                    messages=2,
+                    behind=5,
+                    reason="it is gone",
                 )
             ],
         ),

@@ -130,7 +130,6 @@ class NodeStatusCall:
         return [
             broker_pb2.StuckDelayed(
                 queue=queue_ref(key),
-                topic=state.queues[key].topic,
                 due_us=one.extent.due_us,
                 messages=state.delays.left(key, one.extent),
                 behind=state.delays.queues[key].messages - state.delays.left(key, one.extent),

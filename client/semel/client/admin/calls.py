@@ -41,6 +41,7 @@ from semel.client.admin.inspection import (
     idle_producers,
     inspect,
     open_transactions,
+    with_topics,
 )
 from semel.client.admin.progress import publish_progress
 from semel.client.admin.resets import (
@@ -322,6 +323,7 @@ class AdminCore:
         )
         return dataclasses.replace(
             found,
+            nodes=with_topics(found.nodes, {each.topic_id: each.name for each in routes.topics}),
             consumers=_summaries(routes, reply, states),
             producers=producers,
             transactions=transactions,

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from semel.client.admin.certificates import CertificateReport, expiring
@@ -75,7 +75,7 @@ class PeerReport(Described):
 class StuckDelayed(HasReason):
     """A queue that was split, and whose next delayed batch cannot be handed to its children."""
 
-    topic: str
+    topic_id: int
     queue: int
     due_us: int
     """When the batch is due, microseconds since the epoch."""
@@ -85,6 +85,8 @@ class StuckDelayed(HasReason):
     """Delayed messages of the queue that wait for it."""
     reason: str
     """Why it cannot be handed over."""
+    topic: str = ""
+    """Name of the topic; empty if the controllers do not tell it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,7 +330,7 @@ async def _node(cluster: Cluster, group: int, node: int, address: str) -> NodeRe
         producer_idle_ms=reply.producer_idle_ms,
         stuck_delayed=[
             StuckDelayed(
-                topic=one.topic,
+                topic_id=one.queue.topic_id,
                 queue=one.queue.queue_id,
                 due_us=one.due_us,
                 messages=one.messages,
@@ -347,6 +349,19 @@ async def _node(cluster: Cluster, group: int, node: int, address: str) -> NodeRe
             for peer in reply.peers
         ],
     )
+
+
+def with_topics(nodes: Iterable[NodeReport], names: Mapping[int, str]) -> list[NodeReport]:
+    """Returns the reports with the names of topics, which nodes tell nobody."""
+    return [
+        replace(
+            node,
+            stuck_delayed=[
+                replace(one, topic=names.get(one.topic_id, "")) for one in node.stuck_delayed
+            ],
+        )
+        for node in nodes
+    ]
 
 
 async def group_states(cluster: Cluster, masters: Iterable[NodeReport]) -> list[Any]:

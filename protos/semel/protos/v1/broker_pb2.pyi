@@ -780,20 +780,18 @@ class MemberStatus(_message.Message):
     def __init__(self, node: _Optional[_Union[_common_pb2.NodeAddress, _Mapping]] = ..., membership: _Optional[_Union[MembershipStatus, str]] = ...) -> None: ...
 
 class StuckDelayed(_message.Message):
-    __slots__ = ("queue", "topic", "due_us", "messages", "behind", "reason")
+    __slots__ = ("queue", "due_us", "messages", "behind", "reason")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
-    TOPIC_FIELD_NUMBER: _ClassVar[int]
     DUE_US_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     BEHIND_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     queue: _common_pb2.QueueRef
-    topic: str
     due_us: int
     messages: int
     behind: int
     reason: str
-    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., topic: _Optional[str] = ..., due_us: _Optional[int] = ..., messages: _Optional[int] = ..., behind: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., due_us: _Optional[int] = ..., messages: _Optional[int] = ..., behind: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class NodeStatusReply(_message.Message):
     __slots__ = ("cluster_id", "group_id", "node_id", "role", "term", "master_id", "master_address", "commit_index", "applied_index", "log_end_index", "log_first_index", "checkpoint_index", "queues", "producers", "disk_bytes", "peers", "version", "resident_bytes", "pid", "members", "membership_index", "non_counting", "electable", "scrub_passes", "scrub_bytes", "scrub_total_bytes", "damaged", "lost", "disk_free_bytes", "disk_total_bytes", "disk_full", "wall_us", "log_time_us", "producer_idle_ms", "synced_index", "founding_id", "prepared_id", "knows_foundings", "levels", "runtime", "memory_bytes", "memory_pulling", "tier", "tier_usable", "tiered_queues", "tier_overdue_ms", "stuck_delayed")
