@@ -74,7 +74,7 @@ def node(kind: str, *flags: str) -> str:
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    with UpProcess(tmp_path_factory.mktemp("secured"), "--secure") as up:
+    with UpProcess(tmp_path_factory.mktemp("secured"), "--secure", "--controllers", "3") as up:
         yield Secured(up)
 
 
@@ -100,6 +100,10 @@ def test_who_speaks_plainly_is_told_what_is_missing(secured: Secured) -> None:
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
     assert "the port speaks TLS and this program does not" in line
+    logs = (secured.up.directory / "logs").glob("controller-*.log")
+    said = "".join(path.read_text() for path in logs)
+    assert "Handshake failed" in said
+    assert "WRONG_VERSION_NUMBER" in said
 
 
 def test_a_profile_leads_to_the_cluster(secured: Secured, tmp_path: Path) -> None:

@@ -335,7 +335,7 @@ LEFT_OUT: Final = frozenset().union(
     _in(f"{_BROKER}/background", "maintenance", "memory_bounds", "propose"),
     _in(f"{_BROKER}/log", "log_config", "store", "types"),
     _in(f"{_BROKER}/replica", "clock", "fatal"),
-    _in(_CLIENT, "_fork", "config", "java", "message"),
+    _in(_CLIENT, "_fork", "client_file", "config", "java", "message"),
     _in(f"{_CLIENT}/consumer", "consumer_config"),
     _in(_CONTROLLER, "__main__", "config", "node", "opening", "probe", "records", "server"),
     # Classes for callers, half of them generated, and calls that pass things on.
@@ -378,6 +378,7 @@ LEFT_OUT: Final = frozenset().union(
     _in(f"{_BROKER}/repair", "quarantine", "scrub"),
     _in(f"{_CLIENT}/producer", "futures"),
     _in(f"{_CLIENT}/reading", "reader", "shared_memory"),
+    _in(f"{_CLIENT}/admin", "certificates"),
     _in(f"{_CLIENT}/transport", "cluster", "connection", "controllers", "routes_file", "runtime"),
     # Pure, and without a target so far.
     _in(f"{_BROKER}/state", "lag"),

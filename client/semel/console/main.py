@@ -159,6 +159,8 @@ def main() -> NoReturn:
 
     gRPC's C core also logs messages below errors to stderr (a server that went away is INFO),
     between our own lines. It reads the variable that forbids this only once, when it is loaded.
+    Nodes may say all of it: it is there that gRPC says why a TLS handshake failed.
     """
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    if sys.argv[1:2] not in (["broker"], ["controller"]):
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     sys.exit(run())

@@ -210,6 +210,8 @@ class Supervisor:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                # gRPC says at this level why a TLS handshake failed.
+                env={**os.environ, "GRPC_VERBOSITY": "INFO"} if self._plan.secure else None,
             )
         self._processes[node.name] = process
         self._tell(NodeEvent(event="started", node=node, pid=process.pid))
