@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import ipaddress
 import os
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from semel.protos.security import certificates
 from semel.protos.security.identity import Identity
@@ -34,6 +38,25 @@ class TestCa:
         identity = Identity(kind, name, self.cluster)
         certificate, key = certificates.issue(
             identity, self.certificate, self._key, moment, 1 if ended else 5
+        )
+        return certificates.certificate_pem(certificate), certificates.key_pem(key)
+
+    def issue_machine(self, host: str) -> tuple[bytes, bytes]:
+        """A certificate, and its key, for a server of another program at an IP address."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        uses = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+        names = [x509.IPAddress(ipaddress.ip_address(host))]
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)]))
+            .issuer_name(self.certificate.subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(_now() - datetime.timedelta(hours=1))
+            .not_valid_after(_now() + datetime.timedelta(days=2))
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
+            .sign(self._key, hashes.SHA256())
         )
         return certificates.certificate_pem(certificate), certificates.key_pem(key)
 

@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import grpc
 
@@ -146,12 +147,16 @@ class Cluster:
         command += ["--data", str(data), "--listen", address, "--cluster-id", CLUSTER_ID, *flags]
         return Node(kind=kind, id=number, group=group, address=address, data=data, command=command)
 
+    def _channel(self, address: str) -> grpc.Channel:
+        """A channel to a node."""
+        return grpc.insecure_channel(address)
+
     @property
     def nodes(self) -> list[Node]:
         """The controllers, then the brokers."""
         return [*self.controllers, *self.brokers]
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> Self:
         try:
             self.start()
         except BaseException:
@@ -230,7 +235,7 @@ class Cluster:
         self, node: Node, *, confirmed: bool = False, timeout: float = 2.0
     ) -> broker_pb2.NodeStatusReply:
         """A broker's status. Raises grpc.RpcError when it does not answer."""
-        with grpc.insecure_channel(node.address) as channel:
+        with self._channel(node.address) as channel:
             request = broker_pb2.NodeStatusRequest(confirmed=confirmed)
             stub = broker_pb2_grpc.BrokerStub(channel)
             reply: broker_pb2.NodeStatusReply = stub.GetNodeStatus(request, timeout=timeout)
@@ -282,7 +287,7 @@ class Cluster:
         self, node: Node, *, standby: bool = False, timeout: float = 1.0
     ) -> controller_pb2.ClusterStatusReply | None:
         """The answer of a controller; None when it does not answer, or is not active."""
-        with grpc.insecure_channel(node.address) as channel:
+        with self._channel(node.address) as channel:
             stub = controller_pb2_grpc.ControllerStub(channel)
             request = controller_pb2.ClusterStatusRequest(standby=standby)
             reply: controller_pb2.ClusterStatusReply

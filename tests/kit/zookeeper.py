@@ -27,13 +27,33 @@ class Server:
         port: int | None = None,
         server_id: int = 1,
         ensemble: dict[int, str] | None = None,
+        tls: tuple[Path, Path] | None = None,
     ) -> None:
+        """`tls` has the files of the CA, and of key and certificate: it then serves with TLS too,
+        at `secure_address`."""
         self.address = f"127.0.0.1:{port or free_ports(1)[0]}"
         self._directory = directory
         self._command = zookeeper.prepare(
             directory, self.address, server_id=server_id, ensemble=ensemble
         )
         self.process: subprocess.Popen[bytes] | None = None
+        self.secure_address = ""
+        if tls is not None:
+            self._serve_tls(*tls)
+
+    def _serve_tls(self, ca: Path, server: Path) -> None:
+        port = free_ports(1)[0]
+        self.secure_address = f"127.0.0.1:{port}"
+        settings = {
+            "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
+            "secureClientPort": port,
+            "secureClientPortAddress": "0.0.0.0",  # reached at 127.0.0.2 by a test
+            "ssl.clientAuth": "need",
+            "ssl.keyStore.location": server,
+            "ssl.trustStore.location": ca,
+        }
+        with (self._directory / "zoo.cfg").open("a") as config:
+            config.writelines(f"{name}={value}\n" for name, value in settings.items())
 
     def launch(self) -> None:
         """Starts the process."""

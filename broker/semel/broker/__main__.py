@@ -162,6 +162,7 @@ def _optional_address(context: click.Context, parameter: click.Parameter, value:
 @node_option("rack")
 @node_option("allow_same_machine")
 @node_option("level_max", type=click.IntRange(0, LEVEL_MAX))
+@node_option("replication_plaintext_within", type=str, multiple=True, metavar="CIDR")
 @node_option("metrics_port", type=PORT)
 @node_option("tls_dir")
 @log_option("segment_bytes", type=click.IntRange(1 << 20))

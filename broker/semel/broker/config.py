@@ -22,6 +22,7 @@ from semel.protos.ids import GroupId, NodeId
 from semel.protos.levels import LEVEL_MAX
 from semel.protos.security.credentials import Security
 from semel.protos.security.identity import BROKER
+from semel.protos.security.networks import Networks
 
 _MAY_BE_ZERO = (
     *("level_max", "metrics_port", "peer_port", "stream_port"),
@@ -109,6 +110,12 @@ class BrokerConfig:
 
     security: Security | None = field(init=False, default=None)
     """What `tls_dir` holds."""
+
+    replication_plaintext_within: tuple[str, ...] = ()
+    """Network, as ADDRESS/BITS, in which this node replicates in plaintext although it has TLS, to
+    save its cost: with nodes that have an address in it and are told the same. Everything else
+    stays encrypted, and nodes prove who they are as before. Whoever listens in that network reads
+    all messages, and whoever stands in between changes them. Default: none."""
 
     metrics_port: int | None = None
     """Port of `GET /metrics` (Prometheus text), on the host of --listen; 0 takes a free one.
@@ -296,6 +303,11 @@ class BrokerConfig:
         if self.tls_dir is not None:
             security = Security.of_node(self.tls_dir, BROKER, self.node_id, self.cluster_id)
             object.__setattr__(self, "security", security)
+        if Networks.parse(self.replication_plaintext_within) and self.security is None:
+            raise InvalidRequest(
+                "replication_plaintext_within is for a node with TLS; without it, this one "
+                "replicates in plaintext everywhere"
+            )
         if self.node_id < 1 or self.group_id < 1:
             raise InvalidRequest(
                 f"node and group ids start at 1, not {self.node_id} and {self.group_id}"

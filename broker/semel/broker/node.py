@@ -91,7 +91,8 @@ from semel.protos.frames import decode_frame_header
 from semel.protos.ids import NodeId
 from semel.protos.metrics import MetricsServer
 from semel.protos.rpc import SERVER_OPTIONS, ServerInterceptor
-from semel.protos.security.credentials import add_port
+from semel.protos.security.credentials import Contexts, add_port
+from semel.protos.security.networks import Networks
 from semel.protos.v1 import broker_pb2, broker_pb2_grpc, raft_pb2_grpc, transactions_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -131,6 +132,13 @@ class BrokerNode:
         self._tasks: set[asyncio.Task[None]] = set()
         self._links: dict[NodeId, tuple[str, asyncio.Task[None]]] = {}
         self._fatal: asyncio.Future[str] | None = None
+        self._tls = None if config.security is None else Contexts(config.security.files)
+        self._plaintext_within = Networks.parse(config.replication_plaintext_within)
+        if self._plaintext_within:
+            logger.warning(
+                "REPLICATES IN PLAINTEXT WITHIN %s: whoever listens there reads all messages",
+                ", ".join(config.replication_plaintext_within),
+            )
         self.identity = NodeIdentity(config, self._files)
         self._log_lost = False
         """The directory names a founding but has no log."""
@@ -313,6 +321,8 @@ class BrokerNode:
             lambda node: node in replica.peers.reachable,
             levels=replica.levels,
             level_needed=lambda: replica.feature_levels.needed,
+            tls=self._tls,
+            plaintext_within=self._plaintext_within,
         )
         guard = self.identity.guard
         interceptor = ServerInterceptor(replica.levels(), guard.admit)
@@ -347,6 +357,7 @@ class BrokerNode:
                 broker_pb2.DIRECT_STREAM_FETCH: fetch.fetch,
             },
             replica.levels,
+            tls=self._tls,
         )
         streams = {
             "Produce": grpc.stream_stream_rpc_method_handler(produce.produce),
@@ -428,7 +439,9 @@ class BrokerNode:
         if config.metrics_port is None:
             return
         host = Address.parse(config.listen).host
-        metrics = MetricsServer(host, config.metrics_port, self._probe.page)
+        metrics = MetricsServer(
+            host, config.metrics_port, self._probe.page, tls=self._tls, cluster=config.cluster_id
+        )
         await metrics.start()
         self.metrics_address = metrics.address
         self._stack.push_async_callback(metrics.close)
@@ -480,6 +493,8 @@ class BrokerNode:
             levels=self.replica.levels,
             level_needed=lambda: self.replica.feature_levels.needed,
             bodies=self.replica.bodies,
+            tls=self._tls,
+            plaintext_within=self._plaintext_within,
         )
         self.replica.peers.links[peer] = link
         self._links[peer] = address, self._start(link.run())

@@ -335,6 +335,22 @@ def _tiers(found: Inspection) -> Iterator[Finding]:
             )
 
 
+def _plaintext(found: Inspection) -> Iterator[Finding]:
+    """Finds nodes whose replication does without TLS in some networks."""
+    for node in found.nodes:
+        if node.replication_plaintext_within:
+            networks = ", ".join(node.replication_plaintext_within)
+            yield Finding(
+                severity="warning",
+                check="replication-in-plaintext",
+                subject=f"broker {node.node}",
+                text=f"SENDS AND TAKES ALL MESSAGES IN PLAINTEXT INSIDE {networks}: whoever listens"
+                " there reads them, and whoever stands in between changes them",
+                advice="keep strangers out of these networks, or start it without"
+                " --replication-plaintext-within",
+            )
+
+
 def _clocks(found: Inspection) -> Iterator[Finding]:
     """Finds nodes whose clock differs from most others', beyond the error of measurement."""
     known = sorted((node for node in found.nodes if not node.reason), key=lambda n: n.clock_ms)
@@ -532,6 +548,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     _memory,
     _delayed,
     _tiers,
+    _plaintext,
     _clocks,
     _versions,
     _levels,

@@ -97,6 +97,7 @@ def _read_peers(_: click.Context, __: click.Parameter, text: str | None) -> dict
 @_option("peers", type=str, callback=_read_peers)
 @_option("metadata")
 @_option("metadata_auth")
+@_option("metadata_tls")
 @_option("cluster_id")
 @_option("tls_dir")
 @_option("metrics_port")

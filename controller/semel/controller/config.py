@@ -66,6 +66,12 @@ class ControllerConfig:
     security: Security | None = field(init=False, default=None)
     """What `tls_dir` holds."""
 
+    metadata_tls: Path | None = None
+    """Directory with the TLS files for ZooKeeper, in PEM: `ca.pem`, the CA of its servers'
+    certificates, and where they want one of their clients, `cert.pem` and `key.pem`. The servers'
+    certificates name the hosts of --metadata, whose port is then ZooKeeper's secure one. Replaced
+    files count from the next connection on. Default: none, connections to ZooKeeper are plain."""
+
     metrics_port: int | None = None
     """Port of `GET /metrics` (Prometheus text), on the host of --listen; 0 takes a free one.
     Default: off."""
@@ -126,8 +132,10 @@ class ControllerConfig:
             Address.parse(address, what=f"address of controller {number}")
         if self.metadata not in ("", SQLITE, EMBEDDED):
             split_zookeeper(self.metadata)
-        elif self.metadata_auth is not None:
-            raise InvalidRequest(f"metadata_auth is for ZooKeeper, not for {self.metadata_kind}")
+        else:
+            for name in ("metadata_auth", "metadata_tls"):
+                if getattr(self, name) is not None:
+                    raise InvalidRequest(f"{name} is for ZooKeeper, not for {self.metadata_kind}")
         if self.metadata == SQLITE and len(self.peers) > 1:
             raise InvalidRequest("sqlite holds the metadata of one controller, not of several")
         if self.metrics_port is not None and not 0 <= self.metrics_port <= 65_535:

@@ -37,7 +37,7 @@ from semel.protos.errors import InternalError, SemelError, Unavailable
 from semel.protos.levels import own_levels
 from semel.protos.metrics import MetricsServer
 from semel.protos.rpc import SERVER_OPTIONS, ServerInterceptor
-from semel.protos.security.credentials import add_port
+from semel.protos.security.credentials import Contexts, add_port
 from semel.protos.security.guard import Guard
 from semel.protos.v1.controller_pb2_grpc import add_ControllerServicer_to_server
 
@@ -172,7 +172,13 @@ class ControllerNode:
             return
         host = Address.parse(config.listen).host
         probe = Probe(config.controller_id, succession.active_or_none)
-        metrics = MetricsServer(host, config.metrics_port, probe.page)
+        metrics = MetricsServer(
+            host,
+            config.metrics_port,
+            probe.page,
+            tls=None if config.security is None else Contexts(config.security.files),
+            cluster=config.cluster_id,
+        )
         try:
             await metrics.start()
         except OSError as error:

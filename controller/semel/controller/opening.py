@@ -94,15 +94,16 @@ async def _open_beside(config: ControllerConfig) -> MetadataStore:
 
 async def _open_zookeeper(config: ControllerConfig, *, make: bool) -> MetadataStore:
     try:
-        from semel.controller.store.zookeeper import ZooKeeperStore
+        from semel.controller.store.zookeeper import ZooKeeperStore, ZooKeeperTls
     except ImportError as error:
         raise InvalidRequest(
             "metadata in ZooKeeper needs kazoo: `pip install 'semel[broker]'`"
         ) from error
     hosts, chroot = split_zookeeper(config.metadata)
     auth = "" if config.metadata_auth is None else _read_auth(config.metadata_auth)
+    tls = None if config.metadata_tls is None else ZooKeeperTls(config.metadata_tls)
     return await ZooKeeperStore.open(
-        hosts, chroot, cluster_id=config.cluster_id, auth=auth, make=make
+        hosts, chroot, cluster_id=config.cluster_id, auth=auth, tls=tls, make=make
     )
 
 

@@ -120,7 +120,7 @@ class MessageBuffer:
         self.owned = False
         """While `on_message` runs: the message has memory of its own."""
         self.length_max = length_max
-        """Bytes of the longest message. It may be raised, for the messages that follow."""
+        """Bytes of the longest message that may follow."""
         self._area = new_area() if area is None else area
         self._rest = b""
         """The beginning of a head that has not come whole."""

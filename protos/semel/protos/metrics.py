@@ -6,7 +6,8 @@ them into Prometheus text; docs/metrics.md is made from the same tables. Only hi
 continuously; everything else costs nothing as long as nobody reads the page.
 
 `MetricsServer` answers `GET /metrics` over HTTP/1.0 on the process's own event loop, one page a
-connection. The page is rendered in a thread, so that a large one does not hold up the loop.
+connection. The page is rendered in a thread, so that a large one does not hold up the loop. With
+TLS, it answers HTTPS, and only whose certificate is of this cluster.
 
 Invariants
 1. A page has only names that are in the table, and their samples have the table's labels.
@@ -30,6 +31,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from semel.protos import compat
 from semel.protos.addresses import Address
+from semel.protos.security.credentials import Contexts
+from semel.protos.security.identity import check_peer, identity_of_ssl
+from semel.protos.security.tls_connection import TlsConnection
+from semel.protos.security.tls_session import TlsFailed, begins_tls
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family
@@ -44,6 +49,10 @@ SECONDS: Final = (
 _CONNECTIONS_MAX: Final = 8
 _TIMEOUT_S: Final = 10.0
 _REQUEST_BYTES_MAX: Final = 16 << 10
+_HTTPS_ONLY: Final = (
+    b"HTTP/1.0 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
+    b"this port speaks HTTPS\n"
+)
 
 
 class Histogram:
@@ -158,8 +167,19 @@ def _family(
 class MetricsServer:
     """Serves `GET /metrics`."""
 
-    def __init__(self, host: str, port: int, page: Callable[[], Awaitable[Samples]]) -> None:
-        """`page` gathers the figures, on the event loop. Port 0 takes a free port."""
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        page: Callable[[], Awaitable[Samples]],
+        *,
+        tls: Contexts | None = None,
+        cluster: str = "",
+    ) -> None:
+        """`page` gathers the figures, on the event loop. Port 0 takes a free port. With `tls` it is
+        HTTPS, for those with a certificate of `cluster`."""
+        self._tls = None if tls is None else tls.server()
+        self._cluster = cluster
         self._host = host
         self._port = port
         self._page = page
@@ -175,8 +195,8 @@ class MetricsServer:
         if importlib.util.find_spec("prometheus_client") is None:
             raise OSError("metrics need prometheus-client: install semel[broker]")
         try:
-            self._server = await asyncio.start_server(
-                self._accept, self._host, self._port, limit=_REQUEST_BYTES_MAX
+            self._server = await asyncio.get_running_loop().create_server(
+                self._new_connection, self._host, self._port
             )
         except OSError as error:
             raise OSError(
@@ -195,6 +215,19 @@ class MetricsServer:
         if self._readers:
             await asyncio.wait(self._readers)
 
+    def _new_connection(self) -> asyncio.BaseProtocol:
+        reader = asyncio.StreamReader(limit=_REQUEST_BYTES_MAX)
+        protocol = asyncio.StreamReaderProtocol(reader, self._accept)
+        if self._tls is None:
+            return protocol
+        return TlsConnection(
+            protocol,
+            self._tls,
+            server_side=True,
+            check=lambda shown: check_peer(identity_of_ssl(shown), self._cluster),
+            refusal=_HTTPS_ONLY,
+        )
+
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -203,6 +236,8 @@ class MetricsServer:
             if len(self._readers) <= _CONNECTIONS_MAX:  # else it is closed without an answer
                 async with compat.timeout(_TIMEOUT_S):
                     await self._serve(reader, writer)
+        except TlsFailed as error:
+            logger.warning("metrics refused from=%s reason=%s", _from(writer), error)
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # the reader went away, was too slow, or does not speak HTTP
         except Exception:
@@ -212,7 +247,10 @@ class MetricsServer:
             writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
+        first = await reader.readexactly(1)
+        if begins_tls(first):
+            raise TlsFailed("it wants HTTPS, and this port speaks HTTP")
+        head = first + await reader.readuntil(b"\r\n\r\n")
         words = head.split(b"\r\n", 1)[0].split()
         if len(words) != 3 or words[0] not in (b"GET", b"HEAD"):
             await _answer(writer, "405 Method Not Allowed", b"GET /metrics is all there is\n")
@@ -222,6 +260,11 @@ class MetricsServer:
             async with self._making:
                 body = await asyncio.to_thread(render, await self._page())
             await _answer(writer, "200 OK", body, head_only=words[0] == b"HEAD")
+
+
+def _from(writer: asyncio.StreamWriter) -> str:
+    """HOST:PORT of the other end."""
+    return ":".join(map(str, (writer.get_extra_info("peername") or ("?",))[:2]))
 
 
 async def _answer(

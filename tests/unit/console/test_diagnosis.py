@@ -271,6 +271,10 @@ CASES: list[tuple[str, str, str, Callable[[Inspection], Inspection]]] = [
             *(found, 1), tier="s3://b/p", tier_usable=True, tier_overdue_ms=3_600_001
         ),
     ),
+    (
+        *("warning", "replication-in-plaintext", "broker 2"),
+        lambda found: _with_node(found, 2, replication_plaintext_within=("10.0.0.0/8",)),
+    ),
     ("warning", "clock-skew", "broker 3", lambda found: _with_node(found, 3, clock_ms=-1_003.0)),
     ("warning", "version-skew", "broker 3", lambda found: _with_node(found, 3, version="0.9")),
     ("warning", "version-skew", "controller c:3", _controller(2, version="1.1")),

@@ -4,11 +4,17 @@ How it works. A caller that may have a stream gets a ticket over gRPC, made for 
 connection shows the ticket in the first message; from then on its messages go to the *taker* that
 the ticket was made for, in the same loop turn in which their last byte arrived.
 
+A port with TLS lets in a connection whose certificate names the caller that got the ticket; a
+caller without a certificate got it for a connection without one. A ticket may be made for plaintext
+instead, where an operator has declared a network private.
+
 Invariants
 1. No message is taken from a connection before it has shown a ticket, and a ticket serves once.
 2. A stream whose bytes are malformed ends; the node goes on.
-3. Connections without a ticket are few and short-lived, however many arrive, and none makes this
-   node hold more than a hello.
+3. Connections without a ticket are few and short-lived, however many arrive. Before it has shown
+   one, a connection costs no more memory than a hello and a TLS handshake.
+4. On a port with TLS, a ticket that was not made for plaintext serves on no connection in
+   plaintext.
 
 Not here: the bytes (`protos/framed.py`), giving tickets (`replication/receiver.py`,
 `server/direct.py`).
@@ -20,7 +26,8 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
-from typing import Protocol, cast
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
 
 from semel.protos import compat
 from semel.protos.errors import InvalidRequest, SemelError
@@ -35,6 +42,10 @@ from semel.protos.framed import (
     new_area,
     tune,
 )
+from semel.protos.security.credentials import Contexts
+from semel.protos.security.identity import Identity, identity_of_ssl
+from semel.protos.security.tls_connection import AREA_BYTES, TlsConnection
+from semel.protos.security.tls_session import PLAINTEXT_REFUSAL, TlsFailed, begins_tls
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +73,18 @@ class Taker(Protocol):
         """The connection is gone."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ticket:
+    """What a ticket is good for."""
+
+    taker: Callable[[FramedStream], Taker]
+    ends_at: float
+    """Loop time, s."""
+    identity: Identity | None
+    """The identity of whoever got it; None for a caller that showed no certificate."""
+    plaintext: bool
+
+
 class TicketPort:
     """Lets connections in; `serve` and `close` open and shut the port."""
 
@@ -71,17 +94,25 @@ class TicketPort:
         silence_max_s: int,
         strangers_max: int = 64,
         length_max: int = MESSAGE_BYTES_MAX,
+        tls: Contexts | None = None,
+        plaintext: Callable[[str], bool] = lambda _: False,
     ) -> None:
+        """`tls` is None for a port in plaintext. `plaintext` says of a host (its IP address) if it
+        may do without TLS, with a ticket for that."""
         self.silence_max_s = silence_max_s
         self._strangers_max = strangers_max
         self.length_max = length_max
         """Bytes of the longest message."""
         self.area = new_area()
+        self.tls = None if tls is None else tls.server()
+        """The context of each connection; None for plaintext."""
+        self._plaintext = plaintext
+        self._tls_area = memoryview(bytearray(AREA_BYTES if tls is not None else 0))
         self.port = 0
         self._server: asyncio.Server | None = None
         self._closed = False
-        self._tickets: dict[bytes, tuple[Callable[[FramedStream], Taker], float]] = {}
-        """The taker to make, and the end of life (loop time, s), by ticket; oldest first."""
+        self._tickets: dict[bytes, _Ticket] = {}
+        """Oldest first."""
         self._strangers: dict[FramedStream, None] = {}
         """Connections that have shown no ticket yet, oldest first."""
         self._streams: dict[FramedStream, None] = {}
@@ -93,7 +124,7 @@ class TicketPort:
     async def serve(self, host: str, port: int) -> None:
         """Listens; port 0 takes a free one. Raises OSError."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: FramedStream(self), host, port)
+        self._server = await loop.create_server(self._new_stream, host, port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
@@ -111,18 +142,42 @@ class TicketPort:
         for stream in (*self._strangers, *self._streams):
             stream.abort()
 
-    def give_ticket(self, taker: Callable[[FramedStream], Taker]) -> bytes:
-        """A ticket for one stream; `taker` is called with the stream once it is open."""
+    def give_ticket(
+        self,
+        taker: Callable[[FramedStream], Taker],
+        identity: Identity | None = None,
+        *,
+        plaintext: bool = False,
+    ) -> bytes:
+        """A ticket for one stream; `taker` is called with the stream once it is open.
+
+        `identity` is that of the caller, who alone can use it on a port with TLS. With `plaintext`
+        it serves without TLS.
+        """
         now = asyncio.get_running_loop().time()
         if len(self._tickets) >= _TICKETS_MAX:
             self._tickets = {
-                ticket: holder for ticket, holder in self._tickets.items() if holder[1] > now
+                number: ticket for number, ticket in self._tickets.items() if ticket.ends_at > now
             }
             if len(self._tickets) >= _TICKETS_MAX:
                 del self._tickets[next(iter(self._tickets))]
-        ticket = secrets.token_bytes(TICKET_BYTES)
-        self._tickets[ticket] = (taker, now + _TICKET_S)
-        return ticket
+        number = secrets.token_bytes(TICKET_BYTES)
+        self._tickets[number] = _Ticket(
+            taker=taker, ends_at=now + _TICKET_S, identity=identity, plaintext=plaintext
+        )
+        return number
+
+    def _new_stream(self) -> asyncio.BufferedProtocol:
+        stream = FramedStream(self)
+        if self.tls is None:
+            return stream
+        return TlsConnection(
+            stream,
+            self.tls,
+            server_side=True,
+            plaintext=lambda transport: self._plaintext(host_of(transport)),
+            area=self._tls_area,
+        )
 
     # ------------------------------------------------------------------ called by streams
 
@@ -137,14 +192,23 @@ class TicketPort:
             oldest.abort()
         self._strangers[stream] = None
 
-    def on_hello(self, stream: FramedStream, ticket: bytes) -> Taker:
+    def on_hello(self, stream: FramedStream, number: bytes) -> Taker:
         """The taker of the stream's messages. Raises InvalidRequest."""
-        taker, end = self._tickets.pop(ticket, (None, 0.0))
-        if taker is None or end <= asyncio.get_running_loop().time():
+        ticket = self._tickets.pop(number, None)
+        if ticket is None or ticket.ends_at <= asyncio.get_running_loop().time():
             raise InvalidRequest("a stream was opened with a ticket that was not given out")
+        if self.tls is not None:
+            shown = stream.ssl_object
+            if shown is None and not ticket.plaintext:
+                raise InvalidRequest("a stream in plaintext was opened with a ticket for TLS")
+            if shown is not None and identity_of_ssl(shown) != ticket.identity:
+                raise InvalidRequest(
+                    f"a stream of {identity_of_ssl(shown) or 'nobody'} was opened with the ticket "
+                    f"of {ticket.identity or 'somebody without a certificate'}"
+                )
         self._strangers.pop(stream, None)
         self._streams[stream] = None
-        return taker(stream)
+        return ticket.taker(stream)
 
     def on_refused(self, whose: str, error: SemelError) -> None:
         """A stream ended by what it sent. Anybody can bring that about, as often as they like, so
@@ -175,11 +239,16 @@ class FramedStream(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._taker: Taker | None = None
         self._buffer = MessageBuffer(self._on_hello, area=port.area, length_max=HELLO_BYTES_MAX)
+        self._from = ""
+        """HOST:PORT of the other end, for the log."""
+        self._heard = False
+        """Bytes have come."""
         self._patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         tune(transport, silence_max_s=self._port.silence_max_s)
         self._transport = cast("asyncio.Transport", transport)
+        self._from = ":".join(map(str, transport.get_extra_info("peername", ("?",))[:2]))
         self._write_parts = compat.parts_writer(self._transport)
         self._patience = asyncio.get_running_loop().call_later(_TICKET_S, self.abort)
         self._port.on_connected(self)
@@ -187,11 +256,21 @@ class FramedStream(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._buffer.target()
 
+    @property
+    def ssl_object(self) -> Any:
+        """The other end's certificate and more; None for a stream in plaintext."""
+        return None if self._transport is None else self._transport.get_extra_info("ssl_object")
+
     def buffer_updated(self, nbytes: int) -> None:
+        if not self._heard:
+            self._heard = True
+            if self._refuse_tls(nbytes):
+                return
         try:
             self._buffer.received(nbytes)
         except SemelError as error:
-            self._port.on_refused("a stranger" if self._taker is None else self._taker.whose, error)
+            whose = f"a stranger at {self._from}" if self._taker is None else self._taker.whose
+            self._port.on_refused(whose, error)
             self.abort()
 
     def eof_received(self) -> bool:
@@ -209,6 +288,9 @@ class FramedStream(asyncio.BufferedProtocol):
         if self._patience is not None:
             self._patience.cancel()
         self._port.on_lost(self)
+        if isinstance(error, TlsFailed):
+            whose = self._from if self._taker is None else self._taker.whose
+            logger.warning("connection refused from=%s reason=%s", whose, error)
         if self._taker is not None:
             self._taker.on_lost()
 
@@ -245,6 +327,24 @@ class FramedStream(asyncio.BufferedProtocol):
         self._buffer.length_max = self._port.length_max
         self._transport.write(ACCEPTED)
 
+    def _refuse_tls(self, nbytes: int) -> bool:
+        """Whether a stranger wants TLS on a port in plaintext, and is told."""
+        if self._port.tls is not None or not begins_tls(self._buffer.target()[:nbytes]):
+            return False
+        assert self._transport is not None
+        logger.warning(
+            "connection refused from=%s reason=it wants TLS, and this port speaks plaintext",
+            self._from,
+        )
+        self._transport.write(PLAINTEXT_REFUSAL)
+        self._transport.close()
+        return True
+
     def _on_message(self, data: memoryview) -> None:
         assert self._taker is not None
         self._taker.on_message(data, owned=self._buffer.owned)
+
+
+def host_of(transport: asyncio.BaseTransport) -> str:
+    """The IP address of the other end; empty for a connection that is gone."""
+    return str((transport.get_extra_info("peername") or ("",))[0])

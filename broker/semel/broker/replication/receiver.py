@@ -9,6 +9,9 @@ in which its last byte arrived.
 Invariants
 1. A stream ends if its bytes are malformed or if it carries messages of another node; the node goes
    on.
+2. With TLS, a stream of node N is a connection whose certificate is that of node N of this cluster.
+   Only inside a network that both nodes' operators have declared private, it may be in plaintext;
+   then the ticket alone, which went over TLS, shows that it is node N.
 
 Not here: the sending side (`replication/sender.py`), snapshots' bytes
 (`snapshots/snapshot_service.py`), what a message does (`raft/`, `replica/driver.py`).
@@ -17,7 +20,7 @@ Not here: the sending side (`replication/sender.py`), snapshots' bytes
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from semel.broker.identity import NodeIdentity
 from semel.broker.memory import Carried, read_bodies
@@ -38,6 +41,9 @@ from semel.protos.frames import (
 )
 from semel.protos.ids import NodeId
 from semel.protos.levels import check_levels, check_member, own_levels, untold_levels
+from semel.protos.security.credentials import Contexts
+from semel.protos.security.identity import BROKER, check_peer, identity_of_auth_context
+from semel.protos.security.networks import Networks, host_of_peer
 from semel.protos.v1 import raft_pb2, raft_pb2_grpc
 from semel.protos.v1.common_pb2 import Levels
 
@@ -97,28 +103,43 @@ class PeerPort(raft_pb2_grpc.RaftPeerServicer):
         *,
         levels: Callable[[], Levels] = own_levels,
         level_needed: Callable[[], int] = int,
+        tls: Contexts | None = None,
+        plaintext_within: Networks = Networks(),  # noqa: B008 (it is frozen)
     ) -> None:
         """`levels` are this node's, and `level_needed` what every member must know, as they are
-        now."""
+        now. `tls` is None for plaintext."""
         self._sink = sink
         self._levels = levels
         self._level_needed = level_needed
         self._identity = identity
         self._is_member = is_member
-        self._port = TicketPort(silence_max_s=SILENCE_MAX_S)
+        self._tls = tls
+        self._plaintext_within = plaintext_within
+        self._port = TicketPort(
+            silence_max_s=SILENCE_MAX_S, tls=tls, plaintext=plaintext_within.__contains__
+        )
         self.serve = self._port.serve
         self.close = self._port.close
 
     async def OpenStream(  # noqa: N802
-        self, request: raft_pb2.OpenStreamRequest, context: object
+        self, request: raft_pb2.OpenStreamRequest, context: Any
     ) -> raft_pb2.OpenStreamReply:
         """A ticket for one stream.
 
-        Raises DataDirectoryError if the caller belongs to another group, Unavailable while it is
-        not known to which founding this node or the caller belongs, UnsupportedVersion if the
-        caller does not know the rules of the group's log.
+        Raises DataDirectoryError if the caller belongs to another group, Unauthenticated if its
+        certificate is not that of the node that it says it is, Unavailable while it is not known to
+        which founding this node or the caller belongs, UnsupportedVersion if the caller does not
+        know the rules of the group's log.
         """
         own = self._identity
+        identity = None
+        if self._tls is not None:
+            identity = check_peer(
+                identity_of_auth_context(context.auth_context()),
+                own.cluster_id,
+                (BROKER,),
+                str(request.node_id),
+            )
         own.check_caller(request, request.address)
         levels = self._levels()
         told = request.levels if request.HasField("levels") else untold_levels()
@@ -134,11 +155,17 @@ class PeerPort(raft_pb2_grpc.RaftPeerServicer):
         def taker(_: FramedStream) -> _Incoming:
             return _Incoming(self._sink, peer, own)
 
+        plaintext = (
+            identity is not None
+            and request.plaintext_wanted
+            and host_of_peer(context.peer()) in self._plaintext_within
+        )
         return raft_pb2.OpenStreamReply(
             port=self._port.port,
-            ticket=self._port.give_ticket(taker),
+            ticket=self._port.give_ticket(taker, identity, plaintext=plaintext),
             feature_level_max=levels.max,
             levels=levels,
+            plaintext=plaintext,
         )
 
 

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -45,6 +46,11 @@ from semel.protos.errors import CorruptSegment, InvalidRequest, UnsupportedVersi
 from semel.protos.framed import ACCEPTED, encode_head, encode_hello, tune
 from semel.protos.ids import NodeId
 from semel.protos.levels import check_levels, check_member, levels_metadata, own_levels
+from semel.protos.security.credentials import Contexts
+from semel.protos.security.identity import BROKER, Identity
+from semel.protos.security.networks import Networks
+from semel.protos.security.tls_connection import TlsConnection
+from semel.protos.security.tls_session import TlsFailed, is_tls_alert
 from semel.protos.v1 import raft_pb2, raft_pb2_grpc
 from semel.protos.v1.common_pb2 import Levels
 
@@ -78,13 +84,16 @@ class PeerLink:
         levels: Callable[[], Levels] = own_levels,
         level_needed: Callable[[], int] = int,
         bodies: BodyStore | None = None,
+        tls: Contexts | None = None,
+        plaintext_within: Networks = Networks(),  # noqa: B008 (it is frozen)
     ) -> None:
         """`on_broken` hears of each stream that was open and is lost, `on_unreachable` of each
         reconnect after that which was refused because nobody listens there.
 
         `route` is HOST:PORT under which the peer's stream port is reached, if not directly;
         `levels` are this node's, and `level_needed` what every member must know, as they are now;
-        `bodies` are those of topics in memory.
+        `bodies` are those of topics in memory. `tls` is None for plaintext; with it,
+        connections inside of `plaintext_within` do without if the peer agrees.
         """
         self.peer_id = peer_id
         self.address = address
@@ -97,6 +106,8 @@ class PeerLink:
         self._own_levels = levels
         self._level_needed = level_needed
         self._bodies = bodies
+        self._tls = tls
+        self._plaintext_within = plaintext_within
         self._streams: list[_Stream | None] = [None, None]
         """For control messages and for entries; None while not open."""
         self.levels: Levels | None = None
@@ -145,6 +156,11 @@ class PeerLink:
                 gone = _nobody_listens(error)
             except ConnectionRefusedError:
                 gone = True
+            except TlsFailed as error:
+                delay = _RECONNECT_MAX_S
+                if str(error) != complaint:
+                    complaint = str(error)
+                    logger.error("stream to peer fails peer=%s reason=%s", self.peer_id, error)
             except (OSError, TimeoutError):
                 pass  # not up yet, or gone meanwhile
             finally:
@@ -176,6 +192,7 @@ class PeerLink:
                     to_node_id=self.peer_id,
                     address=own.address,
                     levels=levels,
+                    plaintext_wanted=self._tls is not None and bool(self._plaintext_within),
                 ),
                 timeout=_OPEN_TIMEOUT_S,
                 metadata=levels_metadata(levels),
@@ -187,10 +204,31 @@ class PeerLink:
         check_levels(levels, "this node", told, f"node {self.peer_id}")
         check_member(f"node {self.peer_id}", told, self._level_needed())
         peer = Address.parse(self._route or self.address, what=f"address of node {self.peer_id}")
+        port = peer.port if self._route else reply.port
+        host = await self._plaintext_host(peer.host, port) if reply.plaintext else ""
+        if host:
+            logger.info("stream to peer in plaintext peer=%s address=%s", self.peer_id, host)
+        protocol: asyncio.BaseProtocol = stream
+        if self._tls is not None and not host:
+            protocol = TlsConnection(
+                stream,
+                self._tls.client(),
+                server_hostname=Identity(BROKER, str(self.peer_id), own.cluster_id).tls_name,
+            )
         await asyncio.get_running_loop().create_connection(
-            lambda: stream, peer.host, peer.port if self._route else reply.port
+            lambda: protocol, host or peer.host, port
         )
         await stream.accepted(reply.ticket)
+
+    async def _plaintext_host(self, host: str, port: int) -> str:
+        """The peer's IP address if it is in a network for plaintext, else an empty string."""
+        if self._tls is None or not self._plaintext_within:
+            return ""
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = [str(place[0]) for *_, place in found]
+        if not all(address in self._plaintext_within for address in addresses):
+            return ""
+        return addresses[0]
 
 
 class _Stream(asyncio.Protocol):
@@ -211,6 +249,7 @@ class _Stream(asyncio.Protocol):
         self._lost = False
         self._unread = ""
         """Why the newest entries could not be read from disk; empty if they could."""
+        self._refused: TlsFailed | None = None
 
     # ------------------------------------------------------------------ asyncio.Protocol
 
@@ -223,8 +262,13 @@ class _Stream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if not self._accepted.done() and data == ACCEPTED:
             self._accepted.set_result(None)
-        else:
-            self.close()  # a peer sends nothing else
+            return
+        if not self._accepted.done() and is_tls_alert(data):
+            self._refused = TlsFailed(
+                "it speaks TLS on its peer port, and this node plaintext: give this node the CA, a "
+                "certificate and a key"
+            )
+        self.close()  # a peer sends nothing else
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -237,7 +281,11 @@ class _Stream(asyncio.Protocol):
         self._lost = True
         self._wake.set()
         if not self._accepted.done():
-            self._accepted.set_exception(ConnectionResetError("the peer closed the stream"))
+            self._accepted.set_exception(
+                self._refused
+                or (error if isinstance(error, TlsFailed) else None)
+                or ConnectionResetError("the peer closed the stream")
+            )
             self._accepted.exception()  # perhaps nobody awaits it
 
     # ------------------------------------------------------------------ sending

@@ -31,6 +31,8 @@ from semel.broker.server.stream import StreamContext
 from semel.protos.errors import InvalidRequest
 from semel.protos.framed import DIRECT_SILENCE_MAX_S
 from semel.protos.rpc import semel_error_of
+from semel.protos.security.credentials import Contexts
+from semel.protos.security.identity import identity_of_auth_context
 from semel.protos.streams import STREAM_MESSAGE_BYTES_MAX
 from semel.protos.v1 import broker_pb2
 from semel.protos.v1.common_pb2 import Levels
@@ -48,14 +50,22 @@ Handler = Callable[[object, StreamContext], Awaitable[None]]
 class DirectStreams:
     """The port for clients; `serve` and `close` open and shut it."""
 
-    def __init__(self, handlers: Mapping[int, Handler], levels: Callable[[], Levels]) -> None:
-        """`handlers` by `broker_pb2.DirectStream`; `levels` are the node's, as they are now."""
+    def __init__(
+        self,
+        handlers: Mapping[int, Handler],
+        levels: Callable[[], Levels],
+        *,
+        tls: Contexts | None = None,
+    ) -> None:
+        """`handlers` by `broker_pb2.DirectStream`; `levels` are the node's, as they are now. `tls`
+        is None for plaintext."""
         self._handlers = handlers
         self._levels = levels
         self._port = TicketPort(
             silence_max_s=DIRECT_SILENCE_MAX_S,
             strangers_max=_STRANGERS_MAX,
             length_max=STREAM_MESSAGE_BYTES_MAX,
+            tls=tls,
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self.serve = self._port.serve
@@ -70,18 +80,21 @@ class DirectStreams:
 
         told = self._levels()
         metadata = context.invocation_metadata()
+        caller = context.auth_context() if self._port.tls is not None else {}
 
         def taker(stream: FramedStream) -> _Context:
             if told.active and self._levels().active != told.active:
                 raise InvalidRequest("the group's feature level rose since the ticket was given")
-            taken = _Context(stream, metadata)
+            taken = _Context(stream, metadata, caller)
             taken.task = task = asyncio.get_running_loop().create_task(_run(handler, taken))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             return taken
 
         return broker_pb2.OpenDirectReply(
-            port=self._port.port, ticket=self._port.give_ticket(taker), levels=told
+            port=self._port.port,
+            ticket=self._port.give_ticket(taker, identity_of_auth_context(caller)),
+            levels=told,
         )
 
     async def close(self) -> None:
@@ -109,9 +122,10 @@ async def _run(handler: Handler, context: _Context) -> None:
 class _Context:
     """One client's stream: what its handler reads and writes (`framed_port.Taker`)."""
 
-    def __init__(self, stream: FramedStream, metadata: Any) -> None:
-        self.whose = "a client"
+    def __init__(self, stream: FramedStream, metadata: Any, caller: Mapping[str, Any]) -> None:
+        self.whose = str(identity_of_auth_context(caller) or "a client")
         self._metadata = metadata
+        self._caller = caller
         self.task: asyncio.Task[None] | None = None
         self._stream = stream
         self._messages: deque[bytes | memoryview] = deque()
@@ -158,6 +172,10 @@ class _Context:
     def invocation_metadata(self) -> Any:
         """The metadata with which the client asked for its ticket."""
         return self._metadata
+
+    def auth_context(self) -> Mapping[str, Any]:
+        """What TLS knew of the client when it asked for its ticket; the stream is of the same."""
+        return self._caller
 
     # ------------------------------------------------------------------ for the connection
 

@@ -120,6 +120,7 @@ class NodeStatusCall:
             tiered_queues=len(tiered),
             tier_overdue_ms=self._overdue_ms(tiered) if replica.is_master else 0,
             stuck_delayed=self._stuck(),
+            replication_plaintext_within=self._config.replication_plaintext_within,
         )
 
     def _stuck(self) -> list[broker_pb2.StuckDelayed]:

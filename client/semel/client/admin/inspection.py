@@ -146,6 +146,8 @@ class NodeReport(HasReason):
     """Queues of tiered topics, and of those that have something in the object store."""
     tier_overdue_ms: int = 0
     """For how long a message should have been in the object store; a master knows."""
+    replication_plaintext_within: tuple[str, ...] = ()
+    """Networks in which it replicates in plaintext although it has TLS."""
 
     stuck_delayed: list[StuckDelayed] = field(default_factory=list)
     """Delayed messages that cannot be handed to the children of a split; a master knows."""
@@ -318,6 +320,7 @@ async def _node(cluster: Cluster, group: int, node: int, address: str) -> NodeRe
         tier_usable=reply.tier_usable,
         tiered_queues=reply.tiered_queues,
         tier_overdue_ms=reply.tier_overdue_ms,
+        replication_plaintext_within=tuple(reply.replication_plaintext_within),
         disk_bytes=reply.disk_bytes,
         disk_free_bytes=reply.disk_free_bytes,
         disk_total_bytes=reply.disk_total_bytes,

@@ -48,6 +48,7 @@ from semel.protos.errors import (
     UnsupportedVersion,
 )
 from semel.protos.ids import GroupId, TopicId
+from semel.protos.security.credentials import Contexts
 from semel.protos.v1 import broker_pb2, controller_pb2
 
 logger = logging.getLogger(__name__)
@@ -79,6 +80,8 @@ class Cluster:
             self.connections,
             direct=config.direct_streams,
             patience_s=2 * config.silence_ms / 1000,
+            tls=None if config.security is None else Contexts(config.security.files),
+            tls_name="" if config.security is None else config.security.tls_name(),
         )
         self.controllers = Controllers(bootstrap, self.connections, self._brokers)
         self.wires = Wires(self)

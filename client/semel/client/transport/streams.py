@@ -46,6 +46,9 @@ from semel.protos.framed import (
     tune,
 )
 from semel.protos.levels import check_levels, told_levels, untold_levels
+from semel.protos.security.credentials import Contexts
+from semel.protos.security.tls_connection import TlsConnection
+from semel.protos.security.tls_session import TlsFailed, is_tls_alert
 from semel.protos.streams import FETCH_METHOD, PRODUCE_METHOD, STREAM_MESSAGE_BYTES_MAX
 from semel.protos.v1 import broker_pb2, broker_pb2_grpc
 from semel.protos.v1.common_pb2 import Levels
@@ -92,9 +95,20 @@ class Stream(Protocol):
 class Streams:
     """Opens the streams of one client. Lives on the I/O thread."""
 
-    def __init__(self, connections: Connections, *, direct: bool, patience_s: float) -> None:
-        """`direct` uses sockets where possible. A broker may take `patience_s` to answer."""
+    def __init__(
+        self,
+        connections: Connections,
+        *,
+        direct: bool,
+        patience_s: float,
+        tls: Contexts | None = None,
+        tls_name: str = "",
+    ) -> None:
+        """`direct` uses sockets where possible. A broker may take `patience_s` to answer. `tls` is
+        None for plaintext; with it, a broker's certificate must have the name `tls_name`."""
         self._connections = connections
+        self._tls = tls
+        self._tls_name = tls_name
         self._direct = direct
         self._patience_s = patience_s
         self._not_before: dict[str, float] = {}
@@ -158,9 +172,13 @@ class Streams:
         host = Address.parse(address).host
         stream = DirectStream(address)
         stream.levels = reply.levels if reply.HasField("levels") else untold_levels()
+        protocol: asyncio.BaseProtocol = stream
+        if self._tls is not None:
+            protocol = TlsConnection(stream, self._tls.client(), server_hostname=self._tls_name)
+        loop = asyncio.get_running_loop()
         try:
             async with compat.timeout(self._patience_s):
-                await asyncio.get_running_loop().create_connection(lambda: stream, host, reply.port)
+                await loop.create_connection(lambda: protocol, host, reply.port)
                 await stream.show(reply.ticket)
         except BaseException:
             stream.close()
@@ -311,16 +329,31 @@ class DirectStream(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self._accepted.done():
-            self._accepted.set_exception(ConnectionResetError("the broker refused the ticket"))
-            self._accepted.exception()  # there may be no waiter
-        self._fail(Unavailable(f"{self._address} ended the stream"))
+            self._refuse(
+                error
+                if isinstance(error, TlsFailed)
+                else ConnectionResetError("the broker refused the ticket")
+            )
+        why = f": {error}" if isinstance(error, TlsFailed) else ""
+        self._fail(Unavailable(f"{self._address} ended the stream{why}"))
         self.resume_writing()
 
     def _on_word(self, word: bytes) -> None:
         if word == ACCEPTED:
             self._accepted.set_result(None)
-        else:
-            self.close()
+            return
+        if is_tls_alert(word):
+            self._refuse(
+                TlsFailed(
+                    "the port speaks TLS, and this client plaintext: give it the CA, a certificate "
+                    "and a key"
+                )
+            )
+        self.close()
+
+    def _refuse(self, error: OSError) -> None:
+        self._accepted.set_exception(error)
+        self._accepted.exception()  # there may be no waiter
 
     def _on_message(self, data: memoryview) -> None:
         assert self._buffer is not None

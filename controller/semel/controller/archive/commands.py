@@ -62,6 +62,11 @@ _metadata_auth = click.option(
     type=click.Path(path_type=Path),
     help="File with USER:PASSWORD, for ZooKeeper's digest scheme.",
 )
+_metadata_tls = click.option(
+    "--metadata-tls",
+    type=click.Path(path_type=Path),
+    help="Directory with the TLS files for ZooKeeper.",
+)
 _json = click.option("--json", "as_json", is_flag=True, help="The outcome as one line of JSON.")
 
 
@@ -75,12 +80,14 @@ def controller() -> None:
 @_data
 @_metadata
 @_metadata_auth
+@_metadata_tls
 @_json
 def export_(
     file: Path,
     data: tuple[Path, ...],
     metadata: str | None,
     metadata_auth: Path | None,
+    metadata_tls: Path | None,
     as_json: bool,
 ) -> None:
     """Writes all metadata of a cluster to FILE, which must be new.
@@ -88,7 +95,7 @@ def export_(
     What a controller changes afterwards is not in it: to move to another store, stop all
     controllers first. Brokers and clients go on without them.
     """
-    config = _config(data, metadata, metadata_auth)
+    config = _config(data, metadata, metadata_auth, metadata_tls)
 
     async def run() -> tuple[Archive, int]:
         async with _source(config, data) as store:
@@ -105,12 +112,14 @@ def export_(
 @_data
 @_metadata
 @_metadata_auth
+@_metadata_tls
 @_json
 def import_(
     file: Path,
     data: tuple[Path, ...],
     metadata: str | None,
     metadata_auth: Path | None,
+    metadata_tls: Path | None,
     as_json: bool,
 ) -> None:
     """Fills an empty store with what `export` has written to FILE.
@@ -118,7 +127,7 @@ def import_(
     It is refused while a controller uses the store. The same command finishes an import that was
     interrupted; no controller becomes active before that.
     """
-    config = _config(data, metadata, metadata_auth)
+    config = _config(data, metadata, metadata_auth, metadata_tls)
 
     async def run() -> tuple[Archive, int]:
         found = archives.read(file)
@@ -133,7 +142,10 @@ def import_(
 
 
 def _config(
-    data: tuple[Path, ...], metadata: str | None, metadata_auth: Path | None
+    data: tuple[Path, ...],
+    metadata: str | None,
+    metadata_auth: Path | None,
+    metadata_tls: Path | None,
 ) -> ControllerConfig:
     if bool(data) == (metadata is not None):
         raise click.UsageError("name one store: --data DIR or --metadata zookeeper://…")
@@ -144,6 +156,7 @@ def _config(
             data=data[0] if data else Path(),
             metadata=metadata or SQLITE,
             metadata_auth=metadata_auth,
+            metadata_tls=metadata_tls,
         )
     except SemelError as error:
         raise click.UsageError(str(error)) from error

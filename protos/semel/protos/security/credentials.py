@@ -284,6 +284,10 @@ def _context(loaded: Loaded, *, server: bool) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_mode = ssl.CERT_REQUIRED
+    if server:
+        # Nobody resumes sessions here, and a caller that closes with the unread tickets in its
+        # socket would take back what it has sent.
+        context.num_tickets = 0
     context.load_verify_locations(cadata=loaded.ca.decode("ascii"))
     with _as_file(loaded.key + b"\n" + loaded.certificate) as path:
         context.load_cert_chain(path)

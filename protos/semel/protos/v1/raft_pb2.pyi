@@ -25,7 +25,7 @@ ENTRY_STATE_DAMAGED: EntryState
 ENTRY_STATE_UNKNOWN: EntryState
 
 class OpenStreamRequest(_message.Message):
-    __slots__ = ("cluster_id", "group_id", "node_id", "founding_id", "to_node_id", "address", "levels")
+    __slots__ = ("cluster_id", "group_id", "node_id", "founding_id", "to_node_id", "address", "levels", "plaintext_wanted")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class OpenStreamRequest(_message.Message):
     TO_NODE_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     LEVELS_FIELD_NUMBER: _ClassVar[int]
+    PLAINTEXT_WANTED_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     group_id: int
     node_id: int
@@ -40,19 +41,22 @@ class OpenStreamRequest(_message.Message):
     to_node_id: int
     address: str
     levels: _common_pb2.Levels
-    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node_id: _Optional[int] = ..., founding_id: _Optional[str] = ..., to_node_id: _Optional[int] = ..., address: _Optional[str] = ..., levels: _Optional[_Union[_common_pb2.Levels, _Mapping]] = ...) -> None: ...
+    plaintext_wanted: bool
+    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node_id: _Optional[int] = ..., founding_id: _Optional[str] = ..., to_node_id: _Optional[int] = ..., address: _Optional[str] = ..., levels: _Optional[_Union[_common_pb2.Levels, _Mapping]] = ..., plaintext_wanted: _Optional[bool] = ...) -> None: ...
 
 class OpenStreamReply(_message.Message):
-    __slots__ = ("port", "ticket", "feature_level_max", "levels")
+    __slots__ = ("port", "ticket", "feature_level_max", "levels", "plaintext")
     PORT_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     FEATURE_LEVEL_MAX_FIELD_NUMBER: _ClassVar[int]
     LEVELS_FIELD_NUMBER: _ClassVar[int]
+    PLAINTEXT_FIELD_NUMBER: _ClassVar[int]
     port: int
     ticket: bytes
     feature_level_max: int
     levels: _common_pb2.Levels
-    def __init__(self, port: _Optional[int] = ..., ticket: _Optional[bytes] = ..., feature_level_max: _Optional[int] = ..., levels: _Optional[_Union[_common_pb2.Levels, _Mapping]] = ...) -> None: ...
+    plaintext: bool
+    def __init__(self, port: _Optional[int] = ..., ticket: _Optional[bytes] = ..., feature_level_max: _Optional[int] = ..., levels: _Optional[_Union[_common_pb2.Levels, _Mapping]] = ..., plaintext: _Optional[bool] = ...) -> None: ...
 
 class PeerCaller(_message.Message):
     __slots__ = ("cluster_id", "group_id", "node_id", "founding_id", "to_node_id")

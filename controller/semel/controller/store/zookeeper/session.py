@@ -22,6 +22,7 @@ import contextlib
 import functools
 import logging
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,9 +35,11 @@ from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
 from kazoo.security import OPEN_ACL_UNSAFE, make_digest_acl
 
+from semel.controller.store.zookeeper.zookeeper_tls import TlsHandler, ZooKeeperTls
 from semel.protos import compat
 from semel.protos.addresses import Address
 from semel.protos.errors import Closed, PermissionDenied, Unavailable
+from semel.protos.security.tls_session import explain, is_tls_alert
 
 log = logging.getLogger(__name__)
 
@@ -110,8 +113,10 @@ class Session:
         session_ms: int,
         auth: str,
         on_state: Callable[[], None],
+        tls: ZooKeeperTls | None = None,
     ) -> None:
-        """`auth` is USER:PASSWORD of ZooKeeper's digest scheme, or empty.
+        """`auth` is USER:PASSWORD of ZooKeeper's digest scheme, or empty. `tls` is None for plain
+        connections.
 
         `on_state` is called when the connection comes or goes.
         """
@@ -120,6 +125,7 @@ class Session:
         """Number of the session; a higher number means that all earlier sessions have ended."""
         self.dead = False
         """kazoo has given up and no longer connects: damaged bytes, or a bug of its own."""
+        self._tls = tls
         self._session_s = session_ms / 1000
         self._on_state = on_state
         self._loop = asyncio.get_running_loop()
@@ -136,6 +142,8 @@ class Session:
                 max_tries=-1, delay=0.05, backoff=2, max_delay=RECONNECT_DELAY_S
             ),
             logger=_kazoo_log,
+            handler=None if tls is None else TlsHandler(tls),
+            use_ssl=tls is not None,
         )
         self._client._connection = _Connection(
             self._client, self._client._conn_retry.copy(), logger=_kazoo_log
@@ -160,7 +168,7 @@ class Session:
             async with compat.timeout(timeout_s):
                 await self.wait_connected()
         except TimeoutError:
-            found = await asyncio.gather(*(_probe(host) for host in self.hosts))
+            found = await asyncio.gather(*(_probe(host, self._tls) for host in self.hosts))
             raise Unavailable(
                 f"cannot use ZooKeeper at {','.join(self.hosts)}: {'; '.join(found)}. Check the "
                 "addresses, and that most of its servers run"
@@ -351,21 +359,25 @@ def _denied(path: str) -> PermissionDenied:
     )
 
 
-async def _probe(host: str) -> str:
+async def _probe(host: str, tls: ZooKeeperTls | None) -> str:
     """Asks a server for its state, and describes it in words for an operator."""
 
     def ask() -> str:
         server = Address.parse(host)
-        target = (server.host, server.port)
         try:
-            with socket.create_connection(target, timeout=PROBE_S) as connection:
-                connection.settimeout(PROBE_S)
-                connection.sendall(b"srvr")
-                answer = b""
-                while part := connection.recv(4096):
-                    answer += part
+            with socket.create_connection((server.host, server.port), timeout=PROBE_S) as plain:
+                plain.settimeout(PROBE_S)
+                if tls is None:
+                    answer = _state(plain)
+                else:
+                    with tls.context().wrap_socket(
+                        plain, server_hostname=server.host
+                    ) as connection:
+                        answer = _state(connection)
         except TimeoutError:
             return f"{host} does not answer"
+        except ssl.SSLError as error:
+            return f"{host}: {explain(error)}"
         except OSError as error:
             return f"{host}: {error.strerror or error}"
         if b"Mode: read-only" in answer:
@@ -374,6 +386,17 @@ async def _probe(host: str) -> str:
             return f"{host} serves nobody, it has lost the majority of its servers"
         if b"Mode:" in answer:
             return f"{host} runs and takes no session from here"
+        if not answer or is_tls_alert(answer):
+            return f"{host} hangs up: it speaks TLS (--metadata-tls), or is no ZooKeeper server"
         return f"{host} is no ZooKeeper server"
 
     return await asyncio.get_running_loop().run_in_executor(None, ask)
+
+
+def _state(connection: socket.socket) -> bytes:
+    """BLOCKING. A server's answer to the question for its state. Raises OSError."""
+    connection.sendall(b"srvr\n")  # a port with TLS wants five bytes before it says anything
+    answer = b""
+    while part := connection.recv(4096):
+        answer += part
+    return answer

@@ -56,6 +56,7 @@ from semel.controller.store.zookeeper.session import (
     Refused,
     Session,
 )
+from semel.controller.store.zookeeper.zookeeper_tls import ZooKeeperTls
 from semel.protos import compat
 from semel.protos.errors import Closed, DataDirectoryError, Unavailable
 
@@ -80,12 +81,15 @@ class ZooKeeperStore:
         chroot: str,
         *,
         auth: str = "",
+        tls: ZooKeeperTls | None = None,
         session_ms: int = SESSION_MS,
         request_s: float = REQUEST_S,
     ) -> None:
         self._paths = Paths(chroot=chroot)
         self._request_s = request_s
-        self._session = Session(hosts, session_ms=session_ms, auth=auth, on_state=self._on_state)
+        self._session = Session(
+            hosts, session_ms=session_ms, auth=auth, on_state=self._on_state, tls=tls
+        )
         self._turn = asyncio.Lock()
         self._next_confirmation: asyncio.Future[None] | None = None
         """The confirmation that waits for its turn; reads that begin now share it."""
@@ -104,19 +108,21 @@ class ZooKeeperStore:
         *,
         cluster_id: str = "",
         auth: str = "",
+        tls: ZooKeeperTls | None = None,
         make: bool = True,
         session_ms: int = SESSION_MS,
         request_s: float = REQUEST_S,
     ) -> ZooKeeperStore:
         """Connects to the servers (HOST:PORT each) and opens or makes the store at `chroot`.
 
-        `auth` is USER:PASSWORD: only this user may access a store made here. Only the last part of
-        `chroot` is made when it is missing; without `make` nothing is made.
+        `auth` is USER:PASSWORD: only this user may access a store made here. `tls` is None for
+        plain connections. Only the last part of `chroot` is made when it is missing; without `make`
+        nothing is made.
 
         Raises Unavailable when no server can be used, DataDirectoryError when the chroot cannot be
         used or holds something else or another cluster, and PermissionDenied.
         """
-        store = cls(hosts, chroot, auth=auth, session_ms=session_ms, request_s=request_s)
+        store = cls(hosts, chroot, auth=auth, tls=tls, session_ms=session_ms, request_s=request_s)
         try:
             await store._session.connect(request_s)
             await store._in_time(
