@@ -15,11 +15,13 @@ from semel.broker.server.fetch import FetchHandler
 from semel.client import connect
 from semel.protos import compat
 from semel.protos.errors import Throttled
+from semel.protos.ids import QueueId, QueueKey
 from semel.protos.queue_refs import queue_ref
 from semel.protos.streams import FETCH_METHOD, encode_produce
 from semel.protos.v1 import broker_pb2
 from tests.kit.brokers import QUEUE, BrokerGroup, RawClient, make_batch
 from tests.kit.cluster import Cluster
+from tests.kit.fetch_replies import decode_fetch_reply
 
 MIB = 1 << 20
 
@@ -105,6 +107,40 @@ async def test_consumers_that_take_nothing_hold_little_and_stop_nobody(
                 while handler.unsent_bytes:
                     await asyncio.sleep(0.02)
             assert len(await client.values()) == 24
+
+
+async def test_a_new_message_does_not_wait_until_others_on_its_stream_have_caught_up(
+    tmp_path: Path,
+) -> None:
+    """All readers of a client share the stream: here 40 with a backlog, and one without."""
+    backlogs, fresh, number = 40, QueueKey(QUEUE.topic_id, QueueId(QUEUE.queue_id + 1)), 100
+    async with BrokerGroup(tmp_path, nodes=1) as group:
+        node = await group.master()
+        async with RawClient(node.address) as client:
+            for key in (QUEUE, fresh):
+                await client.create_queue(key)
+                await client.fence(1, key=key)
+            for at in range(8):
+                await client.produce(make_batch(at - 1, [bytes([at]) * (MIB // 2)]))
+            stream = await _stalled(client, 0)
+            wanted = broker_pb2.FetchQueue(queue=queue_ref(fresh), offset=0)
+            request = broker_pb2.FetchRequest(
+                correlation_id=number, queues=[wanted], max_wait_ms=20_000
+            )
+            await stream.write(request)
+            for at in range(backlogs):
+                wanted = broker_pb2.FetchQueue(queue=queue_ref(QUEUE), offset=0)
+                request = broker_pb2.FetchRequest(correlation_id=at, queues=[wanted])
+                await stream.write(request)
+            order = []
+            for answer in range(backlogs + 1):
+                header, _ = decode_fetch_reply(await stream.read())
+                order.append(header.correlation_id)
+                if answer == 4:  # all others wait for their turn
+                    await client.produce(make_batch(-1, [b"new"], key=fresh))
+            stream.cancel()
+    assert sorted(order) == [*range(backlogs), number]
+    assert order.index(number) < 20, order
 
 
 async def test_producers_that_are_faster_than_the_disk_wait(tmp_path: Path) -> None:

@@ -155,6 +155,7 @@ class Written:
 
     def __init__(self) -> None:
         self.reading = asyncio.Semaphore(1)
+        self.turn = lambda poll: self.reading
         self.errors: list[int] = []
 
     async def write(self, reply: bytes) -> None:
