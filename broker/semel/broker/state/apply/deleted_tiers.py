@@ -27,7 +27,7 @@ QUEUE: Final = struct.Struct("<QI")
 
 
 def may_have_files(queue: QueueState) -> bool:
-    """The queue has a manifest, or its topic is tiered, so that some attempt may have left files."""
+    """The queue has a manifest, or its topic is tiered, so an attempt may have left files."""
     return bool(queue.tier.number or queue.settings.tier_after_ms)
 
 
