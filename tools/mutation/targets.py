@@ -377,7 +377,7 @@ LEFT_OUT: Final = frozenset().union(
     _in(f"{_BROKER}/membership", "members_service"),
     _in(f"{_BROKER}/repair", "quarantine", "scrub"),
     _in(f"{_CLIENT}/producer", "futures"),
-    _in(f"{_CLIENT}/reading", "reader", "shared_memory"),
+    _in(f"{_CLIENT}/reading", "reader"),
     _in(f"{_CLIENT}/admin", "certificates"),
     _in(f"{_CLIENT}/transport", "cluster", "connection", "controllers", "routes_file", "runtime"),
     # Pure, and without a target so far.

@@ -54,7 +54,7 @@ async def test_a_queue_is_pulled_by_one_call_at_a_time(monkeypatch: pytest.Monke
     async def wait_master() -> None:
         """It is one."""
 
-    config: Any = SimpleNamespace(cluster_id="c", move_bytes_per_second=1)
+    config: Any = SimpleNamespace(cluster_id="c", security=None, move_bytes_per_second=1)
     replica: Any = SimpleNamespace(wait_master=wait_master, levels=own_levels)
     routes: Any = SimpleNamespace(check_epoch=lambda epoch: None)
     service = MovesService(config, replica, routes)

@@ -121,7 +121,7 @@ async def group(*members: Member, voters: int | None = None) -> AsyncIterator[tu
     window = SimpleNamespace(settings=SimpleNamespace(seed=b"s" * 16))
     count = 1 + len(members) if voters is None else voters
     replica: Any = SimpleNamespace(
-        config=SimpleNamespace(node_id=OWN),
+        config=SimpleNamespace(node_id=OWN, cluster_id="c", security=None),
         peers=SimpleNamespace(reachable={OWN: "", **addresses}, address_of=addresses.get),
         state=SimpleNamespace(applied_index=9, id_windows=SimpleNamespace(topics={TOPIC: window})),
         core=SimpleNamespace(
