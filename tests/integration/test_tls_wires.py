@@ -52,6 +52,18 @@ def test_messages_pass_on_encrypted_streams(
     cluster.wait_caught_up()
 
 
+def test_a_local_reader_is_offered_memory_on_an_authenticated_stream(
+    cluster: SecureCluster,
+) -> None:
+    with connect(cluster.bootstrap, security=cluster.security, keep_routes=False) as client:
+        client.admin.create_topic("local", queues=1)
+        with client.producer() as producer:
+            producer.send_many("local", [b"%d" % number for number in range(COUNT)])
+            producer.flush(30)
+        with client.reader("local", end="latest") as reader:
+            assert len(list(reader)) == COUNT
+
+
 def test_a_node_that_was_killed_comes_back(
     cluster: SecureCluster, caplog: pytest.LogCaptureFixture
 ) -> None:

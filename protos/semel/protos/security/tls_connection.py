@@ -190,10 +190,13 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         return False
 
     def write(self, data: Bytes) -> None:
-        self.writelines((data,))
+        self._send((data,))
 
     def writelines(self, parts: Iterable[Bytes]) -> None:
         """Sends parts in a row; nothing, on a connection that is closing."""
+        self._send(tuple(parts))
+
+    def _send(self, parts: tuple[Bytes, ...]) -> None:
         if self.is_closing():
             return
         raw = cast("asyncio.Transport", self._raw)
@@ -201,9 +204,9 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
             self._early += map(bytes, parts)
             assert sum(map(len, self._early)) <= HANDSHAKE_BYTES_MAX, "so much before the handshake"
         elif self._write_parts is not None:
-            self._write_parts(cast("tuple[bytes, ...]", tuple(parts)))
+            self._write_parts(cast("tuple[bytes, ...]", parts))
         else:
-            for piece in self._session.encrypt(tuple(parts)):
+            for piece in self._session.encrypt(parts):
                 raw.write(piece)
 
     def pause_reading(self) -> None:
@@ -258,7 +261,7 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
             self._settle()
             early, self._early = self._early or [], None
             if early:
-                self.writelines(early)
+                self._send(tuple(early))
 
     def _decrypt(self) -> None:
         session, protocol = self._session, self._protocol
@@ -320,7 +323,7 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         self._write_parts = compat.parts_writer(raw)
         self._settle()
         early, self._early = self._early or [], None
-        self.writelines(early)
+        self._send(tuple(early))
         raw.set_protocol(protocol)
         at = 0
         while at < len(data) and not self.is_closing():
