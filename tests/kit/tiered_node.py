@@ -47,6 +47,7 @@ class TieredNode:
             tier_bytes_per_second=1 << 40,
             tier_check_ms=10,
             tier_collect_ms=10,
+            tier_facts_ms=0,
             cluster_id=CLUSTER,
         )
         self.group = Group(queues=())

@@ -184,6 +184,8 @@ def _optional_address(context: click.Context, parameter: click.Parameter, value:
 @node_option("tier_bytes_max", type=click.IntRange(1 << 20))
 @node_option("tier_bytes_per_second", type=RATE)
 @node_option("tier_check_ms", type=click.IntRange(10))
+@node_option("tier_restore", is_flag=True)
+@node_option("tier_facts_ms", type=click.IntRange(0))
 @node_option("tier_collect_ms", type=click.IntRange(10))
 @node_option("tier_cache_bytes", type=COUNT)
 @node_option("tier_read_ms", type=COUNT)

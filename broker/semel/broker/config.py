@@ -26,7 +26,7 @@ from semel.protos.security.networks import Networks
 
 _MAY_BE_ZERO = (
     *("level_max", "metrics_port", "peer_port", "stream_port"),
-    *("fetch_shared_bytes_max", "scrub_bytes_per_second"),
+    *("fetch_shared_bytes_max", "scrub_bytes_per_second", "tier_facts_ms"),
 )
 
 FOUNDING_ID = re.compile("[A-Za-z0-9_-]{1,64}")
@@ -241,6 +241,16 @@ class BrokerConfig:
 
     tier_check_ms: int = 5_000
     """Pause between two looks for messages that are old enough for the tier. Default 5 s."""
+
+    tier_restore: bool = False
+    """The place of `tier` may belong to another cluster, which is lost: it is used as soon as
+    `semel cluster restore --from` has made it this cluster's. Default: no; a place of another
+    cluster ends the start."""
+
+    tier_facts_ms: int = 60_000
+    """Shortest pause between two notes of a tiered queue's facts at the object store: how far
+    consumer groups and producers are, and its end. A cluster that is restored from the store goes
+    on from them. 0: none are noted, and a restore is impossible. Default 1 min."""
 
     tier_collect_ms: int = 3_600_000
     """Pause between two collections of the tier's garbage. Default 1 h."""

@@ -75,6 +75,7 @@ from semel.broker.server.parting_calls import PartingCalls
 from semel.broker.server.produce import ProduceHandler
 from semel.broker.server.producer_calls import ProducerCalls
 from semel.broker.server.queue_calls import QueueCalls
+from semel.broker.server.restores_service import RestoresService
 from semel.broker.server.routes import routes_handler
 from semel.broker.server.transactions_service import TransactionsService
 from semel.broker.snapshots.checkpoints import Checkpoints
@@ -93,7 +94,13 @@ from semel.protos.metrics import MetricsServer
 from semel.protos.rpc import SERVER_OPTIONS, ServerInterceptor
 from semel.protos.security.credentials import Contexts, add_port
 from semel.protos.security.networks import Networks
-from semel.protos.v1 import broker_pb2, broker_pb2_grpc, raft_pb2_grpc, transactions_pb2_grpc
+from semel.protos.v1 import (
+    broker_pb2,
+    broker_pb2_grpc,
+    raft_pb2_grpc,
+    restores_pb2_grpc,
+    transactions_pb2_grpc,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -186,7 +193,11 @@ class BrokerNode:
         loop = asyncio.get_running_loop()
         self.readers = ThreadPoolExecutor(READERS, thread_name_prefix="reader")
         self._stack.callback(self.readers.shutdown, wait=True, cancel_futures=True)
-        self._tier = TierPlace(config.tier, config.cluster_id) if config.tier else None
+        self._tier = (
+            TierPlace(config.tier, config.cluster_id, awaits_restore=config.tier_restore)
+            if config.tier
+            else None
+        )
         if self._tier is not None:
             await self._tier.open()
         self._files.make_directory(config.data)
@@ -379,6 +390,9 @@ class BrokerNode:
             MembersService(config, replica, self.changes, self.identity, self._status), server
         )
         broker_pb2_grpc.add_MovesServicer_to_server(moves, server)
+        restores_pb2_grpc.add_RestoresServicer_to_server(
+            RestoresService(config, replica, self._tier), server
+        )
         broker_pb2_grpc.add_BrokerServicer_to_server(
             BrokerService(
                 producers=ProducerCalls(replica),

@@ -13,6 +13,7 @@ from semel.client.admin.nodes import DrainResult, MemberProgress, MembershipResu
 from semel.client.admin.resets import OffsetReset, Shift
 from semel.client.admin.restore import RestorePlan, RestoreResult
 from semel.client.admin.stored_message import StoredMessage
+from semel.client.admin.tier_restore import TierRestorePlan, TierRestoreProgress
 from semel.client.admin.topic_settings import Compaction, IdDedup
 from semel.client.admin.verify import VerifyProgress
 from semel.client.api.aio import AsyncClient, AsyncProducer
@@ -109,6 +110,8 @@ __all__ = [
     "StageReceipt",
     "StoredMessage",
     "Table",
+    "TierRestorePlan",
+    "TierRestoreProgress",
     "TransactionInfo",
     "TransactionPart",
     "Transactions",

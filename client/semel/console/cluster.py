@@ -176,29 +176,70 @@ Examples:
   semel cluster restore 1                  # shows what would be kept, and asks
   semel cluster restore 1 --lost 2         # the disk of node 2 is gone, and no new one is there
   semel cluster restore 1 --lost 2 --lost 3 --yes --json
+  semel cluster restore --from s3://bucket/prefix --dry-run    # all machines are gone
+  semel cluster restore --from s3://bucket/prefix
 
 When a majority of a group's disks is lost, its nodes wait for ever: nobody can tell what was
 acknowledged. First start all nodes again, those whose disks are lost with empty directories and the
 settings they had. Nodes that still have data keep it, and all that any of them has is served;
 acknowledged messages that only lost disks had ARE GONE. A lost node's directory is refused if it
 ever comes back. Nothing is done to a group whose majority is whole. The command may be stopped at
-any moment: called again it goes on."""
+any moment: called again it goes on.
+
+With --from, the brokers of the new cluster were started with --tier URL --tier-restore. The lost
+cluster must not be alive: its tier becomes this one's. What the tier does not have is gone, and is
+shown queue by queue."""
 )
-@click.argument("group", type=click.IntRange(1))
+@click.argument("group", type=click.IntRange(1), required=False)
+@click.option(
+    "--from",
+    "url",
+    metavar="URL",
+    help="The tier of a lost cluster, as the brokers were given it with --tier.",
+)
+@click.option(
+    "--without",
+    metavar="TOPIC",
+    multiple=True,
+    help="With --from: a topic, by name or id, that is not restored. Repeat.",
+)
+@click.option("--dry-run", is_flag=True, help="With --from: show what would be done, and no more.")
 @click.option(
     "--lost",
     type=click.IntRange(1),
     multiple=True,
     help="A node that does not answer, and whose disk is gone for good. Repeat.",
 )
-@click.option("--timeout", type=Duration(), default="1m", show_default=True, help="For all of it.")
+@click.option("--timeout", type=Duration(), help="For all of it.  [default: 1m; with --from 1h]")
 @yes_option
 @client_options
 def restore(
-    group: int, lost: tuple[int, ...], timeout: int, yes: bool, bootstrap: str, as_json: bool
+    group: int | None,
+    url: str | None,
+    without: tuple[str, ...],
+    dry_run: bool,
+    lost: tuple[int, ...],
+    timeout: int | None,
+    yes: bool,
+    bootstrap: str,
+    as_json: bool,
 ) -> None:
-    """Begins GROUP anew after a majority of its disks was lost."""
+    """Begins GROUP anew after a majority of its disks was lost; or, with --from, gives this new and
+    empty cluster all topics of one that is lost, from its tier."""
     out = render.Output(as_json=as_json)
+    if (group is None) == (url is None):
+        raise click.UsageError("name a GROUP, or a tier with --from URL")
+    if url is not None:
+        if lost:
+            raise click.UsageError("--lost is about the disks of a GROUP")
+        from semel.console.tier_restore import restore_from
+
+        restore_from(out, bootstrap, url, without, (timeout or 3_600_000) / 1000, dry_run, yes)
+        return
+    if without or dry_run:
+        raise click.UsageError("--without and --dry-run go with --from URL")
+    assert group is not None
+    timeout = timeout or 60_000
     with open_client(bootstrap) as client:
         plan = client.admin.look_at_restore(group, lost=lost)
         if plan.needed:

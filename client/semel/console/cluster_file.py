@@ -9,10 +9,10 @@ the file and starts and stops them (`take_in`, `found_group`, `retire`).
 Format of `cluster.toml`: `version` (5 with TLS, else 4 with a tier, else 3 with metadata in
 ZooKeeper, else 2 once a broker joined later, else 1), `cluster_id`, `metadata` if it is in
 ZooKeeper (`zookeeper` for one of our own, else its address), `tier` if brokers have an object store
-(its URL), `secure` with TLS, and one table per node under `[[zookeepers]]` and `[[controllers]]`
-(`id`, `address`) and `[[brokers]]` (`id`, `group`, `address`; `joined` for a broker that did not
-found its group, `replaces` with the node whose place it takes, `retired` for one that no longer
-runs).
+(its URL), `tier_restore` if it may be that of a lost cluster, `secure` with TLS, and one table per
+node under `[[zookeepers]]` and `[[controllers]]` (`id`, `address`) and `[[brokers]]` (`id`,
+`group`, `address`; `joined` for a broker that did not found its group, `replaces` with the node
+whose place it takes, `retired` for one that no longer runs).
 
 Not here: starting any node (`supervisor.py`).
 """
@@ -95,6 +95,8 @@ class ClusterPlan:
     zookeepers: tuple[NodePlan, ...] = ()
     tier: str = ""
     """URL of the object store for older messages; empty for none."""
+    tier_restore: bool = False
+    """The tier may belong to a cluster that is lost."""
     secure: bool = False
     """True when all connections use TLS; the certificates are in the directory's `security`."""
 
@@ -139,6 +141,7 @@ def plan_cluster(
     port: int | None,
     metadata: str = "",
     tier: str = "",
+    tier_restore: bool = False,
     secure: bool = False,
 ) -> ClusterPlan:
     """A new cluster: `groups` broker groups of `brokers` nodes each; port 0 takes free ports."""
@@ -171,6 +174,7 @@ def plan_cluster(
         metadata=metadata,
         zookeepers=zookeepers,
         tier=tier,
+        tier_restore=tier_restore,
         secure=secure,
     )
 
@@ -224,6 +228,7 @@ def load(directory: Path) -> ClusterPlan | None:
             metadata=str(table.get("metadata", "")),
             zookeepers=tuple(_node("zookeeper", row) for row in table.get("zookeepers", ())),
             tier=str(table.get("tier", "")),
+            tier_restore=bool(table.get("tier_restore", False)),
             secure=bool(table.get("secure", False)),
         )
     except FileNotFoundError:
@@ -260,6 +265,7 @@ def save(directory: Path, plan: ClusterPlan) -> None:
     lines += [f"metadata = {json.dumps(plan.metadata)}"] if plan.metadata else []
     lines += ["secure = true"] if plan.secure else []
     lines += [f"tier = {json.dumps(plan.tier)}"] if plan.tier else []
+    lines += ["tier_restore = true"] if plan.tier_restore else []
     for node in plan.zookeepers + plan.controllers + plan.brokers:
         lines += ["", f"[[{node.kind}s]]", f"id = {node.id}"]
         lines += [f"group = {node.group}"] if node.group is not None else []

@@ -288,6 +288,7 @@ def node_command(plan: ClusterPlan, node: NodePlan, directory: Path) -> list[str
                 command += ["--member", f"{member.id}={member.address}"]
         command += ["--controllers", plan.bootstrap]
         command += ["--tier", plan.tier] if plan.tier else []
+        command += ["--tier-restore"] if plan.tier_restore else []
     return [*command, "--json"]
 
 

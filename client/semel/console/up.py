@@ -84,6 +84,12 @@ PORT_WAIT_S: Final = 3.0
     " or file:///PATH. The directory remembers it. [default: nowhere]",
 )
 @click.option(
+    "--tier-restore",
+    is_flag=True,
+    help="The tier is that of a lost cluster, which `semel cluster restore --from URL` restores in"
+    " this new one.",
+)
+@click.option(
     "--port",
     type=click.IntRange(0, 65_535),
     help="Port of the first controller; brokers take port + 101 and up. 0 takes free ones."
@@ -108,6 +114,7 @@ def up(
     groups: int | None,
     metadata: str | None,
     tier: str | None,
+    tier_restore: bool,
     port: int | None,
     host: str | None,
     secure: bool,
@@ -119,11 +126,23 @@ def up(
     _check_counts(brokers, controllers, groups)
     _check_metadata(metadata)
     _check_tier(tier)
+    if tier_restore and tier is None:
+        raise click.UsageError("--tier-restore: name the tier of the lost cluster with --tier")
     data = data.absolute()
     data.mkdir(parents=True, exist_ok=True)
     with _locked(data):
         plan = _plan(
-            data, brokers, controllers, groups, metadata, tier, port, host, secure, insecure
+            data,
+            brokers,
+            controllers,
+            groups,
+            metadata,
+            tier,
+            port,
+            host,
+            secure,
+            insecure,
+            tier_restore,
         )
         return asyncio.run(_run(plan, data, restart=not no_restart, as_json=as_json))
 
@@ -183,6 +202,7 @@ def _plan(
     host: str | None,
     secure: bool = False,
     insecure: bool = False,
+    tier_restore: bool = False,
 ) -> ClusterPlan:
     """The directory's plan, or a new, saved one; refuses options that contradict the plan."""
     plan = cluster_file.load(directory)
@@ -195,12 +215,18 @@ def _plan(
             port=port,
             metadata=metadata or "",
             tier=tier or "",
+            tier_restore=tier_restore,
             secure=secure,
         )
         _check_exposed(plan, insecure=insecure)
         _check_ports(plan)
         cluster_file.save(directory, plan)
         return plan
+    if tier_restore and not plan.tier_restore:
+        raise InvalidRequest(
+            f"{directory} holds a cluster already, and a lost one is restored in a new one: choose"
+            " another --data"
+        )
     first = Address.parse(plan.controllers[0].address)
     wanted = {
         "brokers": (brokers, len(plan.founders(plan.groups[0]))),

@@ -88,7 +88,13 @@ class IdAllocator:
         async with self._reserving:
             return await self._reserve()
 
-    async def _reserve(self) -> tuple[int, int]:
+    async def raise_to(self, floor: int) -> None:
+        """Never hands out an id below `floor` any more. Raises what `take` raises."""
+        async with self._reserving:
+            await self._reserve(floor)
+            self._next = self._end = 0
+
+    async def _reserve(self, floor: int = 0) -> tuple[int, int]:
         key = records.PRODUCER_IDS
         while True:
             entry = await self._epoch.store.get(key)
@@ -97,7 +103,7 @@ class IdAllocator:
                 if entry is None
                 else records.load(ProducerIdsRecord, key, entry)
             )
-            start = record.next_id
+            start = max(record.next_id, floor)
             record.next_id = start + ID_BLOCK
             try:
                 await self._epoch.transact(
@@ -175,6 +181,11 @@ class ProducerService:
     async def lend_ids(self) -> tuple[int, int]:
         """Ids [start, end) for a broker to give to anonymous producers."""
         return await self._ids.lend()
+
+    async def raise_ids(self, floor: int) -> None:
+        """Gives no id below `floor` any more: other producers may have them."""
+        await self._ids.raise_to(floor)
+        self._anonymous.clear()
 
     async def _open_anonymous(self, open_id: bytes) -> OpenProducerReply:
         producer_id = self._anonymous.get(open_id)

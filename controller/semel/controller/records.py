@@ -28,6 +28,8 @@ PRODUCERS: Final = "/producers/"
 PRODUCER_IDS: Final = "/producer-ids"
 CONSUMERS: Final = "/consumers/"
 MOVES: Final = "/moves/"
+RESTORE: Final = "/restore"
+RESTORING: Final = "/restoring/"
 
 M = TypeVar("M", bound=Message)
 
@@ -65,6 +67,11 @@ def consumer_group_key(group: str) -> str:
 def move_key(topic_id: int, queue_id: int) -> str:
     """Key of the newest move of a queue."""
     return f"{MOVES}{topic_id}/{queue_id}"
+
+
+def restoring_key(topic_id: int) -> str:
+    """Key of a topic that comes from a tier."""
+    return f"{RESTORING}{topic_id}"
 
 
 def load(kind: type[M], key: str, entry: Versioned) -> M:

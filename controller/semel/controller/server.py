@@ -235,6 +235,7 @@ class ControllerService(ControllerServicer):
         if request.wants_producer_ids:
             lent = await self._producers.lend_ids()
             reply.producer_ids_start, reply.producer_ids_end = lent
+        reply.producer_ids_floor = self.role.active().restores.producer_ids_floor
         return reply
 
     @is_active
@@ -274,6 +275,12 @@ class ControllerService(ControllerServicer):
     ) -> pb.RaiseMetadataLevelReply:
         level = await self.role.active().raise_level(request.level, dry_run=request.dry_run)
         return pb.RaiseMetadataLevelReply(level=level)
+
+    @is_active
+    async def RestoreCluster(
+        self, request: pb.RestoreClusterRequest, context: Any
+    ) -> pb.RestoreClusterReply:
+        return await self.role.active().restores.step(request)
 
     def _patience_s(self, context: grpc.aio.ServicerContext[Any, Any]) -> float:
         """How many seconds a call may wait for broker groups."""

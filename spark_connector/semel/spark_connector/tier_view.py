@@ -28,9 +28,9 @@ from semel.tier import (
     StoreLimits,
     TieredTopic,
     find_topic,
+    identity_of,
     newest_pointer,
     open_store,
-    owner_of,
     queues_of,
     read_manifest,
     topics_of,
@@ -103,7 +103,7 @@ def describe_tier(options: ReadOptions) -> list[TieredQueue]:
     _, name = split_url(options.manifest)
     if name:
         return [_named(store, name, options.topics)]
-    cluster_id = owner_of(store)
+    cluster_id = identity_of(store).folder
     found: list[TieredQueue] = []
     for topic in _topics(topics_of(store, cluster_id), options.topics):
         queues = queues_of(store, cluster_id, topic.topic_id)

@@ -44,3 +44,14 @@ def test_what_is_no_store_is_refused(wrong: str) -> None:
         _check_tier(wrong)
     _check_tier(URL)
     _check_tier(None)
+
+
+def test_a_new_cluster_may_wait_for_the_store_of_a_lost_one(tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+    plan_of(tmp_path / "old", URL)
+    with pytest.raises(InvalidRequest, match="restored in a new one"):
+        _plan(tmp_path / "old", 3, 1, 1, None, URL, 0, None, tier_restore=True)
+    made = _plan(tmp_path / "new", 3, 1, 1, None, URL, 0, None, tier_restore=True)
+    assert "--tier-restore" in node_command(made, made.brokers[0], tmp_path)
+    assert plan_of(tmp_path / "new", None) == made

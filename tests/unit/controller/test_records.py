@@ -29,6 +29,8 @@ def test_the_page_lists_every_key_and_its_message() -> None:
         records.PRODUCER_IDS: "ProducerIdsRecord",
         records.consumer_group_key("GROUP"): "ConsumerGroupRecord",
         records.MOVES + "TOPIC_ID/QUEUE_ID": "MoveRecord",
+        records.RESTORE: "RestoreRecord",
+        records.RESTORING + "TOPIC_ID": "RestoringTopic",
     }
     stored = {name for name in metadata_pb2.DESCRIPTOR.message_types_by_name if "Record" in name}
     parts = {"ConsumerMemberRecord", "QueueRecord", "SplitRecord"}  # of other records

@@ -20,6 +20,7 @@ def made() -> dict[Kind, str]:
         Kind.PAGE: layout.page_name("c", QUEUE, 5, 17, SHA),
         Kind.MANIFEST: layout.manifest_name("c", QUEUE, 5, SHA),
         Kind.POINTER: layout.pointer_name("c", QUEUE, 5),
+        Kind.FACTS: layout.facts_name("c", QUEUE, 5, 9, SHA),
     }
 
 
@@ -33,6 +34,7 @@ def test_names_are_those_of_the_document() -> None:
         "END": f"{17:020d}",
         "NUMBER": f"{5:020d}",
         "SHA": SHA[:32],
+        "TIME": f"{9:020d}",
     }
     expected = set()
     for row in described:

@@ -33,6 +33,7 @@ from semel.tier.manifest import (
     pointer_to,
 )
 from tests.kit.format_tables import tables
+from tests.kit.tier_facts import some_facts
 from tests.unit.tier.entries import entry, manifest_of
 
 
@@ -222,7 +223,7 @@ def test_a_file_that_does_not_follow_is_a_bug_of_the_caller() -> None:
 
 def test_the_documents_are_those_of_the_page() -> None:
     described = tables("tier.md", "Manifests")
-    manifest, page, paged, file, pointer, topic, deleted, identity = (
+    manifest, page, paged, file, pointer, topic, facts, deleted, identity = (
         [row["field"] for row in table] for table in described
     )
     common = {"format", "kind"}
@@ -233,7 +234,8 @@ def test_the_documents_are_those_of_the_page() -> None:
     assert set(json.loads(encode_page(made.files, "")[1])) - common == set(paged)
     assert [field.name for field in dataclasses.fields(FileEntry)] == file
     assert set(json.loads(whole_pointer.encode())) - common == set(pointer)
-    assert (topic, identity) == (["cluster", "topic", "topic_id"], ["cluster"])
+    assert (topic, identity) == (["cluster", "topic", "topic_id"], ["cluster", "folder"])
+    assert set(json.loads(some_facts().encode())) - common == set(facts)
     assert deleted == ["cluster", "topic_id", "queue"]
 
 

@@ -1,13 +1,17 @@
 """The tier: a queue's older messages as Parquet in any store that `pyarrow.fs` reaches."""
 
 from semel.tier.catalog import (
+    Identity,
     TieredTopic,
     claim,
     find_topic,
+    identity_of,
+    is_deleted,
     mark_deleted,
     owner_of,
     put_topic,
     queues_of,
+    take_over,
     topics_of,
 )
 from semel.tier.changes import Change, add_files, merge_files, no_manifest, trim
@@ -23,6 +27,7 @@ from semel.tier.errors import (
     TierMisconfigured,
     TierUnavailable,
 )
+from semel.tier.facts import QueueFacts, newest_facts, put_facts, read_facts
 from semel.tier.files import FileFooter, Wanted
 from semel.tier.manifest import FileEntry, Manifest, PageEntry, Pointer
 from semel.tier.planning import (
@@ -48,11 +53,13 @@ __all__ = [
     "FileFooter",
     "ForeignTier",
     "GarbagePolicy",
+    "Identity",
     "Manifest",
     "ObjectMissing",
     "OffsetRange",
     "PageEntry",
     "Pointer",
+    "QueueFacts",
     "QueueReader",
     "RowsDigest",
     "Store",
@@ -74,9 +81,12 @@ __all__ = [
     "delete_queue",
     "digest_of",
     "find_topic",
+    "identity_of",
+    "is_deleted",
     "mark_deleted",
     "merge",
     "merge_files",
+    "newest_facts",
     "newest_pointer",
     "no_manifest",
     "open_store",
@@ -86,11 +96,14 @@ __all__ = [
     "plan_tiering",
     "publish",
     "put_change",
+    "put_facts",
     "put_rows",
     "put_topic",
     "queues_of",
+    "read_facts",
     "read_manifest",
     "rows_of",
+    "take_over",
     "topics_of",
     "trim",
 ]

@@ -20,16 +20,16 @@ from semel.tier.errors import CorruptTier, ForeignTier, ObjectMissing, TierMisco
 from semel.tier.store import Store
 
 
-def claim(store: Store, cluster_id: str) -> None:
-    """Makes the place this cluster's, unless it is already. Brokers call it at their start, and
-    again before they delete anything.
+def claim(store: Store, cluster_id: str) -> str:
+    """Makes the place this cluster's, unless it is already, and returns the folder of its objects.
+    Brokers call it at their start.
 
     Raises ForeignTier for a place of another cluster, and for one that has other files and no
     identity.
     """
     layout.check_cluster_id(cluster_id)
     try:
-        owner = owner_of(store)
+        identity = identity_of(store)
     except TierMisconfigured:
         # Another node of this cluster may claim it at the same moment.
         own = f"{cluster_id}/", layout.IDENTITY
@@ -40,15 +40,27 @@ def claim(store: Store, cluster_id: str) -> None:
                 f" {layout.IDENTITY}: give a prefix of its own to the cluster"
             ) from None
         store.put(layout.IDENTITY, documents.write("identity", {"cluster": cluster_id}))
-        owner = owner_of(store)
-    if owner != cluster_id:
+        identity = identity_of(store)
+    if identity.cluster_id != cluster_id:
         raise ForeignTier(
-            f"{store.url} belongs to cluster {owner!r}, this is {cluster_id!r}: give another prefix"
+            f"{store.url} belongs to cluster {identity.cluster_id!r}, this is {cluster_id!r}: give"
+            " another prefix"
         )
+    return identity.folder
 
 
-def owner_of(store: Store) -> str:
-    """Returns the id of the cluster whose tier it is.
+class Identity(NamedTuple):
+    """The two clusters of a tier."""
+
+    cluster_id: str
+    """The cluster that may write."""
+    folder: str
+    """The cluster that began it, whose id is in all names. It is another one if the tier's messages
+    were restored in a new cluster."""
+
+
+def identity_of(store: Store) -> Identity:
+    """Returns whose tier it is.
 
     Raises TierMisconfigured if it is no tier, CorruptTier, ForeignTier for a newer format.
     """
@@ -59,9 +71,35 @@ def owner_of(store: Store) -> str:
             f"{store.url} is no tier of a cluster: it has no {layout.IDENTITY}"
         ) from None
     found = documents.read(f"{store.url}/{layout.IDENTITY}", "identity", data)
-    cluster_id = found.take("cluster", str)
+    cluster_id = layout.check_cluster_id(found.take("cluster", str))
+    folder = cluster_id
+    if found.has("folder"):
+        folder = layout.check_cluster_id(found.take("folder", str))
     found.done()
-    return layout.check_cluster_id(cluster_id)
+    return Identity(cluster_id, folder)
+
+
+def owner_of(store: Store) -> str:
+    """Returns the id of the cluster whose tier it is. Raises as `identity_of`."""
+    return identity_of(store).cluster_id
+
+
+def take_over(store: Store, cluster_id: str, owner: str) -> Identity:
+    """Makes the tier of cluster `owner`, which is lost, that of another one. If `owner` is alive,
+    its brokers find out before they write the next time.
+
+    Raises ForeignTier for a tier of a third cluster, and what `identity_of` and writing raise.
+    """
+    layout.check_cluster_id(cluster_id)
+    found = identity_of(store)
+    if found.cluster_id == cluster_id:
+        return found
+    if found.cluster_id != owner:
+        raise ForeignTier(f"{store.url} belongs to cluster {found.cluster_id!r}, not {owner!r}")
+    made = Identity(cluster_id, found.folder)
+    fields = {"cluster": made.cluster_id, "folder": made.folder}
+    store.put(layout.IDENTITY, documents.write("identity", fields))
+    return made
 
 
 def put_topic(store: Store, cluster_id: str, topic: str, topic_id: TopicId) -> None:
@@ -127,6 +165,13 @@ def mark_deleted(store: Store, cluster_id: str, queue: QueueKey) -> None:
             "queue": queue.queue_id,
         }
         store.put(name, documents.write("deleted", fields))
+
+
+def is_deleted(store: Store, cluster_id: str, queue: QueueKey) -> bool:
+    """Whether it was noted that the queue's topic was deleted."""
+    name = layout.deleted_name(cluster_id, queue)
+    folder = layout.queue_folder(cluster_id, queue)
+    return any(each.name == name for each in store.objects(folder, deep=False))
 
 
 def queues_of(store: Store, cluster_id: str, topic_id: TopicId) -> list[QueueKey]:

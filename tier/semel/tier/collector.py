@@ -20,7 +20,13 @@ from semel.tier.catalog import owner_of
 from semel.tier.errors import ForeignTier, TierUnavailable
 from semel.tier.layout import Kind
 from semel.tier.manifest import Pointer
-from semel.tier.planning import GarbagePolicy, garbage, reachable, split_pointers
+from semel.tier.planning import (
+    GarbagePolicy,
+    garbage,
+    reachable,
+    split_facts,
+    split_pointers,
+)
 from semel.tier.queue_reader import QueueReader, read_manifest, read_pointer
 from semel.tier.store import Store
 
@@ -44,15 +50,16 @@ def collect(
     *,
     now_us: int,
     policy: GarbagePolicy,
+    owner: str = "",
 ) -> list[str]:
     """Deletes the garbage of a queue, and returns the names of what was found to be garbage.
 
     `decided` returns the log's pointer as it is at the moment of the call, or None if there is
-    none. `now_us` is the store's clock (`clock_us`). Raises ForeignTier if the place has come to
+    none. `now_us` is the store's clock (`clock_us`). `owner` is the cluster that collects, if it is
+    another one than began the tier. Raises ForeignTier if the place has come to
     belong to another cluster, and what reading raises: nothing is deleted then.
     """
-    if owner_of(store) != cluster_id:
-        raise ForeignTier(f"{store.url} does not belong to cluster {cluster_id!r} any more")
+    _check_owner(store, owner or cluster_id)
     objects = store.objects(layout.queue_folder(cluster_id, queue))
     dropped, numbers = split_pointers(cluster_id, objects, now_us=now_us, policy=policy)
     log_pointer = decided()
@@ -70,22 +77,28 @@ def collect(
         reader = QueueReader(store, read_manifest(store, pointer))
         kept.add(pointer.manifest_name)
         kept |= reachable(reader.manifest, reader.all_files())
+    dropped += split_facts(cluster_id, objects)
     found = [*dropped, *garbage(cluster_id, objects, kept, now_us=now_us, policy=policy)]
     store.delete(found)
     return found
 
 
 def delete_queue(
-    store: Store, cluster_id: str, queue: QueueKey, *, now_us: int, policy: GarbagePolicy
+    store: Store,
+    cluster_id: str,
+    queue: QueueKey,
+    *,
+    now_us: int,
+    policy: GarbagePolicy,
+    owner: str = "",
 ) -> list[str]:
     """Deletes all that the tier has of a queue that was noted as deleted (`mark_deleted`) for long
     enough, and the topic's name with its last queue. Returns the names; none if it is too early, or
     nothing was noted.
 
-    `now_us` is the store's clock (`clock_us`). Raises ForeignTier, and what reading raises.
+    `now_us` and `owner` are as for `collect`. Raises ForeignTier, and what reading raises.
     """
-    if owner_of(store) != cluster_id:
-        raise ForeignTier(f"{store.url} does not belong to cluster {cluster_id!r} any more")
+    _check_owner(store, owner or cluster_id)
     mark = layout.deleted_name(cluster_id, queue)
     objects = store.objects(layout.queue_folder(cluster_id, queue))
     since = [each.modified_us for each in objects if each.name == mark]
@@ -100,3 +113,8 @@ def delete_queue(
         last.insert(0, layout.topic_name(cluster_id, queue.topic_id))
     store.delete(last)  # the note goes last: what a crash leaves is deleted the next time
     return [*found, *last]
+
+
+def _check_owner(store: Store, owner: str) -> None:
+    if owner_of(store) != owner:
+        raise ForeignTier(f"{store.url} does not belong to cluster {owner!r} any more")

@@ -47,6 +47,10 @@ class Fields:
             raise CorruptTier(f"{self._name}: field {field!r} is {value!r}, not a {kind.__name__}")
         return value
 
+    def has(self, field: str) -> bool:
+        """Whether a field that may be absent is there."""
+        return field in self._left
+
     def done(self) -> None:
         """Raises CorruptTier if a field is left."""
         if self._left:

@@ -36,6 +36,7 @@ class Kind(StrEnum):
     PAGE = "pages"
     MANIFEST = "manifests"
     POINTER = "pointers"
+    FACTS = "facts"
 
 
 class ObjectName(NamedTuple):
@@ -109,6 +110,12 @@ def pointer_name(cluster_id: str, queue: QueueKey, number: int) -> str:
     return f"{queue_folder(cluster_id, queue)}/{Kind.POINTER}/{number:020d}.json"
 
 
+def facts_name(cluster_id: str, queue: QueueKey, number: int, time_us: int, sha256: str) -> str:
+    """The facts of a queue at one moment; `number` is that of its manifest."""
+    folder = queue_folder(cluster_id, queue)
+    return f"{folder}/{Kind.FACTS}/{number:020d}-{time_us:020d}-{sha256[:DIGITS_IN_NAMES]}.json"
+
+
 def temporary_name(name: str, token: str) -> str:
     """The name under which an object is written before it is renamed; `token` is random, 16
     hexadecimal digits."""
@@ -122,6 +129,7 @@ _TAILS: Final = {
     Kind.PAGE: re.compile(rf"{_OFFSETS}\.json"),
     Kind.MANIFEST: re.compile(r"(?P<first>\d{20})-[0-9a-f]{32}\.json"),
     Kind.POINTER: re.compile(r"(?P<first>\d{20})\.json"),
+    Kind.FACTS: re.compile(rf"{_OFFSETS}\.json"),
 }
 _FOLDER: Final = re.compile(
     r"(?P<topic>[0-9a-f]{16})/(?P<queue>\d{10})/(?P<kind>[a-z]+)/(?P<tail>.*)"

@@ -257,7 +257,7 @@ def decode(name: str, data: bytes) -> Manifest:
     manifest = Manifest(
         cluster_id=found.take("cluster", str),
         topic=found.take("topic", str),
-        topic_id=_topic_id(name, found),
+        topic_id=topic_id_of(name, found),
         queue_id=QueueId(found.take("queue", int)),
         number=found.take("number", int),
         previous_sha256=found.take("previous_sha256", str),
@@ -277,7 +277,7 @@ def decode_pointer(name: str, data: bytes) -> Pointer:
     found = documents.read(name, "pointer", data)
     pointer = Pointer(
         cluster_id=found.take("cluster", str),
-        topic_id=_topic_id(name, found),
+        topic_id=topic_id_of(name, found),
         queue_id=QueueId(found.take("queue", int)),
         number=found.take("number", int),
         length=found.take("length", int),
@@ -323,7 +323,8 @@ def decode_page(name: str, entry: PageEntry, data: bytes) -> tuple[FileEntry, ..
     return files
 
 
-def _topic_id(name: str, found: Fields) -> TopicId:
+def topic_id_of(name: str, found: Fields) -> TopicId:
+    """Takes the field `topic_id`. Raises CorruptTier."""
     text = found.take("topic_id", str)
     if not re.fullmatch(r"[0-7][0-9a-f]{15}", text):
         raise CorruptTier(f"{name} has the topic id {text!r}")

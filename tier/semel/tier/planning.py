@@ -205,6 +205,18 @@ def split_pointers(
     return dropped, [number for number, each in numbered if each.name not in dropped]
 
 
+def split_facts(cluster_id: str, objects: Iterable[StoredObject]) -> list[str]:
+    """Returns the names of the facts of a queue that newer ones have replaced."""
+    found = [
+        each.name
+        for each in objects
+        if (name := layout.parse(cluster_id, each.name)) is not None
+        and name.kind is Kind.FACTS
+        and not name.temporary
+    ]
+    return sorted(found)[:-1]
+
+
 def garbage(
     cluster_id: str,
     objects: Iterable[StoredObject],
@@ -213,7 +225,7 @@ def garbage(
     now_us: int,
     policy: GarbagePolicy,
 ) -> list[str]:
-    """Returns what may be deleted of a queue's objects, pointers apart.
+    """Returns what may be deleted of a queue's objects, pointers and facts apart.
 
     `kept` are the names of the manifests, and of all that is reachable from them, that these
     pointers name: the log's, the newest copy, the oldest copy that is kept, and kept copies whose
@@ -226,7 +238,7 @@ def garbage(
         name = layout.parse(cluster_id, each.name)
         if (
             name is not None
-            and (name.kind is not Kind.POINTER or name.temporary)
+            and (name.kind not in (Kind.POINTER, Kind.FACTS) or name.temporary)
             and each.name not in kept
             and each.modified_us < now_us - policy.age_us
         ):

@@ -23,6 +23,7 @@ from functools import partial
 from typing import Final
 
 from semel.broker.background.queues_in_turns import queues_in_turns
+from semel.broker.background.tiering import is_tiered
 from semel.broker.replica.replica import Replica
 from semel.broker.state import QueueState
 from semel.broker.tiers.place import TierPlace, check_owner
@@ -87,7 +88,9 @@ class TierGarbage:
     async def look(self) -> None:
         """Sees which tiered queues came and went."""
         state = self._replica.state
-        present = {queue.key async for queue in queues_in_turns(state, _has_tier)}
+        noted = bool(self._replica.config.tier_facts_ms)
+        has = is_tiered if noted else _has_tier
+        present = {queue.key async for queue in queues_in_turns(state, has)}
         if state is not self._replica.state:
             return  # a snapshot has taken its place
         went = (self._tiered | self._place.touched) - state.queues.keys()
@@ -104,29 +107,29 @@ class TierGarbage:
             return
         await self._replica.confirm_read()
         await self.look()
-        cluster_id = self._place.cluster_id
+        place = self._place
         for key in sorted(self._gone):
-            await self._place.call(partial(_note, cluster_id, key))
+            await place.call(partial(_note, place.cluster_id, place.folder, key))
             self._gone.discard(key)
             logger.info("topic deleted, its files go in a day queue=%s", key)
 
     async def collect(self) -> None:
         """Deletes the garbage of every queue, and queues that were deleted a day ago."""
-        cluster_id, policy = self._place.cluster_id, self._policy
-        now_us = await self._place.call(partial(_clock_us, cluster_id))
+        place, policy = self._place, self._policy
+        now_us = await place.call(partial(_clock_us, place.cluster_id, place.folder))
         for key in sorted(self._tiered):
             if not self._replica.is_master:
                 return
             await self._collect(key, now_us)
 
         def deleted(store: Store) -> list[str]:
-            return _delete_noted(store, cluster_id, here, now_us, policy)
+            return _delete_noted(store, place, here, now_us, policy)
 
         here = set(self._replica.state.queues)
         self._count(await self._place.call(deleted))
 
     async def _collect(self, key: QueueKey, now_us: int) -> None:
-        cluster_id, policy = self._place.cluster_id, self._policy
+        owner, folder, policy = self._place.cluster_id, self._place.folder, self._policy
         loop = asyncio.get_running_loop()
 
         def decided() -> Pointer | None:
@@ -134,7 +137,7 @@ class TierGarbage:
             return asked.result(CONFIRM_S)
 
         def work(store: Store) -> list[str]:
-            return collect(store, cluster_id, key, decided, now_us=now_us, policy=policy)
+            return collect(store, folder, key, decided, now_us=now_us, policy=policy, owner=owner)
 
         try:
             self._count(await self._place.call(work))
@@ -152,7 +155,7 @@ class TierGarbage:
         queue = self._replica.state.queues.get(key)
         if queue is None:
             raise self._replica.not_master()
-        return pointer_of(self._place.cluster_id, queue)
+        return pointer_of(self._place.folder, queue)
 
     def _count(self, deleted: list[str]) -> None:
         self._place.counters.deleted_objects += len(deleted)
@@ -164,25 +167,26 @@ def _has_tier(queue: QueueState) -> bool:
     return queue.tier.number > 0
 
 
-def _note(cluster_id: str, key: QueueKey, store: Store) -> None:
+def _note(cluster_id: str, folder: str, key: QueueKey, store: Store) -> None:
     """BLOCKING. Notes that the queue's topic was deleted."""
     check_owner(store, cluster_id)
-    mark_deleted(store, cluster_id, key)
+    mark_deleted(store, folder, key)
 
 
-def _clock_us(cluster_id: str, store: Store) -> int:
+def _clock_us(cluster_id: str, folder: str, store: Store) -> int:
     """BLOCKING. The time of the store's clock."""
     check_owner(store, cluster_id)
-    return clock_us(store, cluster_id)
+    return clock_us(store, folder)
 
 
 def _delete_noted(
-    store: Store, cluster_id: str, here: set[QueueKey], now_us: int, policy: GarbagePolicy
+    store: Store, place: TierPlace, here: set[QueueKey], now_us: int, policy: GarbagePolicy
 ) -> list[str]:
     """BLOCKING. Deletes queues that were noted as deleted, those that are here aside."""
     found: list[str] = []
-    for topic in topics_of(store, cluster_id):
-        for key in queues_of(store, cluster_id, topic.topic_id):
+    owner, folder = place.cluster_id, place.folder
+    for topic in topics_of(store, folder):
+        for key in queues_of(store, folder, topic.topic_id):
             if key not in here:
-                found += delete_queue(store, cluster_id, key, now_us=now_us, policy=policy)
+                found += delete_queue(store, folder, key, now_us=now_us, policy=policy, owner=owner)
     return found

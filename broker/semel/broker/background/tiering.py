@@ -18,7 +18,8 @@ Invariants
 3. A manifest follows the one that the state names, and is made of that one.
 
 Not here: which messages are old enough (`state/apply/queues.py`), what a file holds
-(`semel.tier`), the rules of TIERED (`state/apply/tiered.py`), garbage (`tier_garbage.py`).
+(`semel.tier`), the rules of TIERED (`state/apply/tiered.py`), garbage (`tier_garbage.py`),
+what a restore needs besides (`tier_facts.py`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
 from semel.broker.background.queues_in_turns import queues_in_turns
+from semel.broker.background.tier_facts import TierFacts
 from semel.broker.background.tier_reading import read_range
 from semel.broker.replica.replica import Replica
 from semel.broker.state import ColdRetention, QueueState, TieredApplied
@@ -140,6 +142,7 @@ class Tiering:
         self._place = place
         self._now_s = now_s
         self._store_backoff = _Backoff()
+        self._facts = TierFacts(replica, place, now_s)
         self._backoffs: dict[QueueKey, _Backoff] = {}
         self._known: dict[QueueKey, _Known] = {}
         self._topics: set[int] = set()
@@ -159,12 +162,12 @@ class Tiering:
     async def look(self) -> bool:
         """One step for each queue that needs one; False if none was done."""
         replica = self._replica
+        if not replica.is_master or replica.term != self._term:
+            self._known.clear()
+            self._facts.clear()
         if not replica.is_master:
-            self._known.clear()
             return False
-        if replica.term != self._term:
-            self._term = replica.term
-            self._known.clear()
+        self._term = replica.term
         done = False
         async for queue in queues_in_turns(replica.state, is_tiered):
             if self._now_s() < self._store_backoff.until:
@@ -174,6 +177,7 @@ class Tiering:
                 done |= await self._try(queue.key)
         for key in self._known.keys() - replica.state.queues.keys():
             del self._known[key]
+            self._facts.forget(key)
             self._backoffs.pop(key, None)
         return done
 
@@ -222,6 +226,7 @@ class Tiering:
         queue = self._queue(key, term)
         if queue is None or (queue.tier.number and not await self._publish(queue)):
             return False
+        await self._facts.note(queue)
         made = await self._make(key, term)
         if made is None or self._queue(key, term) is None:
             return False
@@ -259,11 +264,15 @@ class Tiering:
         if known is None or known.sha256 != tier.sha256:
             known = self._known[queue.key] = _Known(tier.sha256)
         if not known.published:
-            pointer = pointer_of(self._place.cluster_id, queue)
+            await self._facts.note(queue)
+            if queue.tier != tier:
+                return False
+            pointer = pointer_of(self._place.folder, queue)
             assert pointer is not None, "the queue has a manifest"
+            cluster_id = self._place.cluster_id
 
             def work(store: Store) -> None:
-                check_owner(store, pointer.cluster_id)
+                check_owner(store, cluster_id)
                 publish(store, pointer)
 
             await self._place.call(work)
@@ -340,7 +349,7 @@ class Tiering:
         return planned[0] if planned else None
 
     async def _add(self, queue: QueueState, wanted: OffsetRange) -> Made | None:
-        replica, cluster_id = self._replica, self._place.cluster_id
+        replica, folder = self._replica, self._place.folder
         pieces = await read_range(
             replica, queue.key, self._term, wanted, replica.config.tier_bytes_max
         )
@@ -348,7 +357,7 @@ class Tiering:
             return None
 
         def work(reader: QueueReader, store: Store) -> Change:
-            return _add(store, cluster_id, reader.manifest, pieces)
+            return _add(store, folder, reader.manifest, pieces)
 
         return await self._change(queue, work)
 
@@ -371,13 +380,13 @@ class Tiering:
         """Writes the manifest that `work` makes of the present one, and the topic's name. Raises
         NotMaster."""
         await self._replica.confirm_read()
-        key, topic, cluster_id = queue.key, queue.topic, self._place.cluster_id
+        key, topic, place = queue.key, queue.topic, self._place
         names = self._topics
 
         def all_of(reader: QueueReader, store: Store) -> Made:
-            check_owner(store, cluster_id)
+            check_owner(store, place.cluster_id)
             if key.topic_id not in names:
-                put_topic(store, cluster_id, topic, key.topic_id)
+                put_topic(store, place.folder, topic, key.topic_id)
                 names.add(key.topic_id)
             before = reader.manifest.files[-1:]
             change = work(reader, store)
@@ -391,10 +400,11 @@ class Tiering:
 
     async def _with_reader(self, queue: QueueState, work: Callable[[QueueReader, Store], T]) -> T:
         """What `work` returns for a reader of the queue's manifest, on a thread of the store."""
-        cluster_id, pointer = self._place.cluster_id, pointer_of(self._place.cluster_id, queue)
+        folder = self._place.folder
+        pointer = pointer_of(folder, queue)
         name = "" if pointer is None else pointer.sha256
         ready = self._readers.get(name)
-        empty = no_manifest(cluster_id, queue.topic, queue.key, queue.tier_from)
+        empty = no_manifest(folder, queue.topic, queue.key, queue.tier_from)
 
         def all_of(store: Store) -> tuple[QueueReader, T]:
             reader = ready
@@ -429,7 +439,7 @@ def tier_lag_us(queue: QueueState, now_us: int) -> int:
     return max(0, now_us - appended_us - queue.settings.tier_after_ms * 1000)
 
 
-def _add(store: Store, cluster_id: str, manifest: Manifest, pieces: Sequence[StoredRows]) -> Change:
+def _add(store: Store, folder: str, manifest: Manifest, pieces: Sequence[StoredRows]) -> Change:
     """BLOCKING. Stores the rows of batches as one file, and returns the change that names it.
 
     Raises Throttled if they do not follow the manifest: the queue was trimmed meanwhile.
@@ -438,7 +448,7 @@ def _add(store: Store, cluster_id: str, manifest: Manifest, pieces: Sequence[Sto
         raise Throttled(f"offsets from {manifest.end} on were trimmed meanwhile")
     last = pieces[-1]
     covers = OffsetRange(pieces[0].base_offset, last.base_offset + last.row_end - last.row_start)
-    entry = put_rows(store, cluster_id, manifest.queue, rows_of(pieces), covers)
+    entry = put_rows(store, folder, manifest.queue, rows_of(pieces), covers)
     return add_files(manifest, [entry])
 
 

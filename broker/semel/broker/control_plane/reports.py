@@ -111,6 +111,7 @@ class Registration:
                     reachable = True
                     start, end = answer.producer_ids_start, answer.producer_ids_end
                     self._routes.on_ids(start, end, _time_s())
+                    self._routes.on_ids_floor(answer.producer_ids_floor)
                     if self._routes.on_answer(address, answer.route_version, answer.controllers):
                         await self._fetch(stub)
                     self._learn(tasks)

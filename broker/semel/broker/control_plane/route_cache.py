@@ -117,6 +117,12 @@ class RoutesCopy:
         if start < end:
             self._ids, self._lent_s = range(start, end), now_s
 
+    def on_ids_floor(self, floor: int) -> None:
+        """Forgets lent ids below `floor`: those of a cluster that is restored here count as given
+        out."""
+        if self._ids and self._ids.start < floor:
+            self._ids = range(0)
+
     def open_anonymous(self, request: OpenProducerRequest) -> OpenProducerReply:
         """Gives an id to a producer without a name.
 

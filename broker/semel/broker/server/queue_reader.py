@@ -108,7 +108,7 @@ class QueueReader:
                 return None
         except SemelError:
             return None
-        pointer = pointer_of(self._cold.cluster_id, queue)
+        pointer = pointer_of(self._cold.folder, queue)
         return None if pointer is None else self._cold.fetch(pointer, wanted.offset)
 
     async def read(
@@ -333,7 +333,7 @@ def cold_place(cold: ColdReads | None, queue: QueueState) -> tuple[Pointer, Cold
             f" {queue.key.queue_id} of {queue.topic!r} are in the object store alone, and this"
             " broker was started without --tier: start it with the URL that the other brokers have"
         )
-    pointer = pointer_of(cold.cluster_id, queue)
+    pointer = pointer_of(cold.folder, queue)
     assert pointer is not None, "what is cold is in a manifest"
     return pointer, cold
 

@@ -53,7 +53,7 @@ async def verify_tier(
     if place is None:
         found.unread = "this broker was started without --tier"
         return found
-    pointer = pointer_of(place.cluster_id, queue)
+    pointer = pointer_of(place.folder, queue)
     assert pointer is not None, "the queue has a manifest"
     try:
         reader = await place.call(partial(_opened, pointer))

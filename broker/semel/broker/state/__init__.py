@@ -51,6 +51,12 @@ from semel.broker.state.apply.moves import Moves
 from semel.broker.state.apply.parted import PARTED_BATCHES_MAX, held_above, held_before, rows_crc
 from semel.broker.state.apply.producers import SequenceTable, row_message
 from semel.broker.state.apply.queues import SLOTS, Child, QueueSettings, QueueState
+from semel.broker.state.apply.restored import (
+    RESTORE_JOB,
+    RestoredSlice,
+    restore_slice,
+    settings_message,
+)
 from semel.broker.state.apply.results import (
     ApplyResult,
     BatchApplied,
@@ -107,6 +113,7 @@ __all__ = [
     "PARTED_BATCHES_MAX",
     "RECORD_BYTES",
     "RELEASE_BATCHES_MAX",
+    "RESTORE_JOB",
     "SLOTS",
     "STAYS",
     "WINDOW_BATCHES",
@@ -181,6 +188,7 @@ __all__ = [
     "QueueState",
     "Refused",
     "Released",
+    "RestoredSlice",
     "SequenceTable",
     "Staged",
     "StagedChecked",
@@ -213,9 +221,11 @@ __all__ = [
     "progress",
     "read_slice",
     "record_refusal",
+    "restore_slice",
     "retry_later",
     "row_message",
     "rows_crc",
+    "settings_message",
     "unheld",
     "unread_error",
 ]

@@ -120,7 +120,6 @@ class ColdReads:
     def __init__(self, place: TierPlace, *, cache_bytes: int, timeout_s: float) -> None:
         """Keeps about `cache_bytes` of batches. A read is waited for `timeout_s` seconds."""
         self._place = place
-        self.cluster_id = place.cluster_id
         self._timeout_s = timeout_s
         self._groups = ColdGroups(cache_bytes)
         self._calls = asyncio.Semaphore(CALLS_MAX)
@@ -256,6 +255,11 @@ class ColdReads:
         self._groups.put(key, group)
         self._place.counters.cold_reads += 1
         self._place.counters.cold_bytes += group.size
+
+    @property
+    def folder(self) -> str:
+        """See `TierPlace.folder`."""
+        return self._place.folder
 
     async def _call(self, work: Callable[[Store], V]) -> V:
         async with self._calls:

@@ -33,8 +33,10 @@ from semel.tier import (
     StoreLimits,
     TierUnavailable,
     claim,
+    identity_of,
     open_store,
     owner_of,
+    take_over,
 )
 
 logger = logging.getLogger(__name__)
@@ -70,10 +72,20 @@ class TierPlace:
     """The place that `--tier` names; `store` is None while it could not be opened."""
 
     def __init__(
-        self, url: str, cluster_id: str, opens: Callable[[str], Store] | None = None
+        self,
+        url: str,
+        cluster_id: str,
+        opens: Callable[[str], Store] | None = None,
+        *,
+        awaits_restore: bool = False,
     ) -> None:
+        """With `awaits_restore`, a place of another cluster is waited for until this cluster takes
+        it over (`take_over` of `semel.tier`)."""
         self.url = url
         self.cluster_id = cluster_id
+        self.folder = cluster_id
+        """The folder of all objects: the id of the cluster that began the tier."""
+        self._awaits_restore = awaits_restore
         self.store: Store | None = None
         self.counters = TierCounters()
         self.touched: set[QueueKey] = set()
@@ -91,13 +103,35 @@ class TierPlace:
                 await self._open()
         except (TierUnavailable, TimeoutError) as error:
             self._failed(str(error) or f"no answer within {OPEN_S:g} s")
+        except ForeignTier as error:
+            if not self._awaits_restore or not await self._is_of_others():
+                raise
+            self._failed(f"{error}, or say `semel cluster restore --from {self.url}`")
+
+    async def _is_of_others(self) -> bool:
+        """Whether the place is a whole tier, of another cluster."""
+        found = await self.look(lambda store: identity_of(store).cluster_id)
+        return found != self.cluster_id
+
+    async def look(self, work: Callable[[Store], T]) -> T:
+        """Returns what `work` returns for the place, though it may not be this cluster's: it must
+        not write. It runs on a thread."""
+        return await in_thread(lambda: work(self._opens(self.url)))
+
+    async def take_over(self, owner: str) -> None:
+        """Makes the place of cluster `owner`, which is lost, this cluster's, and opens it. Raises
+        as `open`, and TierUnavailable."""
+        await in_thread(lambda: take_over(self._opens(self.url), self.cluster_id, owner))
+        if self.store is None:
+            await self._open()
 
     async def run(self) -> None:
         """Opens a place that did not answer at the start; returns once it is open."""
         pause_s = RETRY_MIN_S
         while self.store is None:
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, RETRY_MAX_S)
+            longest_s = RETRY_MIN_S if self._awaits_restore else RETRY_MAX_S
+            pause_s = min(2 * pause_s, longest_s)
             try:
                 await self._open()
             except SemelError as error:
@@ -106,12 +140,11 @@ class TierPlace:
                 logger.info("the object store answers again url=%s", self.url)
 
     async def _open(self) -> None:
-        def work() -> Store:
+        def work() -> tuple[Store, str]:
             store = self._opens(self.url)
-            claim(store, self.cluster_id)
-            return store
+            return store, claim(store, self.cluster_id)
 
-        self.store = await in_thread(work)
+        self.store, self.folder = await in_thread(work)
 
     def _failed(self, why: str) -> None:
         self.counters.errors += 1

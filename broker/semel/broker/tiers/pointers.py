@@ -8,13 +8,14 @@ from semel.protos.v1 import control_pb2
 from semel.tier import Manifest, Pointer
 
 
-def pointer_of(cluster_id: str, queue: QueueState) -> Pointer | None:
-    """The pointer to the queue's manifest; None if nothing of it was ever tiered."""
+def pointer_of(folder: str, queue: QueueState) -> Pointer | None:
+    """The pointer to the queue's manifest; None if nothing of it was ever tiered. `folder` is that
+    of the place."""
     tier = queue.tier
     if not tier.number:
         return None
     return Pointer(
-        cluster_id=cluster_id,
+        cluster_id=folder,
         topic_id=queue.key.topic_id,
         queue_id=queue.key.queue_id,
         number=tier.number,

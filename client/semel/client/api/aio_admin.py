@@ -45,6 +45,11 @@ from semel.client.admin.nodes import DrainResult, MemberProgress, MembershipResu
 from semel.client.admin.resets import OffsetReset, Shift, Target
 from semel.client.admin.restore import RestorePlan, RestoreResult, RestoreWork
 from semel.client.admin.stored_message import StoredMessage, show_message
+from semel.client.admin.tier_restore import (
+    TierRestorePlan,
+    TierRestoreProgress,
+    TierRestoreWork,
+)
 from semel.client.admin.topic_settings import Compaction, IdDedup, Storage, storage_number
 from semel.client.admin.upgrade import Upgrade, upgrade
 from semel.client.admin.verify import Verification, VerifyProgress
@@ -519,6 +524,56 @@ class AsyncAdmin:
         """
         work = RestoreWork(self._session.cluster, group, lost)
         return await self._session.await_run(work.restore(timeout))
+
+    async def look_at_tier(
+        self,
+        url: str,
+        *,
+        without: Collection[str] = (),
+        timeout: float = 600.0,
+        on_progress: Callable[[TierRestoreProgress], object] | None = None,
+    ) -> TierRestorePlan:
+        """Returns what `restore_cluster` would do, and what of the lost cluster is gone.
+
+        Raises InvalidRequest if it is impossible, and Unavailable. With `timeout` seconds over,
+        TimedOut is raised.
+        """
+
+        def start(
+            note: Callable[[TierRestoreProgress], object],
+        ) -> Coroutine[Any, Any, TierRestorePlan]:
+            return TierRestoreWork(self._session.cluster, url, without, note).look(timeout)
+
+        return await await_telling(self._session, start, on_progress)  # asyncio only
+        # sync: return run_telling(
+        # sync:     self._session, start, on_progress, timeout, "the tier was not read in time"
+        # sync: )
+
+    async def restore_cluster(
+        self,
+        url: str,
+        *,
+        without: Collection[str] = (),
+        timeout: float = 3600.0,
+        on_progress: Callable[[TierRestoreProgress], object] | None = None,
+    ) -> TierRestorePlan:
+        """Gives this cluster, which must be empty, the topics of a cluster that is lost, from the
+        tier at `url`: messages, sequence table and group offsets. Returns what is restored, and
+        what is gone. The brokers must have been started with that URL and `tier_restore`.
+
+        `without` are names or ids of topics that are not restored. Raises InvalidRequest,
+        Unavailable, TimedOut. A repeated call continues.
+        """
+
+        def start(
+            note: Callable[[TierRestoreProgress], object],
+        ) -> Coroutine[Any, Any, TierRestorePlan]:
+            return TierRestoreWork(self._session.cluster, url, without, note).restore(timeout)
+
+        return await await_telling(self._session, start, on_progress)  # asyncio only
+        # sync: return run_telling(
+        # sync:     self._session, start, on_progress, timeout, "not restored in time"
+        # sync: )
 
     async def remove_node(
         self,

@@ -35,6 +35,7 @@ from semel.controller.groups.memberships import MembershipService
 from semel.controller.moves.moves import MoveService
 from semel.controller.producers import ProducerService
 from semel.controller.store import MetadataStore
+from semel.controller.topics.restores import RestoreService
 from semel.controller.topics.topics import TopicService
 from semel.protos import compat
 from semel.protos.errors import NotMaster, SemelError, Unavailable
@@ -114,6 +115,9 @@ class ActiveController:
             epoch, self.topics, self.registry, self._brokers, clock_us=clocks.wall_us
         )
         self.producers = ProducerService(epoch, clock_us=clocks.wall_us)
+        self.restores = RestoreService(
+            epoch, self.topics.table, self.registry, self.producers, clock_us=clocks.wall_us
+        )
         self._preference = MasterPreference(
             config.preferred_rack, settled_ms=config.preferred_after_ms
         )
@@ -144,6 +148,7 @@ class ActiveController:
         await active.registry.load()
         await active.topics.load()
         await active.moves.load()
+        await active.restores.load()
         await active.memberships.load()
         await active._learn_controllers()
         return active

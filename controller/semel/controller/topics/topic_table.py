@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from semel.controller import records
@@ -117,10 +118,19 @@ class TopicTable:
         known = self._known.get(topic_id)
         return None if known is None else known.record
 
-    async def add(self, record: TopicRecord) -> None:
-        """Stores a new topic under its name. Raises VersionConflict when there is one."""
+    async def add(
+        self,
+        record: TopicRecord,
+        *,
+        checks: Mapping[str, int | None] = MappingProxyType({}),
+        puts: Mapping[str, bytes] = MappingProxyType({}),
+    ) -> None:
+        """Stores a new topic under its name, in one transaction with other keys. Raises
+        VersionConflict when there is one, or one of `checks` fails."""
         key = records.topic_key(record.name)
-        version = await self._epoch.transact(checks={key: None}, puts={key: records.dump(record)})
+        version = await self._epoch.transact(
+            checks={key: None, **checks}, puts={key: records.dump(record), **puts}
+        )
         self._absorb(StoredTopic(key=key, version=version, record=record))
 
     async def change_with(

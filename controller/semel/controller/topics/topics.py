@@ -133,6 +133,11 @@ class TopicService:
         self._retry_now = asyncio.Event()
         self._stopped = False
 
+    @property
+    def table(self) -> TopicTable:
+        """The topics as they are stored."""
+        return self._table
+
     async def load(self) -> None:
         """Reads all topics; to be called once, before `start`."""
         await self._table.load()

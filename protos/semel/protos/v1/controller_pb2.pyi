@@ -1,4 +1,5 @@
 from semel.protos.v1 import common_pb2 as _common_pb2
+from semel.protos.v1 import metadata_pb2 as _metadata_pb2
 from semel.protos.v1 import security_pb2 as _security_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -393,18 +394,20 @@ class NodeLoad(_message.Message):
     def __init__(self, produced_messages: _Optional[int] = ..., produced_bytes: _Optional[int] = ..., fetched_messages: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., disk_total_bytes: _Optional[int] = ...) -> None: ...
 
 class ReportNodeReply(_message.Message):
-    __slots__ = ("cluster_id", "route_version", "controllers", "producer_ids_start", "producer_ids_end")
+    __slots__ = ("cluster_id", "route_version", "controllers", "producer_ids_start", "producer_ids_end", "producer_ids_floor")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     ROUTE_VERSION_FIELD_NUMBER: _ClassVar[int]
     CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_IDS_START_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_IDS_END_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_IDS_FLOOR_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     route_version: int
     controllers: _containers.RepeatedScalarFieldContainer[str]
     producer_ids_start: int
     producer_ids_end: int
-    def __init__(self, cluster_id: _Optional[str] = ..., route_version: _Optional[int] = ..., controllers: _Optional[_Iterable[str]] = ..., producer_ids_start: _Optional[int] = ..., producer_ids_end: _Optional[int] = ...) -> None: ...
+    producer_ids_floor: int
+    def __init__(self, cluster_id: _Optional[str] = ..., route_version: _Optional[int] = ..., controllers: _Optional[_Iterable[str]] = ..., producer_ids_start: _Optional[int] = ..., producer_ids_end: _Optional[int] = ..., producer_ids_floor: _Optional[int] = ...) -> None: ...
 
 class FoundGroupRequest(_message.Message):
     __slots__ = ("cluster_id", "group_id", "members", "complete_id", "anew", "previous_id")
@@ -539,3 +542,83 @@ class RaiseMetadataLevelReply(_message.Message):
     LEVEL_FIELD_NUMBER: _ClassVar[int]
     level: int
     def __init__(self, level: _Optional[int] = ...) -> None: ...
+
+class RestoreClusterRequest(_message.Message):
+    __slots__ = ("cluster_id", "look", "begin", "place", "placed", "producers", "activate", "end")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    LOOK_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    PLACED_FIELD_NUMBER: _ClassVar[int]
+    PRODUCERS_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATE_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    look: RestoreLook
+    begin: RestoreBegin
+    place: RestorePlace
+    placed: RestorePlaced
+    producers: RestoreProducers
+    activate: RestoreActivate
+    end: RestoreEnd
+    def __init__(self, cluster_id: _Optional[str] = ..., look: _Optional[_Union[RestoreLook, _Mapping]] = ..., begin: _Optional[_Union[RestoreBegin, _Mapping]] = ..., place: _Optional[_Union[RestorePlace, _Mapping]] = ..., placed: _Optional[_Union[RestorePlaced, _Mapping]] = ..., producers: _Optional[_Union[RestoreProducers, _Mapping]] = ..., activate: _Optional[_Union[RestoreActivate, _Mapping]] = ..., end: _Optional[_Union[RestoreEnd, _Mapping]] = ...) -> None: ...
+
+class RestoreLook(_message.Message):
+    __slots__ = ("after_topic_id",)
+    AFTER_TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    after_topic_id: int
+    def __init__(self, after_topic_id: _Optional[int] = ...) -> None: ...
+
+class RestoreBegin(_message.Message):
+    __slots__ = ("url", "folder", "owner")
+    URL_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    url: str
+    folder: str
+    owner: str
+    def __init__(self, url: _Optional[str] = ..., folder: _Optional[str] = ..., owner: _Optional[str] = ...) -> None: ...
+
+class RestorePlace(_message.Message):
+    __slots__ = ("name", "topic_id", "settings", "queues")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    topic_id: int
+    settings: _common_pb2.TopicSettings
+    queues: _containers.RepeatedCompositeFieldContainer[_metadata_pb2.RestorableQueue]
+    def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[int] = ..., settings: _Optional[_Union[_common_pb2.TopicSettings, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[_metadata_pb2.RestorableQueue, _Mapping]]] = ...) -> None: ...
+
+class RestorePlaced(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RestoreProducers(_message.Message):
+    __slots__ = ("producers", "producer_id_max")
+    PRODUCERS_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_ID_MAX_FIELD_NUMBER: _ClassVar[int]
+    producers: _containers.RepeatedCompositeFieldContainer[_metadata_pb2.RestoredProducer]
+    producer_id_max: int
+    def __init__(self, producers: _Optional[_Iterable[_Union[_metadata_pb2.RestoredProducer, _Mapping]]] = ..., producer_id_max: _Optional[int] = ...) -> None: ...
+
+class RestoreActivate(_message.Message):
+    __slots__ = ("topic_id",)
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    topic_id: int
+    def __init__(self, topic_id: _Optional[int] = ...) -> None: ...
+
+class RestoreEnd(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RestoreClusterReply(_message.Message):
+    __slots__ = ("restore", "topics", "refusal")
+    RESTORE_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    restore: _metadata_pb2.RestoreRecord
+    topics: _containers.RepeatedCompositeFieldContainer[_metadata_pb2.RestoringTopic]
+    refusal: str
+    def __init__(self, restore: _Optional[_Union[_metadata_pb2.RestoreRecord, _Mapping]] = ..., topics: _Optional[_Iterable[_Union[_metadata_pb2.RestoringTopic, _Mapping]]] = ..., refusal: _Optional[str] = ...) -> None: ...

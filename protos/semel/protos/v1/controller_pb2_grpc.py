@@ -130,6 +130,11 @@ class ControllerStub:
                 request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.RaiseMetadataLevelRequest.SerializeToString,
                 response_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.RaiseMetadataLevelReply.FromString,
                 _registered_method=True)
+        self.RestoreCluster = channel.unary_unary(
+                '/semel.protos.v1.Controller/RestoreCluster',
+                request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.RestoreClusterRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.RestoreClusterReply.FromString,
+                _registered_method=True)
 
 
 class ControllerServicer:
@@ -270,6 +275,13 @@ class ControllerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RestoreCluster(self, request, context):
+        """One step of making the topics of a lost cluster anew, from a tier. Feature level 9.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControllerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -367,6 +379,11 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.RaiseMetadataLevel,
                     request_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.RaiseMetadataLevelRequest.FromString,
                     response_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.RaiseMetadataLevelReply.SerializeToString,
+            ),
+            'RestoreCluster': grpc.unary_unary_rpc_method_handler(
+                    servicer.RestoreCluster,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.RestoreClusterRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.RestoreClusterReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -883,6 +900,33 @@ class Controller:
             '/semel.protos.v1.Controller/RaiseMetadataLevel',
             semel_dot_protos_dot_v1_dot_controller__pb2.RaiseMetadataLevelRequest.SerializeToString,
             semel_dot_protos_dot_v1_dot_controller__pb2.RaiseMetadataLevelReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RestoreCluster(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Controller/RestoreCluster',
+            semel_dot_protos_dot_v1_dot_controller__pb2.RestoreClusterRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_controller__pb2.RestoreClusterReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -24,6 +24,13 @@ class MoveStage(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MOVE_STAGE_ABORTING: _ClassVar[MoveStage]
     MOVE_STAGE_ABORTED: _ClassVar[MoveStage]
     MOVE_STAGE_SEALING: _ClassVar[MoveStage]
+
+class RestoreStage(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RESTORE_STAGE_UNSPECIFIED: _ClassVar[RestoreStage]
+    RESTORE_STAGE_PLACING: _ClassVar[RestoreStage]
+    RESTORE_STAGE_RESTORING: _ClassVar[RestoreStage]
+    RESTORE_STAGE_ENDED: _ClassVar[RestoreStage]
 TOPIC_STATE_UNSPECIFIED: TopicState
 TOPIC_STATE_CREATING: TopicState
 TOPIC_STATE_ACTIVE: TopicState
@@ -35,6 +42,10 @@ MOVE_STAGE_ACTIVATED: MoveStage
 MOVE_STAGE_ABORTING: MoveStage
 MOVE_STAGE_ABORTED: MoveStage
 MOVE_STAGE_SEALING: MoveStage
+RESTORE_STAGE_UNSPECIFIED: RestoreStage
+RESTORE_STAGE_PLACING: RestoreStage
+RESTORE_STAGE_RESTORING: RestoreStage
+RESTORE_STAGE_ENDED: RestoreStage
 
 class ClusterRecord(_message.Message):
     __slots__ = ("cluster_id", "created_us", "controller_epoch")
@@ -221,3 +232,75 @@ class MoveRecord(_message.Message):
     begun_us: int
     reason: str
     def __init__(self, job: _Optional[int] = ..., topic: _Optional[str] = ..., topic_id: _Optional[int] = ..., queue_id: _Optional[int] = ..., source: _Optional[int] = ..., target: _Optional[int] = ..., stage: _Optional[_Union[MoveStage, str]] = ..., begun_us: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class RestoreRecord(_message.Message):
+    __slots__ = ("url", "folder", "owner", "stage", "begun_us", "producer_ids_floor")
+    URL_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_US_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_IDS_FLOOR_FIELD_NUMBER: _ClassVar[int]
+    url: str
+    folder: str
+    owner: str
+    stage: RestoreStage
+    begun_us: int
+    producer_ids_floor: int
+    def __init__(self, url: _Optional[str] = ..., folder: _Optional[str] = ..., owner: _Optional[str] = ..., stage: _Optional[_Union[RestoreStage, str]] = ..., begun_us: _Optional[int] = ..., producer_ids_floor: _Optional[int] = ...) -> None: ...
+
+class RestorableQueue(_message.Message):
+    __slots__ = ("queue_id", "facts", "slot_start", "slot_end", "parent_id", "child_ids", "log_start_offset", "log_end_offset", "known_end_offset", "known_us", "producers", "reopened", "delayed_messages", "groups", "groups_back", "tiered")
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    SLOT_START_FIELD_NUMBER: _ClassVar[int]
+    SLOT_END_FIELD_NUMBER: _ClassVar[int]
+    PARENT_ID_FIELD_NUMBER: _ClassVar[int]
+    CHILD_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LOG_END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_US_FIELD_NUMBER: _ClassVar[int]
+    PRODUCERS_FIELD_NUMBER: _ClassVar[int]
+    REOPENED_FIELD_NUMBER: _ClassVar[int]
+    DELAYED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_BACK_FIELD_NUMBER: _ClassVar[int]
+    TIERED_FIELD_NUMBER: _ClassVar[int]
+    queue_id: int
+    facts: str
+    slot_start: int
+    slot_end: int
+    parent_id: int
+    child_ids: _containers.RepeatedScalarFieldContainer[int]
+    log_start_offset: int
+    log_end_offset: int
+    known_end_offset: int
+    known_us: int
+    producers: int
+    reopened: int
+    delayed_messages: int
+    groups: int
+    groups_back: int
+    tiered: bool
+    def __init__(self, queue_id: _Optional[int] = ..., facts: _Optional[str] = ..., slot_start: _Optional[int] = ..., slot_end: _Optional[int] = ..., parent_id: _Optional[int] = ..., child_ids: _Optional[_Iterable[int]] = ..., log_start_offset: _Optional[int] = ..., log_end_offset: _Optional[int] = ..., known_end_offset: _Optional[int] = ..., known_us: _Optional[int] = ..., producers: _Optional[int] = ..., reopened: _Optional[int] = ..., delayed_messages: _Optional[int] = ..., groups: _Optional[int] = ..., groups_back: _Optional[int] = ..., tiered: _Optional[bool] = ...) -> None: ...
+
+class RestoredProducer(_message.Message):
+    __slots__ = ("name", "producer_id", "epoch")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    producer_id: int
+    epoch: int
+    def __init__(self, name: _Optional[str] = ..., producer_id: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class RestoringTopic(_message.Message):
+    __slots__ = ("topic", "queues", "active")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    topic: TopicRecord
+    queues: _containers.RepeatedCompositeFieldContainer[RestorableQueue]
+    active: bool
+    def __init__(self, topic: _Optional[_Union[TopicRecord, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[RestorableQueue, _Mapping]]] = ..., active: _Optional[bool] = ...) -> None: ...
