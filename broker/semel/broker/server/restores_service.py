@@ -74,7 +74,8 @@ class RestoresService(restores_pb2_grpc.RestoresServicer):
     async def ListTier(
         self, request: restores_pb2.ListTierRequest, context: Any
     ) -> restores_pb2.ListTierReply:
-        return await self._look(request, _listed)
+        topics = not request.identity_only
+        return await self._look(request, lambda store: _listed(store, topics=topics))
 
     async def DescribeTieredQueue(
         self, request: restores_pb2.DescribeTieredQueueRequest, context: Any
@@ -139,11 +140,11 @@ class RestoresService(restores_pb2_grpc.RestoresServicer):
             raise InvalidRequest(str(error)) from error
 
 
-def _listed(store: Store) -> restores_pb2.ListTierReply:
+def _listed(store: Store, *, topics: bool) -> restores_pb2.ListTierReply:
     """BLOCKING."""
     identity = identity_of(store)
     reply = restores_pb2.ListTierReply(owner=identity.cluster_id, folder=identity.folder)
-    for topic in topics_of(store, identity.folder):
+    for topic in topics_of(store, identity.folder) if topics else ():
         numbers = [key.queue_id for key in queues_of(store, identity.folder, topic.topic_id)]
         reply.topics.add(name=topic.name, topic_id=topic.topic_id, queue_ids=numbers)
     return reply

@@ -255,7 +255,10 @@ class TierRestoreWork:
     # --- what there is
 
     async def _tier(self) -> tuple[restores_pb2.ListTierReply, list[_Topic]]:
-        """The tier, and its topics that are to be restored."""
+        """The tier, and its topics that are to be restored; every broker group can read it."""
+        for group in await self._groups():
+            request = restores_pb2.ListTierRequest(identity_only=True, **self._names())
+            await self._call("ListTier", request, group)
         tier: restores_pb2.ListTierReply = await self._call(
             "ListTier", restores_pb2.ListTierRequest(**self._names())
         )
@@ -335,16 +338,19 @@ class TierRestoreWork:
 
     async def _call(self, method: str, request: Any, group: int = 0) -> Any:
         """Calls the master of a broker group; of any if none is named."""
-        if not group:
-            status = await self._cluster.controller(
-                "GetClusterStatus", controller_pb2.ClusterStatusRequest()
-            )
-            if not status.groups:
-                raise Unavailable("no broker has reported to the controller yet. Start the brokers")
-            group = min(each.group_id for each in status.groups)
+        group = group or (await self._groups())[0]
         return await self._cluster.call_master(
             GroupId(group), method, request, CALL_S, service=RESTORES
         )
+
+    async def _groups(self) -> list[int]:
+        """The numbers of all broker groups, at least one. Raises Unavailable."""
+        status = await self._cluster.controller(
+            "GetClusterStatus", controller_pb2.ClusterStatusRequest()
+        )
+        if not status.groups:
+            raise Unavailable("no broker has reported to the controller yet. Start the brokers")
+        return sorted(each.group_id for each in status.groups)
 
     def _names(self) -> dict[str, Any]:
         return {"cluster_id": self._cluster.routes.cluster_id, "url": self._url}

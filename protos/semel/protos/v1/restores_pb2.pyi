@@ -11,12 +11,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ListTierRequest(_message.Message):
-    __slots__ = ("cluster_id", "url")
+    __slots__ = ("cluster_id", "url", "identity_only")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     URL_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_ONLY_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     url: str
-    def __init__(self, cluster_id: _Optional[str] = ..., url: _Optional[str] = ...) -> None: ...
+    identity_only: bool
+    def __init__(self, cluster_id: _Optional[str] = ..., url: _Optional[str] = ..., identity_only: _Optional[bool] = ...) -> None: ...
 
 class ListTierReply(_message.Message):
     __slots__ = ("owner", "folder", "topics")
