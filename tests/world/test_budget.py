@@ -54,8 +54,8 @@ STORED: Budget = {
     "lines of the slaves": (1_680, 2_030),
     "bodies copied by the master": (3, 3),  # off the connection, out of the request, into the entry
     "bodies copied by the slaves": (4, 4),  # each: off the connection, out of the message
-    # 3.12 makes the most, and a planted loop, which makes numbers, must still fit; 5,000 of them see
-    # whether readers can read it.
+    # 3.12 makes the most, and a planted loop, which makes numbers, must still fit. 5,000 of them
+    # see whether readers can read it.
     "bytes in small pieces by the master": (138_000, 174_000),
     "bytes in small pieces by the slaves": (118_000, 152_000),
     "write of the master": (2, 2),  # the entry, and its ID
