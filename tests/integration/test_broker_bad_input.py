@@ -450,6 +450,28 @@ async def test_a_lock_has_one_owner_and_its_old_token_is_refused(client: RawClie
     assert isinstance(await commit(client, second.token, 1), InvalidRequest)
 
 
+async def test_one_consumer_group_too_many_is_refused(tmp_path: Path) -> None:
+    async with (
+        BrokerGroup(tmp_path, nodes=1, consumer_groups_max=1) as group,
+        RawClient((await group.master()).address) as client,
+    ):
+        await client.create_queue()
+        first = await acquire(client, "one")
+        assert first.token
+        lock = broker_pb2.AcquireLocksRequest(
+            group="another", member_id="m", queues=[queue_ref(QUEUE)], lock_ms=300, session_ms=300
+        )
+        reset = broker_pb2.ResetOffsetsRequest(
+            group="another", offsets=[control_pb2.QueueCommit(queue=queue_ref(QUEUE))]
+        )
+        for method, request in (("AcquireLocks", lock), ("ResetOffsets", reset)):
+            with pytest.raises(InvalidRequest, match="--consumer-groups-max"):
+                await client.call(method, request)
+        assert await commit(client, first.token, 0) is None
+        await client.call("DeleteGroup", broker_pb2.DeleteGroupRequest(group="g"))
+        await client.call("AcquireLocks", lock)
+
+
 async def test_a_silent_member_loses_its_lock(client: RawClient) -> None:
     first = await acquire(client, "one", session_ms=200)
     while not (second := await acquire(client, "two")).token:

@@ -278,6 +278,10 @@ class BrokerConfig:
     """Producers that a queue remembers. When a new one begins above that, the row that was idle
     longest ends. Default 100,000: the table is held in memory and written with each checkpoint."""
 
+    consumer_groups_max: int = 100_000
+    """Consumer groups whose offsets the group keeps. A new one beyond that is refused. Default
+    100,000: all of them are held in memory and in each checkpoint."""
+
     staged_bytes_max: int = 8 << 30
     """Bytes that transactions may have staged on the group and not published; further batches wait.
     Default 8 GiB."""

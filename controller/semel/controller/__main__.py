@@ -107,6 +107,10 @@ def _read_peers(_: click.Context, __: click.Parameter, text: str | None) -> dict
 @_option("broker_call_timeout_ms")
 @_option("request_timeout_ms")
 @_option("level_max")
+@_option("topics_max")
+@_option("groups_max")
+@_option("group_members_max")
+@_option("producers_max")
 @_option("watches_max")
 @_option("stop_ms")
 @insecure_option

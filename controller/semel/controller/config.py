@@ -100,6 +100,19 @@ class ControllerConfig:
     """Highest feature level that this controller speaks. With a lower one it behaves as an older
     program would, for rehearsing an upgrade. Default: the newest that this program knows."""
 
+    topics_max: int = 100_000
+    """Topics of the cluster, those being created or deleted included. Default 100,000: all routes
+    are held in memory, and clients that watch them, too."""
+
+    groups_max: int = 100_000
+    """Consumer groups that have members. Default 100,000."""
+
+    group_members_max: int = 10_000
+    """Members of one consumer group. Default 10,000: an assignment names each of them."""
+
+    producers_max: int = 1_000_000
+    """Producers with a name, which are remembered for ever. Default 1,000,000."""
+
     watches_max: int = 1_000
     """How many clients may watch the routes here. Those beyond it watch brokers' copies. Default
     1,000."""
@@ -149,6 +162,10 @@ class ControllerConfig:
             "preferred_after_ms",
             "broker_call_timeout_ms",
             "request_timeout_ms",
+            "topics_max",
+            "groups_max",
+            "group_members_max",
+            "producers_max",
             "watches_max",
             "stop_ms",
         ):

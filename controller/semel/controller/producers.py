@@ -118,9 +118,18 @@ class IdAllocator:
 class ProducerService:
     """Opens and lists producers. `clock_us` is the wall clock."""
 
-    def __init__(self, epoch: ControllerEpoch, *, clock_us: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        epoch: ControllerEpoch,
+        *,
+        clock_us: Callable[[], int],
+        producers_max: int = 1_000_000,
+    ) -> None:
         self._epoch = epoch
         self._clock_us = clock_us
+        self._producers_max = producers_max
+        self._named: int | None = None
+        """Number of producers with a name; None until the first new one comes."""
         self._ids = IdAllocator(epoch)
         self._anonymous: OrderedDict[bytes, ProducerId] = OrderedDict()
 
@@ -143,6 +152,7 @@ class ProducerService:
         while True:
             entry = await self._epoch.store.get(key)
             if entry is None:
+                await self._require_room()
                 record = ProducerRecord(name=name, producer_id=await self._ids.take())
             else:
                 record = records.load(ProducerRecord, key, entry)
@@ -155,7 +165,20 @@ class ProducerService:
                     )
                 except VersionConflict:
                     continue  # another call opened it meanwhile
+                if entry is None and self._named is not None:
+                    self._named += 1
             return OpenProducerReply(producer_id=record.producer_id, epoch=epoch)
+
+    async def _require_room(self) -> None:
+        """Raises InvalidRequest if one more name would be too many. Calls that are under way at
+        once may go beyond by their number."""
+        if self._named is None:
+            self._named = len(await self._epoch.store.scan(records.PRODUCERS))
+        if self._named >= self._producers_max:
+            raise InvalidRequest(
+                f"there are {self._named:,} producers with a name, as many as --producers-max of"
+                " the controllers allows: use names again, or none"
+            )
 
     async def list(self, name: str) -> list[ProducerInfo]:
         """One named producer, or all of them by name. Raises UnknownProducer."""

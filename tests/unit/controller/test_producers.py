@@ -140,3 +140,16 @@ async def test_ids_lent_to_brokers_are_nobody_elses() -> None:
         assert len(ids) > 0
         assert not set(given) & set(ids)
     assert not set(lent[0]) & set(lent[1])
+
+
+async def test_one_name_too_many_is_refused_and_known_ones_go_on() -> None:
+    store = MemoryStore()
+    await (await service(store)).open("one", b"1")
+    epoch = await ControllerEpoch.begin(store, now_us=0)
+    limited = ProducerService(epoch, clock_us=lambda: 5, producers_max=2)
+    await limited.open("two", b"1")
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="--producers-max"):
+            await limited.open("three", b"1")
+    assert (await limited.open("one", b"2")).epoch == 2
+    await limited.open("", b"anonymous")

@@ -33,6 +33,17 @@ def check_settled(replica: Replica, key: QueueKey) -> None:
         raise sealed
 
 
+def check_room_for_group(replica: Replica, group: str) -> None:
+    """Raises InvalidRequest if one more consumer group would be too many. Calls that are under way
+    at once may go beyond by their number."""
+    groups = replica.state.groups
+    if groups.count >= replica.config.consumer_groups_max and not groups.has(group):
+        raise InvalidRequest(
+            f"{groups.count:,} consumer groups have offsets here, as many as --consumer-groups-max"
+            " of the brokers allows: delete some with `semel group delete`"
+        )
+
+
 def check_group(group: str) -> None:
     """Raises InvalidRequest unless this can be the name of a consumer group."""
     if not 0 < len(group) <= NAME_CHARACTERS_MAX or not group.isprintable():

@@ -6,7 +6,7 @@ Not here: a consumer's own commits (`server/lock_calls.py`), membership of group
 from __future__ import annotations
 
 from semel.broker.replica.replica import Replica
-from semel.broker.server.checks import check_group
+from semel.broker.server.checks import check_group, check_room_for_group
 from semel.broker.state import GroupDeleted, OffsetReset, progress
 from semel.protos.groups import check_not_reserved
 from semel.protos.queue_refs import queue_ref
@@ -44,6 +44,7 @@ class GroupOffsetCalls:
     ) -> broker_pb2.ResetOffsetsReply:
         check_group(request.group)
         check_not_reserved(request.group)
+        check_room_for_group(self._replica, request.group)
         for wanted in request.offsets:
             record = control_pb2.ResetOffset(
                 group=request.group, queue=wanted.queue, offset=wanted.offset

@@ -20,7 +20,7 @@ from typing import Final
 
 from semel.broker.replica.clock import monotonic_ms
 from semel.broker.replica.replica import Replica
-from semel.broker.server.checks import check_group
+from semel.broker.server.checks import check_group, check_room_for_group
 from semel.broker.state import CommitApplied, LockGranted, LockRefused, unread_error
 from semel.protos.errors import InvalidRequest, UnknownQueue, to_detail
 from semel.protos.ids import QueueKey
@@ -52,6 +52,7 @@ class LockCalls:
                     f"{name} is {value}, it must be between {_LOCK_MS[0]} and {_LOCK_MS[1]}"
                 )
         await self._replica.wait_master()
+        check_room_for_group(self._replica, request.group)
         grants = await asyncio.gather(*(self._acquire(request, ref) for ref in request.queues))
         return broker_pb2.AcquireLocksReply(grants=grants)
 

@@ -83,7 +83,12 @@ class ActiveController:
         self.changes = Changes()
         self.routes = RouteTable(epoch.cluster_id, epoch.number, self.changes.notify)
         self.memberships = MembershipService(
-            epoch, self.routes, clock=clocks.sessions_ms, loop_clock=clocks.loop_ms
+            epoch,
+            self.routes,
+            clock=clocks.sessions_ms,
+            loop_clock=clocks.loop_ms,
+            groups_max=config.groups_max,
+            members_max=config.group_members_max,
         )
         self.registry = BrokerRegistry(
             epoch,
@@ -110,11 +115,14 @@ class ActiveController:
             clock_us=clocks.wall_us,
             on_change=self.memberships.on_topic_changed,
             moving=lambda topic_id, queue_id: self.moves.moving(topic_id, queue_id),
+            topics_max=config.topics_max,
         )
         self.moves = MoveService(
             epoch, self.topics, self.registry, self._brokers, clock_us=clocks.wall_us
         )
-        self.producers = ProducerService(epoch, clock_us=clocks.wall_us)
+        self.producers = ProducerService(
+            epoch, clock_us=clocks.wall_us, producers_max=config.producers_max
+        )
         self.restores = RestoreService(
             epoch, self.topics.table, self.registry, self.producers, clock_us=clocks.wall_us
         )

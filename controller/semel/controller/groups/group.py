@@ -171,6 +171,10 @@ class ConsumerGroup:
         """The number of members."""
         return len(self._members)
 
+    def has(self, member_id: str) -> bool:
+        """Whether it is a member."""
+        return member_id in self._members
+
     def join(self, member_id: str, wish: Wish, now_ms: int) -> None:
         """Adds a member, or updates one that joins again, perhaps with other wishes."""
         member = self._members.get(member_id)

@@ -76,8 +76,12 @@ class MembershipService:
         *,
         clock: Callable[[], int],
         loop_clock: Callable[[], int],
+        groups_max: int = 100_000,
+        members_max: int = 10_000,
     ) -> None:
         self._epoch = epoch
+        self._groups_max = groups_max
+        self._members_max = members_max
         self._routes = routes
         self._clock = clock
         self._loop_clock = loop_clock
@@ -143,6 +147,7 @@ class MembershipService:
             if self._routes.topic(name) is None:
                 raise UnknownTopic(f"there is no topic {name!r}. Create it, or check the spelling")
         group = self._groups.get(request.group)
+        self._require_room(request, group)
         if group is None:
             revision = await self._epoch.store.revision()
             group = self._groups.setdefault(
@@ -153,6 +158,23 @@ class MembershipService:
         log.info("member joins group=%s member=%s", group.name, member_id)
         await self._settle(group)
         return group.reply(member_id)
+
+    def _require_room(self, request: JoinGroupRequest, group: ConsumerGroup | None) -> None:
+        """Raises InvalidRequest if one more would be too many."""
+        if group is None and len(self._groups) >= self._groups_max:
+            raise InvalidRequest(
+                f"there are {len(self._groups):,} consumer groups, as many as --groups-max of the"
+                " controllers allows"
+            )
+        if (
+            group is not None
+            and group.member_count >= self._members_max
+            and not group.has(request.member_id)
+        ):
+            raise InvalidRequest(
+                f"group {group.name!r} has {group.member_count:,} members, as many as"
+                " --group-members-max of the controllers allows"
+            )
 
     async def heartbeat(self, request: HeartbeatGroupRequest) -> GroupMembershipReply:
         """Notes that a member is alive; returns its assignment.

@@ -95,6 +95,11 @@ class TopicTable:
         """All active topics."""
         return [name for name in sorted(self._ids) if self._routes.topic(name) is not None]
 
+    @property
+    def count(self) -> int:
+        """The number of topics, those being created or deleted included."""
+        return len(self._known)
+
     def has(self, name: str) -> bool:
         """Whether a topic of that name exists or is being created."""
         return name in self._ids

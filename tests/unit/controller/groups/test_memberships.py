@@ -188,13 +188,13 @@ async def test_a_forgotten_group_never_repeats_a_generation(cluster: Cluster) ->
     assert (await consumers.join("a", "orders")).generation > last.generation
 
 
-async def served(store: MemoryStore) -> MembershipService:
+async def served(store: MemoryStore, **limits: int) -> MembershipService:
     """The groups of a controller that knows one topic of four queues, without its task."""
     epoch = await ControllerEpoch.begin(store, now_us=0)
     routes = RouteTable("c", 1, lambda: None)
     queues = [pb.QueueRoute(queue_id=number) for number in range(4)]
     routes.set_topic(pb.TopicRoute(name="orders", topic_id=1, queues=queues))
-    return MembershipService(epoch, routes, clock=Clock(), loop_clock=Clock())
+    return MembershipService(epoch, routes, clock=Clock(), loop_clock=Clock(), **limits)
 
 
 def joining(member: str) -> pb.JoinGroupRequest:
@@ -492,3 +492,20 @@ async def _settle_without_adopting(
         record = ConsumerGroup("g", generation=plan.generation - 1).record(plan)
         key = records.consumer_group_key(group.name)
         await self._epoch.transact(puts={key: records.dump(record)})
+
+
+async def test_one_group_or_member_too_many_is_refused_and_the_others_go_on() -> None:
+    service = await served(MemoryStore(), groups_max=2, members_max=2)
+    await service.join(joining("a"))
+    await service.join(joining("b"))
+    with pytest.raises(InvalidRequest, match="--group-members-max"):
+        await service.join(joining("c"))
+    await service.join(joining("a"))
+    other = joining("a")
+    other.group = "h"
+    await service.join(other)
+    other.group = "i"
+    with pytest.raises(InvalidRequest, match="--groups-max"):
+        await service.join(other)
+    await service.leave("g", "a")
+    await service.join(joining("c"))

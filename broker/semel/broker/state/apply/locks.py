@@ -85,6 +85,15 @@ class ConsumerGroups:
         """The live state of one group on one queue, to read only."""
         return self._groups.get(group, {}).get(key)
 
+    @property
+    def count(self) -> int:
+        """The number of groups that have any state here."""
+        return len(self._groups)
+
+    def has(self, group: str) -> bool:
+        """Whether the group has any state here."""
+        return group in self._groups
+
     def names(self) -> list[str]:
         """The groups that have any state here, sorted."""
         return sorted(self._groups)
