@@ -165,6 +165,8 @@ def _optional_address(context: click.Context, parameter: click.Parameter, value:
 @node_option("replication_plaintext_within", type=str, multiple=True, metavar="CIDR")
 @node_option("metrics_port", type=PORT)
 @node_option("tls_dir")
+@node_option("authorization")
+@node_option("audit_log")
 @log_option("segment_bytes", type=click.IntRange(1 << 20))
 @log_option("cache_bytes", type=click.IntRange(0))
 @node_option("retention_check_ms", type=click.IntRange(10))

@@ -108,6 +108,16 @@ class BrokerConfig:
     makes it: all connections use TLS, and both ends prove who they are. Replaced files count from
     the next connection on. Default: none, connections are plain."""
 
+    authorization: bool = False
+    """Checks each call against the rules of `semel acl`: what no rule allows is denied. Callers are
+    known by their certificates, so it needs --tls-dir; an administrator's may do everything. All
+    brokers and controllers of a cluster need it. Default: off, whoever has a certificate of the
+    cluster may do everything."""
+
+    audit_log: Path | None = None
+    """File of the audit log, which gets a line of JSON for each refusal. It rotates
+    at 64 MiB, and 8 older files are kept; needs --authorization. Default: none."""
+
     security: Security | None = field(init=False, default=None)
     """What `tls_dir` holds."""
 
@@ -314,6 +324,10 @@ class BrokerConfig:
     longer."""
 
     def __post_init__(self) -> None:
+        if self.authorization and self.tls_dir is None:
+            raise InvalidRequest("authorization needs tls_dir: callers are known by certificates")
+        if self.audit_log is not None and not self.authorization:
+            raise InvalidRequest("audit_log needs authorization: without it nothing is refused")
         if self.tls_dir is not None:
             security = Security.of_node(self.tls_dir, BROKER, self.node_id, self.cluster_id)
             object.__setattr__(self, "security", security)

@@ -37,6 +37,7 @@ from semel.broker.state import QueueState, progress
 from semel.broker.tiers.place import TierPlace
 from semel.protos.ids import NodeId, TopicId
 from semel.protos.metrics import Metric, Samples
+from semel.protos.security.access import AccessControl
 
 _ROWS: Final = 1_000
 _TOPICS: Final = 100
@@ -253,6 +254,16 @@ METRICS: Final = (
     _counter("tier_cold_reads_total", "reads", "Reads of older messages from the object store."),
     _counter("tier_cold_bytes_total", "bytes", "Bytes of batches that were made of them."),
     _counter("tier_deleted_objects_total", "objects", "Objects deleted at the object store."),
+    _counter(
+        "refused_calls_total",
+        "calls",
+        "Calls, and messages of streams, that the rules did not allow. With --authorization only.",
+    ),
+    _counter(
+        "audit_dropped_lines_total",
+        "lines",
+        "Lines of the audit log that were lost. With --authorization only.",
+    ),
     _gauge(
         "consumer_lag_messages",
         "messages",
@@ -289,8 +300,10 @@ class Probe:
         memory_bounds: MemoryBounds,
         parting: DelayedParting,
         tier: TierPlace | None = None,
+        access: AccessControl | None = None,
     ) -> None:
         self._tier = tier
+        self._access = access
         self._parting = parting
         self._compaction = compaction
         self._memory = memory
@@ -323,6 +336,9 @@ class Probe:
         self._add_streams(page)
         if self._tier is not None:
             self._add_store(page, self._tier)
+        if self._access is not None:
+            page.add("semel_broker_refused_calls_total", self._access.refused)
+            page.add("semel_broker_audit_dropped_lines_total", self._access.dropped)
         if self._replica.is_master:
             self._add_waiting(page)
             self._add_transactions(page)

@@ -12,6 +12,7 @@ from semel.client.admin.inspection import Inspection
 from semel.client.admin.nodes import DrainResult, MemberProgress, MembershipResult
 from semel.client.admin.resets import OffsetReset, Shift
 from semel.client.admin.restore import RestorePlan, RestoreResult
+from semel.client.admin.rights import AccessDecision, AccessRules, WhoAmI
 from semel.client.admin.stored_message import StoredMessage
 from semel.client.admin.tier_restore import TierRestorePlan, TierRestoreProgress
 from semel.client.admin.topic_settings import Compaction, IdDedup
@@ -54,6 +55,8 @@ from semel.protos.security.credentials import Security
 
 __all__ = [
     "ARROW_SCHEMA",
+    "AccessDecision",
+    "AccessRules",
     "Admin",
     "AsyncAdmin",
     "AsyncClient",
@@ -117,6 +120,7 @@ __all__ = [
     "Transactions",
     "UnreadableBatch",
     "VerifyProgress",
+    "WhoAmI",
     "connect",
     "connect_async",
 ]

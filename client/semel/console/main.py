@@ -5,7 +5,8 @@ How it works. Every noun has a module of its own that is imported when the noun 
 error handling and turns every failure into one line on stderr.
 
 Invariants
-1. Exit status 0 success, 1 failure, 2 wrong usage, 130 interrupted, 141 the reader of the output
+1. Exit status 0 success, 1 failure, 2 wrong usage, 3 not authenticated, 4 denied, 130 interrupted,
+   141 the reader of the output
    went away (both as a shell shows SIGINT and SIGPIPE); an error is one line,
    `error: what happened, to what, what to do`. A reader that went away is no error.
 2. With `--json` stdout has nothing but JSON, also when the call fails.
@@ -22,7 +23,7 @@ from typing import Any, Final, NoReturn
 import click
 
 from semel.console import render
-from semel.protos.errors import SemelError
+from semel.protos.errors import PermissionDenied, SemelError, Unauthenticated
 
 _COMMANDS: Final = {
     "up": ("semel.console.up:up", "A whole cluster on this machine; Ctrl-C stops it."),
@@ -44,6 +45,8 @@ _COMMANDS: Final = {
         "semel.console.transaction:transaction",
         "What programs store all or nothing: list, describe, abort.",
     ),
+    "acl": ("semel.console.acl:acl", "Rules of who may do what: grant, revoke, list, check."),
+    "whoami": ("semel.console.acl:whoami", "Who you are for the cluster."),
     "verify": (
         "semel.console.verify:verify",
         "Prove from every node's log that each message is stored once.",
@@ -53,6 +56,9 @@ _COMMANDS: Final = {
     "completion": ("semel.console.completion:completion", "Print shell completion code."),
 }
 """Name -> (module:attribute, one line of help)."""
+
+_STATUS: Final[dict[type[SemelError], int]] = {Unauthenticated: 3, PermissionDenied: 4}
+"""Exit statuses of errors that a program may want to tell from other failures."""
 
 READER_GONE: Final = 128 + 13
 """Exit status when the reader of the output went away: what a shell shows for SIGPIPE."""
@@ -136,7 +142,7 @@ def run(arguments: list[str] | None = None) -> int:
         return 130
     except SemelError as error:
         render.error(error.message or type(error).__name__)
-        return 1
+        return _STATUS.get(type(error), 1)
     except (_ReaderGone, BrokenPipeError):
         # Nobody is left to tell; what is still buffered goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -100,6 +100,8 @@ def _read_peers(_: click.Context, __: click.Parameter, text: str | None) -> dict
 @_option("metadata_tls")
 @_option("cluster_id")
 @_option("tls_dir")
+@_option("authorization")
+@_option("audit_log")
 @_option("metrics_port")
 @_option("node_timeout_ms")
 @_option("preferred_rack")

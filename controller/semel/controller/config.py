@@ -63,6 +63,17 @@ class ControllerConfig:
     names the cluster, so --cluster-id need not. Replaced files count from the next connection on.
     Default: none, connections are plain."""
 
+    authorization: bool = False
+    """Checks each call against the rules of `semel acl`: what no rule allows is denied. Callers are
+    known by their certificates, so it needs --tls-dir; an administrator's may do everything. All
+    brokers and controllers of a cluster need it. Default: off, whoever has a certificate of the
+    cluster may do everything."""
+
+    audit_log: Path | None = None
+    """File of the audit log, which gets a line of JSON for each refusal and each
+    change of rules. It rotates at 64 MiB, and 8 older files are kept; needs --authorization.
+    Default: none."""
+
     security: Security | None = field(init=False, default=None)
     """What `tls_dir` holds."""
 
@@ -127,6 +138,10 @@ class ControllerConfig:
             Address.parse(self.advertise)
         if self.controller_id < 1:
             raise InvalidRequest(f"controller_id is {self.controller_id}; it begins at 1")
+        if self.authorization and self.tls_dir is None:
+            raise InvalidRequest("authorization needs tls_dir: callers are known by certificates")
+        if self.audit_log is not None and not self.authorization:
+            raise InvalidRequest("audit_log needs authorization: without it nothing is refused")
         if self.tls_dir is not None:
             security = Security.of_node(
                 self.tls_dir, CONTROLLER, self.controller_id, self.cluster_id

@@ -37,8 +37,10 @@ from semel.protos.errors import InternalError, SemelError, Unavailable
 from semel.protos.levels import own_levels
 from semel.protos.metrics import MetricsServer
 from semel.protos.rpc import SERVER_OPTIONS, ServerInterceptor
+from semel.protos.security.access import AccessControl
 from semel.protos.security.credentials import Contexts, add_port
 from semel.protos.security.guard import Guard
+from semel.protos.security.rules import Kind
 from semel.protos.v1.controller_pb2_grpc import add_ControllerServicer_to_server
 
 log = logging.getLogger(__name__)
@@ -75,6 +77,7 @@ class ControllerNode:
         self._given_store = store
         self._clocks = Clocks(sessions_ms=clock, loop_ms=loop_clock, wall_us=clock_us)
         self._succession: Succession | None = None
+        self._access: AccessControl | None = None
         self._failed: asyncio.Future[SemelError] | None = None
         self._exits = AsyncExitStack()
 
@@ -125,15 +128,23 @@ class ControllerNode:
             level_max=config.level_max,
         )
         guard = Guard(config.security)
+        access = await self._open_access(succession)
         service = ControllerService(
             succession,
             request_timeout_s=config.request_timeout_ms / 1000,
             level_max=config.level_max,
             watches_max=config.watches_max,
             guard=guard,
+            access=access,
         )
         server = grpc.aio.server(
-            interceptors=[ServerInterceptor(own_levels(config.level_max), guard.admit)],
+            interceptors=[
+                ServerInterceptor(
+                    own_levels(config.level_max),
+                    guard.admit,
+                    None if access is None else access.checks,
+                )
+            ],
             options=SERVER_OPTIONS,
         )
         add_ControllerServicer_to_server(service, server)
@@ -155,7 +166,31 @@ class ControllerNode:
     async def _begin(self, store: MetadataStore) -> ActiveController:
         assert self._succession is not None
         controllers = self._succession.controllers
-        return await ActiveController.begin(store, self.config, self._clocks, controllers)
+        begin = ActiveController.begin
+        if self._access is None:
+            return await begin(store, self.config, self._clocks, controllers)
+        return await begin(store, self.config, self._clocks, controllers, self._access.take)
+
+    async def _open_access(self, succession: Succession) -> AccessControl | None:
+        """The check of rules, if there is to be one. Raises Unavailable for its audit log."""
+        config = self.config
+        if not config.authorization:
+            return None
+        loop = asyncio.get_running_loop()
+        try:
+            access = await loop.run_in_executor(
+                None,
+                AccessControl,
+                config.cluster_id,
+                _Names(),
+                config.audit_log,
+                lambda: succession.is_active,
+            )
+        except OSError as error:
+            raise Unavailable(f"cannot open the audit log: {error}") from error
+        self._exits.push_async_callback(loop.run_in_executor, None, access.close)
+        self._access = access
+        return access
 
     def _bind(self, server: grpc.aio.Server) -> None:
         config = self.config
@@ -171,7 +206,7 @@ class ControllerNode:
         if config.metrics_port is None:
             return
         host = Address.parse(config.listen).host
-        probe = Probe(config.controller_id, succession.active_or_none)
+        probe = Probe(config.controller_id, succession.active_or_none, self._access)
         metrics = MetricsServer(
             host,
             config.metrics_port,
@@ -213,6 +248,13 @@ class ControllerNode:
                 log.exception("controller must end")
                 leaf = InternalError(f"controller must end: {leaf!r}")
             self._failed.set_result(leaf)
+
+
+class _Names:
+    """No message to a controller names a resource by a number."""
+
+    def name_of(self, kind: Kind, number: int) -> str | None:
+        return None
 
 
 async def _raise(error: Awaitable[SemelError]) -> None:

@@ -15,6 +15,7 @@ from typing import Final
 from semel.controller.active.active_controller import ActiveController
 from semel.controller.brokers.liveness import MASTER
 from semel.protos.metrics import Metric, Samples
+from semel.protos.security.access import AccessControl
 from semel.protos.v1.controller_pb2 import GroupStatus
 
 MEMBER_ROLES: Final = (MASTER, "slave")
@@ -26,6 +27,10 @@ def _gauge(name: str, unit: str, text: str, *labels: str) -> Metric:
     return Metric(
         name=f"semel_controller_{name}", kind="gauge", unit=unit, text=text, labels=labels
     )
+
+
+def _counter(name: str, unit: str, text: str) -> Metric:
+    return Metric(name=f"semel_controller_{name}", kind="counter", unit=unit, text=text, labels=())
 
 
 COMMON: Final = ("controller",)
@@ -50,6 +55,16 @@ METRICS: Final = (
     _gauge("unfinished_topics", "topics", "Topics being created, altered or deleted."),
     _gauge("consumer_groups", "groups", "Consumer groups."),
     _gauge("consumer_members", "members", "Members of all consumer groups."),
+    _counter(
+        "refused_calls_total",
+        "calls",
+        "Calls that the rules did not allow. With --authorization only.",
+    ),
+    _counter(
+        "audit_dropped_lines_total",
+        "lines",
+        "Lines of the audit log that were lost. With --authorization only.",
+    ),
 )
 
 
@@ -66,7 +81,13 @@ def under_replicated(group: GroupStatus) -> bool:
 class Probe:
     """The figures of one controller. `active` gives the active controller, None while a standby."""
 
-    def __init__(self, controller_id: int, active: Callable[[], ActiveController | None]) -> None:
+    def __init__(
+        self,
+        controller_id: int,
+        active: Callable[[], ActiveController | None],
+        access: AccessControl | None = None,
+    ) -> None:
+        self._access = access
         self._controller_id = controller_id
         self._active = active
 
@@ -76,6 +97,9 @@ class Probe:
         active = self._active()
         page.add("semel_controller_info", 1, version=version("semel"))
         page.add("semel_controller_in_office", active is not None)
+        if self._access is not None:
+            page.add("semel_controller_refused_calls_total", self._access.refused)
+            page.add("semel_controller_audit_dropped_lines_total", self._access.dropped)
         if active is not None:
             _add_cluster(page, active)
         return page

@@ -30,6 +30,7 @@ CONSUMERS: Final = "/consumers/"
 MOVES: Final = "/moves/"
 RESTORE: Final = "/restore"
 RESTORING: Final = "/restoring/"
+RIGHTS: Final = "/rights"
 
 M = TypeVar("M", bound=Message)
 

@@ -29,12 +29,16 @@ from semel.controller.groups.memberships import MembershipService
 from semel.controller.producers import ProducerService
 from semel.controller.topics.topics import TopicService
 from semel.protos import compat
-from semel.protos.errors import NotMaster, Throttled
+from semel.protos.errors import InvalidRequest, NotMaster, Throttled
 from semel.protos.levels import own_levels, program_version
+from semel.protos.security.access import AccessControl
+from semel.protos.security.enforcement import CALLER, Caller
 from semel.protos.security.guard import Guard
 from semel.protos.security.identity import BROKER
+from semel.protos.security.rights_record import changes_of, check_right
 from semel.protos.v1 import controller_pb2 as pb
 from semel.protos.v1.controller_pb2_grpc import ControllerServicer
+from semel.protos.v1.metadata_pb2 import RightsRecord
 
 WATCH_AGAIN_MS: Final = 60_000
 """After so long a client that found no room for its watch may ask again."""
@@ -82,9 +86,12 @@ class ControllerService(ControllerServicer):
         level_max: int,
         watches_max: int,
         guard: Guard | None = None,
+        access: AccessControl | None = None,
     ) -> None:
-        """`guard` checks that reports are from the nodes that they name; None for no TLS."""
+        """`guard` checks that reports are from the nodes that they name; None for no TLS. `access`
+        decides by the rules; None if none are checked."""
         self.role = role
+        self._access = access
         self._guard = guard or Guard(None)
         self.watches = 0
         """How many clients watch the routes now."""
@@ -281,6 +288,60 @@ class ControllerService(ControllerServicer):
         self, request: pb.RestoreClusterRequest, context: Any
     ) -> pb.RestoreClusterReply:
         return await self.role.active().restores.step(request)
+
+    @is_active
+    async def ChangeRights(
+        self, request: pb.ChangeRightsRequest, context: Any
+    ) -> pb.ChangeRightsReply:
+        access, caller = self._checked()
+        changed = await self.role.active().rights.change(request)
+        for line in changes_of(request):
+            access.audit(
+                {
+                    "who": caller.principal,
+                    "from": caller.address,
+                    "method": "/semel.protos.v1.Controller/ChangeRights",
+                    "change": line,
+                    "result": "changed" if changed else "unchanged",
+                }
+            )
+        return pb.ChangeRightsReply(changed=changed)
+
+    @is_active
+    async def ListRights(self, request: pb.ListRightsRequest, context: Any) -> pb.ListRightsReply:
+        self._checked()
+        return pb.ListRightsReply(rights=self.role.active().rights.record)
+
+    @is_active
+    async def CheckRight(self, request: pb.CheckRightRequest, context: Any) -> pb.CheckRightReply:
+        access, _ = self._checked()
+        return check_right(access.enforcer.book, request)
+
+    @is_active
+    async def WhoAmI(self, request: pb.WhoAmIRequest, context: Any) -> pb.WhoAmIReply:
+        access, caller = self._checked()
+        return pb.WhoAmIReply(
+            principal=caller.principal,
+            groups=access.enforcer.book.groups_of(caller.principal),
+            administrator=caller.administrator,
+            scopes=map(str, caller.scopes or ()),
+            expires_us=int((caller.expires_s or 0) * 1_000_000),
+        )
+
+    async def WatchRights(
+        self, request: pb.WatchRightsRequest, context: Any
+    ) -> AsyncGenerator[RightsRecord]:
+        async for record in self.role.active().rights.watch():
+            yield record
+
+    def _checked(self) -> tuple[AccessControl, Caller]:
+        """The check of rules, and the caller. Raises InvalidRequest without one."""
+        caller = CALLER.get()
+        if self._access is None or caller is None:
+            raise InvalidRequest(
+                "no rules are checked in this cluster: start its nodes with --authorization"
+            )
+        return self._access, caller
 
     def _patience_s(self, context: grpc.aio.ServicerContext[Any, Any]) -> float:
         """How many seconds a call may wait for broker groups."""

@@ -64,6 +64,8 @@ COMPACTED_MOVE_LEVEL: Final = 9
 SHARED_FETCH_LEVEL: Final = 9
 """From here on a program serves thousands of fetches of one stream at a time: a broker that knows
 this level, whatever level its log is at."""
+RIGHTS_LEVEL: Final = 9
+"""From here on the controllers' metadata may hold rules of who may do what."""
 
 LEVEL_MIN: Final = 0
 """The lowest level that this program knows; a log that never needed another is at 0."""
@@ -81,8 +83,8 @@ _FEATURES: Final = {
     ID_LEVEL: "dedup by message id",
     NULL_LEVEL: "null values, compaction, limits of what is due in a second, the history of"
     " releases, and moves of queues with delayed messages,",
-    TIER_LEVEL: "tiers, memory topics, moves of compacted queues, and splits of queues with delayed"
-    " messages,",
+    TIER_LEVEL: "tiers, memory topics, moves of compacted queues, splits of queues with delayed"
+    " messages, and rules of who may do what",
 }
 
 

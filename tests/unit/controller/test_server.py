@@ -286,7 +286,7 @@ async def test_more_clients_than_there_is_room_for_are_sent_to_brokers() -> None
     await anext(service.WatchRoutes(pb.GetRoutesRequest(), None))
 
 
-ENDED_OTHERWISE = {"WatchRoutes", "GetClusterStatus"}
+ENDED_OTHERWISE = {"WatchRoutes", "WatchRights", "GetClusterStatus"}
 """A watch ends with the changes that it waits for. The status is told by standbys too, and nothing
 is awaited once the active controller is asked for its part."""
 

@@ -56,6 +56,8 @@ class RoutesCopy:
         self._routes = Routes()
         """The newest routes, without topics."""
         self._topics: dict[str, TopicRoute] = {}
+        self._names: dict[int, str] = {}
+        """Names of topics by their ids."""
         self._controllers: tuple[str, ...] = ()
         self._active = ""
         self._epoch = 0
@@ -75,6 +77,10 @@ class RoutesCopy:
         """HOST:PORT of every controller, as the active controller named them."""
         return self._controllers
 
+    def topic_name(self, topic_id: int) -> str | None:
+        """The name of a topic; None if the copy has none with this id."""
+        return self._names.get(topic_id)
+
     def on_answer(self, address: str, version: int, controllers: Sequence[str]) -> bool:
         """The controller at `address` answered a report; True if its routes are newer."""
         self.on_epoch(version >> EPOCH_SHIFT)
@@ -93,6 +99,7 @@ class RoutesCopy:
             self._topics[topic.name] = topic
         for name in routes.removed_topics:
             self._topics.pop(name, None)
+        self._names = {topic.topic_id: name for name, topic in self._topics.items()}
         known = self._routes
         self._routes = Routes(
             version=routes.version,

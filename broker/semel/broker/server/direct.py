@@ -9,7 +9,8 @@ Backpressure. A stream is not read while `_HELD_BYTES` wait for its handler, and
 when the socket has taken all but some 64 KiB.
 
 Invariants
-1. A handler is cancelled when its connection is lost.
+1. A handler is cancelled when its connection is lost. It runs in the context of the call that gave
+   its ticket, and so for the caller of that call.
 2. The connection stays open for a moment after its handler has ended, so that the last messages
    arrive: a socket that is closed with unread bytes in it takes back what it sent.
 
@@ -23,6 +24,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from contextvars import copy_context
 from typing import Any, Final
 
 from semel.broker.replica.fetch_waiters import finish
@@ -81,12 +83,15 @@ class DirectStreams:
         told = self._levels()
         metadata = context.invocation_metadata()
         caller = context.auth_context() if self._port.tls is not None else {}
+        called = copy_context()
 
         def taker(stream: FramedStream) -> _Context:
             if told.active and self._levels().active != told.active:
                 raise InvalidRequest("the group's feature level rose since the ticket was given")
             taken = _Context(stream, metadata, caller)
-            taken.task = task = asyncio.get_running_loop().create_task(_run(handler, taken))
+            taken.task = task = asyncio.get_running_loop().create_task(
+                _run(handler, taken), context=called
+            )
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             return taken

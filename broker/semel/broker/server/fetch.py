@@ -43,7 +43,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 import grpc
 import grpc.aio
@@ -62,11 +62,14 @@ from semel.protos.ids import QueueKey
 from semel.protos.levels import LEVEL_MAX, levels_metadata, told_levels, untold_levels
 from semel.protos.metrics import Histogram
 from semel.protos.queue_refs import queue_key_of
+from semel.protos.security.declared import declared
+from semel.protos.security.enforcement import Enforcer, Gate
 from semel.protos.streams import encode_fetch_reply
 from semel.protos.v1 import broker_pb2
 from semel.protos.v1.common_pb2 import Levels
 
 _QUEUES_MAX = 65_536
+_METHOD: Final = "/semel.protos.v1.BrokerStream/Fetch"
 _READ_AHEAD = 2
 """Replies of one stream that are read from the log before the first of them has left: so many to
 polls that are behind, and as many to those that have waited."""
@@ -158,9 +161,16 @@ class _Outlet:
 class FetchHandler:
     """Handles BrokerStream.Fetch."""
 
-    def __init__(self, node: FetchNode, cold: ColdReads | None = None) -> None:
-        """`cold` reads what only the object store has; None if the node was given none."""
+    def __init__(
+        self,
+        node: FetchNode,
+        cold: ColdReads | None = None,
+        enforcer: Enforcer | None = None,
+    ) -> None:
+        """`cold` reads what only the object store has; None if the node was given none. Without an
+        `enforcer` everybody may read everything."""
         self._node = node
+        self._enforcer = enforcer
         self.counters = FetchCounters()
         self._reader = QueueReader(node, cold)
         self._reads_cold = cold is not None
@@ -171,6 +181,26 @@ class FetchHandler:
 
     async def fetch(self, _: object, context: StreamContext) -> None:
         """One client's stream. Requests are served concurrently, replies leave in turn."""
+        if self._enforcer is None:
+            await self._fetch(context, None)
+            return
+        task, ended = asyncio.current_task(), list[SemelError]()
+        assert task is not None
+
+        def end(error: SemelError) -> None:
+            if not ended:
+                ended.append(error)
+                task.cancel()
+
+        with self._enforcer.gate(_METHOD, end) as gate:
+            try:
+                await self._fetch(context, gate)
+            except asyncio.CancelledError:
+                if not ended or task.uncancel() > 0:  # the client hung up
+                    raise
+                raise ended[0] from None
+
+    async def _fetch(self, context: StreamContext, gate: Gate | None) -> None:
         limit = asyncio.Semaphore(self._node.config.fetches_per_stream_max)
         out = _Outlet(context)
         await context.send_initial_metadata(levels_metadata(self._node.levels()))
@@ -179,7 +209,7 @@ class FetchHandler:
 
         async def answer(request: broker_pb2.FetchRequest, memory: ClientMemory | None) -> None:
             try:
-                await self._serve(request, out, memory, told.max)
+                await self._serve(request, out, memory, told.max, gate)
             finally:
                 limit.release()
 
@@ -209,8 +239,11 @@ class FetchHandler:
         out: _Outlet,
         memory: ClientMemory | None,
         level_max: int,
+        gate: Gate | None = None,
     ) -> None:
         try:
+            if gate is not None:
+                gate.admit(declared(_METHOD).needs(request))
             poll = self._poll(request, memory, level_max)
             while True:
                 if not request.any_replica:

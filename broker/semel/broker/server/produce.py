@@ -30,7 +30,7 @@ import asyncio
 import logging
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 import grpc
 import grpc.aio
@@ -43,12 +43,16 @@ from semel.protos.column_checks import check_columns
 from semel.protos.errors import InternalError, NotMaster, SemelError, Unavailable, to_detail
 from semel.protos.levels import levels_metadata
 from semel.protos.metrics import Histogram
+from semel.protos.security.declared import Need
+from semel.protos.security.enforcement import Enforcer, Gate
+from semel.protos.security.rules import Action, Kind
 from semel.protos.streams import Ping, decode_produce
 from semel.protos.v1 import broker_pb2, errors_pb2
 from semel.protos.v1.common_pb2 import Levels
 
 logger = logging.getLogger(__name__)
 
+_METHOD: Final = "/semel.protos.v1.BrokerStream/Produce"
 _ACKS_PER_REPLY = 1024
 _UNREAD_ACKS_MAX = 8 * _ACKS_PER_REPLY
 """A client that leaves more acknowledgements than this unread is not read either."""
@@ -141,6 +145,8 @@ class ProduceStream:
         """`unpackers` unpack compressed batches; by default the event loop's own threads."""
         self._node = node
         self._unpackers = unpackers
+        self.gate: Gate | None = None
+        """Decides to which topics the client may write; None: to all."""
         self._counters = counters or ProduceCounters()
         self._acks: list[broker_pb2.ProduceAck] = []
         self._pong = 0
@@ -253,7 +259,9 @@ class ProduceStream:
         arrival = _Arrival(self, self._counters, asyncio.get_running_loop().time())
         for batch in message:
             header = check_batch(batch)
-            if header.codec is Codec.NONE:
+            if (refusal := self._denial(header)) is not None:
+                pass  # and nothing of the batch is looked into
+            elif header.codec is Codec.NONE:
                 refusal = _refusal(batch, header)
             else:
                 refusal = await asyncio.get_running_loop().run_in_executor(
@@ -265,6 +273,15 @@ class ProduceStream:
             else:
                 arrival.refuse(header, refusal)
         return True
+
+    def _denial(self, header: BatchHeader) -> SemelError | None:
+        """Why the client may not write to the batch's topic; None if it may."""
+        if self.gate is not None:
+            try:
+                self.gate.admit((Need(Action.WRITE, Kind.TOPIC, header.topic_id),))
+            except SemelError as error:
+                return error
+        return None
 
     async def _write(self, context: StreamContext) -> None:
         while True:
@@ -299,10 +316,17 @@ def _refusal(batch: bytes, header: BatchHeader) -> SemelError | None:
 class ProduceHandler:
     """Handles BrokerStream.Produce, and ends its streams when mastership is lost."""
 
-    def __init__(self, node: ProduceNode, unpackers: Executor | None = None) -> None:
-        """`unpackers` are as for `ProduceStream`."""
+    def __init__(
+        self,
+        node: ProduceNode,
+        unpackers: Executor | None = None,
+        enforcer: Enforcer | None = None,
+    ) -> None:
+        """`unpackers` are as for `ProduceStream`. Without an `enforcer` everybody may write to
+        every topic."""
         self._node = node
         self._unpackers = unpackers
+        self._enforcer = enforcer
         self.counters = ProduceCounters()
         self._streams: dict[ProduceStream, None] = {}
         """In the order in which they came; the order of a set would change from run to run."""
@@ -317,7 +341,11 @@ class ProduceHandler:
             except NotMaster as error:
                 stream.fail(error)
             await context.send_initial_metadata(levels_metadata(self._node.levels()))
-            await stream.serve(context)
+            if self._enforcer is None:
+                await stream.serve(context)
+                return
+            with self._enforcer.gate(_METHOD, stream.fail) as stream.gate:
+                await stream.serve(context)
         finally:
             del self._streams[stream]
 

@@ -1,7 +1,7 @@
 """The asyncio `AsyncAdmin`.
 
 The synchronous half, `api/sync_admin.py`, is generated from this module by `tools/unasync.py`,
-which explains the marks in the comments.
+which explains the marks in the comments. It is one file because it is one class.
 
 Not here: what the calls do (`admin/calls.py`, `admin/verify.py`).
 """
@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
+from semel.client.admin import rights
 from semel.client.admin.delay_history import DelayRelease, delay_history
 from semel.client.admin.delays import (
     LIMIT_DEFAULT,
@@ -44,6 +45,7 @@ from semel.client.admin.inspection import Inspection
 from semel.client.admin.nodes import DrainResult, MemberProgress, MembershipResult, MembershipWork
 from semel.client.admin.resets import OffsetReset, Shift, Target
 from semel.client.admin.restore import RestorePlan, RestoreResult, RestoreWork
+from semel.client.admin.rights import AccessDecision, AccessRules, WhoAmI
 from semel.client.admin.stored_message import StoredMessage, show_message
 from semel.client.admin.tier_restore import (
     TierRestorePlan,
@@ -271,6 +273,36 @@ class AsyncAdmin:
         answers, and nothing else.
         """
         return await self._session.await_run(self._session.admin.inspect_cluster(deep))
+
+    async def change_access_rules(
+        self,
+        *,
+        add: Sequence[str] = (),
+        remove: Sequence[str] = (),
+        add_members: Mapping[str, Sequence[str]] | None = None,
+        remove_members: Mapping[str, Sequence[str]] | None = None,
+    ) -> bool:
+        """Changes rules, `allow|deny PRINCIPAL ACTION RESOURCE`, and members (`user:NAME`) of
+        groups; False if all is so already. Raises InvalidRequest, PermissionDenied."""
+        return await self._session.await_run(
+            rights.change_rules(
+                self._session.cluster, add, remove, add_members or {}, remove_members or {}
+            )
+        )
+
+    async def access_rules(self) -> AccessRules:
+        """Returns all rules and groups of principals. Raises PermissionDenied."""
+        return await self._session.await_run(rights.list_rules(self._session.cluster))
+
+    async def check_access(self, principal: str, action: str, resource: str) -> AccessDecision:
+        """Returns whether a principal may do something, and the rule that decides."""
+        return await self._session.await_run(
+            rights.check_right(self._session.cluster, principal, action, resource)
+        )
+
+    async def who_am_i(self) -> WhoAmI:
+        """Returns the caller as the cluster knows it."""
+        return await self._session.await_run(rights.who_am_i(self._session.cluster))
 
     async def list_producers(self) -> list[ProducerSummary]:
         """Returns the named producers, by name."""

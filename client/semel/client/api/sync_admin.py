@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
+from semel.client.admin import rights
 from semel.client.admin.delay_history import DelayRelease, delay_history
 from semel.client.admin.delays import (
     LIMIT_DEFAULT,
@@ -43,6 +44,7 @@ from semel.client.admin.inspection import Inspection
 from semel.client.admin.nodes import DrainResult, MemberProgress, MembershipResult, MembershipWork
 from semel.client.admin.resets import OffsetReset, Shift, Target
 from semel.client.admin.restore import RestorePlan, RestoreResult, RestoreWork
+from semel.client.admin.rights import AccessDecision, AccessRules, WhoAmI
 from semel.client.admin.stored_message import StoredMessage, show_message
 from semel.client.admin.tier_restore import (
     TierRestorePlan,
@@ -268,6 +270,36 @@ class Admin:
         answers, and nothing else.
         """
         return self._session.run(self._session.admin.inspect_cluster(deep))
+
+    def change_access_rules(
+        self,
+        *,
+        add: Sequence[str] = (),
+        remove: Sequence[str] = (),
+        add_members: Mapping[str, Sequence[str]] | None = None,
+        remove_members: Mapping[str, Sequence[str]] | None = None,
+    ) -> bool:
+        """Changes rules, `allow|deny PRINCIPAL ACTION RESOURCE`, and members (`user:NAME`) of
+        groups; False if all is so already. Raises InvalidRequest, PermissionDenied."""
+        return self._session.run(
+            rights.change_rules(
+                self._session.cluster, add, remove, add_members or {}, remove_members or {}
+            )
+        )
+
+    def access_rules(self) -> AccessRules:
+        """Returns all rules and groups of principals. Raises PermissionDenied."""
+        return self._session.run(rights.list_rules(self._session.cluster))
+
+    def check_access(self, principal: str, action: str, resource: str) -> AccessDecision:
+        """Returns whether a principal may do something, and the rule that decides."""
+        return self._session.run(
+            rights.check_right(self._session.cluster, principal, action, resource)
+        )
+
+    def who_am_i(self) -> WhoAmI:
+        """Returns the caller as the cluster knows it."""
+        return self._session.run(rights.who_am_i(self._session.cluster))
 
     def list_producers(self) -> list[ProducerSummary]:
         """Returns the named producers, by name."""

@@ -34,6 +34,7 @@ from semel.controller.epoch import ControllerEpoch, unbroken
 from semel.controller.groups.memberships import MembershipService
 from semel.controller.moves.moves import MoveService
 from semel.controller.producers import ProducerService
+from semel.controller.rights import RightsService
 from semel.controller.store import MetadataStore
 from semel.controller.topics.restores import RestoreService
 from semel.controller.topics.topics import TopicService
@@ -41,6 +42,7 @@ from semel.protos import compat
 from semel.protos.errors import NotMaster, SemelError, Unavailable
 from semel.protos.levels import check_member, own_levels
 from semel.protos.v1.controller_pb2 import ControllerStatus
+from semel.protos.v1.metadata_pb2 import RightsRecord
 
 log = logging.getLogger(__name__)
 
@@ -78,8 +80,11 @@ class ActiveController:
         config: ControllerConfig,
         clocks: Clocks,
         controllers: Controllers,
+        on_rights: Callable[[RightsRecord], None] = lambda record: None,
     ) -> None:
+        """`on_rights` gets the rules of who may do what, now and after each change."""
         self.epoch = epoch
+        self.rights = RightsService(epoch, on_rights)
         self.changes = Changes()
         self.routes = RouteTable(epoch.cluster_id, epoch.number, self.changes.notify)
         self.memberships = MembershipService(
@@ -141,6 +146,7 @@ class ActiveController:
         config: ControllerConfig,
         clocks: Clocks,
         controllers: Controllers,
+        on_rights: Callable[[RightsRecord], None] = lambda record: None,
     ) -> ActiveController:
         """Begins an epoch and reads everything.
 
@@ -152,7 +158,8 @@ class ActiveController:
             cluster_id=config.cluster_id,
             level_max=config.level_max,
         )
-        active = cls(epoch, config, clocks, controllers)
+        active = cls(epoch, config, clocks, controllers, on_rights)
+        await active.rights.load()
         await active.registry.load()
         await active.topics.load()
         await active.moves.load()
@@ -223,6 +230,7 @@ class ActiveController:
         self._ended = reason
         self.epoch.end()
         self.changes.close(reason)
+        self.rights.changes.close(reason)
         for call in self._calls:
             call.cancel()
 

@@ -23,8 +23,9 @@ from concurrent.futures import Executor
 from typing import Any, Final
 
 from semel.protos.errors import Throttled, Unauthenticated
+from semel.protos.security.access import certified
 from semel.protos.security.enforcement import Caller
-from semel.protos.security.identity import ADMIN, Identity, identity_of_auth_context
+from semel.protos.security.identity import ADMIN, identity_of_auth_context
 from semel.protos.security.passwords import PASSWORD_BYTES_MAX, PasswordChecks
 from semel.protos.security.tokens import TokenVerifier
 
@@ -77,12 +78,12 @@ class Authenticator:
                 f"the certificate is for another cluster than {self._cluster}: connect to its own"
             )
         if identity is not None and (identity.is_node or identity.kind == ADMIN):
-            return _certified(identity, address)
+            return certified(identity, address)
         shown = _shown(context)
         if shown:
             return await self._of_header(shown, address)
         if identity is not None:
-            return _certified(identity, address)
+            return certified(identity, address)
         raise Unauthenticated(
             "this cluster serves only callers that prove who they are: connect with a certificate,"
             " a token, or a user and a password"
@@ -124,18 +125,6 @@ class Authenticator:
                 )
         finally:
             self._waiting -= 1
-
-
-def _certified(identity: Identity, address: str) -> Caller:
-    if identity.is_node:
-        return Caller(
-            principal=f"{identity.kind}:{identity.name}", node=identity.kind, address=address
-        )
-    return Caller(
-        principal=f"user:{identity.name}",
-        administrator=identity.kind == ADMIN,
-        address=address,
-    )
 
 
 def _shown(context: Any) -> str:

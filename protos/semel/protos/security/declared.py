@@ -178,7 +178,7 @@ _KINDS: Final = {
 NODE_KINDS: Final = {
     number: _word(name, "NODE_KIND_") for name, number in pb.NodeKind.items() if number
 }
-NUMBERED: Final = (Kind.TOPIC, Kind.TRANSACTION)
+NUMBERED: Final = (Kind.TOPIC, Kind.TRANSACTION, Kind.PRODUCER)
 """Kinds whose resources a message may name by a number."""
 
 

@@ -30,7 +30,14 @@ from typing import Any, Final, Protocol
 
 from google.protobuf.message import Message
 
-from semel.protos.errors import PermissionDenied, SemelError, Unauthenticated, UnknownTopic
+from semel.protos.errors import (
+    PermissionDenied,
+    RetriableError,
+    SemelError,
+    Unauthenticated,
+    Unavailable,
+    UnknownTopic,
+)
 from semel.protos.security.declared import Declared, Name, Need, declared
 from semel.protos.security.rules import (
     Action,
@@ -111,7 +118,8 @@ class Enforcer:
         self._names = names
         self._on_refused = on_refused
         self._wall_s = wall_s
-        self._book = RuleBook()
+        self._book: RuleBook | None = None
+        """The rules; None until they are known."""
         self._gates: dict[Gate, None] = {}
         """Open gates, in the order in which they came."""
 
@@ -121,13 +129,20 @@ class Enforcer:
         for gate in list(self._gates):
             gate.check_again()
 
+    @property
+    def book(self) -> RuleBook:
+        """The rules. Raises Unavailable while none are known."""
+        if self._book is None:
+            raise Unavailable("this node has not heard yet who may do what: ask again")
+        return self._book
+
     def rights_of(self, caller: Caller) -> Rights:
-        """What `caller` may do now."""
+        """What `caller` may do now. Raises Unavailable while no rules are known."""
         rights: Rights
         if caller.administrator:
             rights = Unlimited(f"{caller.principal} is an administrator")
         else:
-            rights = self._book.rights_of(caller.principal)
+            rights = self.book.rights_of(caller.principal)
         return rights if caller.scopes is None else NarrowedRights(rights, caller.scopes)
 
     def check_call(self, what: Declared, request: Message, caller: Caller) -> None:
@@ -244,6 +259,8 @@ class Gate:
         """Ends the stream if something that it was let through with is denied by now."""
         try:
             self._enforcer.check_needs(self._method, self._passed, self._caller)
+        except RetriableError:
+            self._passed.clear()  # a name is not known now: each is decided again when it comes
         except SemelError as error:
             self._passed.clear()
             self._on_ended(error)
@@ -260,9 +277,16 @@ _ADDRESS_MAX: Final = 200
 class CallGuard:
     """What stands before the handlers of one server."""
 
-    def __init__(self, enforcer: Enforcer, authenticate: Authenticate) -> None:
+    def __init__(
+        self,
+        enforcer: Enforcer,
+        authenticate: Authenticate,
+        decides: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`decides` is False while the node knows no rules and tells callers whom to ask."""
         self._enforcer = enforcer
         self._authenticate = authenticate
+        self._decides = decides
 
     def single(self, method: str, behavior: Single) -> Single:
         """`behavior`, which answers one request with one reply, behind the check."""
@@ -270,6 +294,8 @@ class CallGuard:
 
         async def guarded(request: Any, context: Any) -> Any:
             caller = await self._caller(method, context)
+            if not self._decides():
+                return await behavior(request, context)
             self._enforcer.check_call(what, request, caller)
             reply = await behavior(request, context)
             return self._enforcer.told(what, reply, caller)
@@ -282,7 +308,8 @@ class CallGuard:
 
         async def guarded(request: Any, context: Any) -> None:
             caller = await self._caller(method, context)
-            self._enforcer.check_call(what, request, caller)
+            if self._decides():
+                self._enforcer.check_call(what, request, caller)
             running = behavior(request, context)
             if not isinstance(running, AsyncGenerator):
                 assert not what.shows, f"{method} writes replies past the guard"

@@ -622,3 +622,73 @@ class RestoreClusterReply(_message.Message):
     topics: _containers.RepeatedCompositeFieldContainer[_metadata_pb2.RestoringTopic]
     refusal: str
     def __init__(self, restore: _Optional[_Union[_metadata_pb2.RestoreRecord, _Mapping]] = ..., topics: _Optional[_Iterable[_Union[_metadata_pb2.RestoringTopic, _Mapping]]] = ..., refusal: _Optional[str] = ...) -> None: ...
+
+class ChangeRightsRequest(_message.Message):
+    __slots__ = ("add_rules", "remove_rules", "add_members", "remove_members")
+    ADD_RULES_FIELD_NUMBER: _ClassVar[int]
+    REMOVE_RULES_FIELD_NUMBER: _ClassVar[int]
+    ADD_MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    REMOVE_MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    add_rules: _containers.RepeatedScalarFieldContainer[str]
+    remove_rules: _containers.RepeatedScalarFieldContainer[str]
+    add_members: _containers.RepeatedCompositeFieldContainer[_metadata_pb2.PrincipalGroup]
+    remove_members: _containers.RepeatedCompositeFieldContainer[_metadata_pb2.PrincipalGroup]
+    def __init__(self, add_rules: _Optional[_Iterable[str]] = ..., remove_rules: _Optional[_Iterable[str]] = ..., add_members: _Optional[_Iterable[_Union[_metadata_pb2.PrincipalGroup, _Mapping]]] = ..., remove_members: _Optional[_Iterable[_Union[_metadata_pb2.PrincipalGroup, _Mapping]]] = ...) -> None: ...
+
+class ChangeRightsReply(_message.Message):
+    __slots__ = ("changed",)
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    changed: bool
+    def __init__(self, changed: _Optional[bool] = ...) -> None: ...
+
+class ListRightsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListRightsReply(_message.Message):
+    __slots__ = ("rights",)
+    RIGHTS_FIELD_NUMBER: _ClassVar[int]
+    rights: _metadata_pb2.RightsRecord
+    def __init__(self, rights: _Optional[_Union[_metadata_pb2.RightsRecord, _Mapping]] = ...) -> None: ...
+
+class CheckRightRequest(_message.Message):
+    __slots__ = ("principal", "action", "resource")
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    RESOURCE_FIELD_NUMBER: _ClassVar[int]
+    principal: str
+    action: str
+    resource: str
+    def __init__(self, principal: _Optional[str] = ..., action: _Optional[str] = ..., resource: _Optional[str] = ...) -> None: ...
+
+class CheckRightReply(_message.Message):
+    __slots__ = ("allowed", "rule", "reason")
+    ALLOWED_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    allowed: bool
+    rule: str
+    reason: str
+    def __init__(self, allowed: _Optional[bool] = ..., rule: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class WhoAmIRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WhoAmIReply(_message.Message):
+    __slots__ = ("principal", "groups", "administrator", "scopes", "expires_us")
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    ADMINISTRATOR_FIELD_NUMBER: _ClassVar[int]
+    SCOPES_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_US_FIELD_NUMBER: _ClassVar[int]
+    principal: str
+    groups: _containers.RepeatedScalarFieldContainer[str]
+    administrator: bool
+    scopes: _containers.RepeatedScalarFieldContainer[str]
+    expires_us: int
+    def __init__(self, principal: _Optional[str] = ..., groups: _Optional[_Iterable[str]] = ..., administrator: _Optional[bool] = ..., scopes: _Optional[_Iterable[str]] = ..., expires_us: _Optional[int] = ...) -> None: ...
+
+class WatchRightsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

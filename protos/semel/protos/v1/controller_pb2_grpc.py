@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from semel.protos.v1 import controller_pb2 as semel_dot_protos_dot_v1_dot_controller__pb2
+from semel.protos.v1 import metadata_pb2 as semel_dot_protos_dot_v1_dot_metadata__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -134,6 +135,31 @@ class ControllerStub:
                 '/semel.protos.v1.Controller/RestoreCluster',
                 request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.RestoreClusterRequest.SerializeToString,
                 response_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.RestoreClusterReply.FromString,
+                _registered_method=True)
+        self.ChangeRights = channel.unary_unary(
+                '/semel.protos.v1.Controller/ChangeRights',
+                request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.ChangeRightsRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.ChangeRightsReply.FromString,
+                _registered_method=True)
+        self.ListRights = channel.unary_unary(
+                '/semel.protos.v1.Controller/ListRights',
+                request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.ListRightsRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.ListRightsReply.FromString,
+                _registered_method=True)
+        self.CheckRight = channel.unary_unary(
+                '/semel.protos.v1.Controller/CheckRight',
+                request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.CheckRightRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.CheckRightReply.FromString,
+                _registered_method=True)
+        self.WhoAmI = channel.unary_unary(
+                '/semel.protos.v1.Controller/WhoAmI',
+                request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.WhoAmIRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.WhoAmIReply.FromString,
+                _registered_method=True)
+        self.WatchRights = channel.unary_stream(
+                '/semel.protos.v1.Controller/WatchRights',
+                request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.WatchRightsRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_metadata__pb2.RightsRecord.FromString,
                 _registered_method=True)
 
 
@@ -282,6 +308,41 @@ class ControllerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ChangeRights(self, request, context):
+        """Adds and removes rules, and members of groups of principals; may be repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRights(self, request, context):
+        """All rules and groups of principals.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckRight(self, request, context):
+        """Whether a principal may do something, and why.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WhoAmI(self, request, context):
+        """Who the caller is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchRights(self, request, context):
+        """The rules now, and after each change of them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControllerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -384,6 +445,31 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.RestoreCluster,
                     request_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.RestoreClusterRequest.FromString,
                     response_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.RestoreClusterReply.SerializeToString,
+            ),
+            'ChangeRights': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeRights,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.ChangeRightsRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.ChangeRightsReply.SerializeToString,
+            ),
+            'ListRights': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRights,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.ListRightsRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.ListRightsReply.SerializeToString,
+            ),
+            'CheckRight': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckRight,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.CheckRightRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.CheckRightReply.SerializeToString,
+            ),
+            'WhoAmI': grpc.unary_unary_rpc_method_handler(
+                    servicer.WhoAmI,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.WhoAmIRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.WhoAmIReply.SerializeToString,
+            ),
+            'WatchRights': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchRights,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.WatchRightsRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_metadata__pb2.RightsRecord.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -927,6 +1013,141 @@ class Controller:
             '/semel.protos.v1.Controller/RestoreCluster',
             semel_dot_protos_dot_v1_dot_controller__pb2.RestoreClusterRequest.SerializeToString,
             semel_dot_protos_dot_v1_dot_controller__pb2.RestoreClusterReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeRights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Controller/ChangeRights',
+            semel_dot_protos_dot_v1_dot_controller__pb2.ChangeRightsRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_controller__pb2.ChangeRightsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Controller/ListRights',
+            semel_dot_protos_dot_v1_dot_controller__pb2.ListRightsRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_controller__pb2.ListRightsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckRight(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Controller/CheckRight',
+            semel_dot_protos_dot_v1_dot_controller__pb2.CheckRightRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_controller__pb2.CheckRightReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WhoAmI(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Controller/WhoAmI',
+            semel_dot_protos_dot_v1_dot_controller__pb2.WhoAmIRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_controller__pb2.WhoAmIReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchRights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/semel.protos.v1.Controller/WatchRights',
+            semel_dot_protos_dot_v1_dot_controller__pb2.WatchRightsRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_metadata__pb2.RightsRecord.FromString,
             options,
             channel_credentials,
             insecure,

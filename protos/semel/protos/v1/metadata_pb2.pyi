@@ -304,3 +304,21 @@ class RestoringTopic(_message.Message):
     queues: _containers.RepeatedCompositeFieldContainer[RestorableQueue]
     active: bool
     def __init__(self, topic: _Optional[_Union[TopicRecord, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[RestorableQueue, _Mapping]]] = ..., active: _Optional[bool] = ...) -> None: ...
+
+class PrincipalGroup(_message.Message):
+    __slots__ = ("name", "members")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    members: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., members: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RightsRecord(_message.Message):
+    __slots__ = ("version", "rules", "groups")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    rules: _containers.RepeatedScalarFieldContainer[str]
+    groups: _containers.RepeatedCompositeFieldContainer[PrincipalGroup]
+    def __init__(self, version: _Optional[int] = ..., rules: _Optional[_Iterable[str]] = ..., groups: _Optional[_Iterable[_Union[PrincipalGroup, _Mapping]]] = ...) -> None: ...

@@ -66,15 +66,14 @@ def test_services_between_nodes_are_for_nodes_only() -> None:
             assert declared(name_of(method)).for_nodes_only, name_of(method)
 
 
-def test_every_action_but_that_of_rules_is_needed_by_some_method() -> None:
+def test_every_action_is_needed_by_some_method() -> None:
     needed = {
         (right.kind, right.action)
         for method in METHODS
         for right in declared(name_of(method)).rights
     }
     known = {(kind, action) for kind in Kind for action in ACTIONS_OF[kind]}
-    assert known - needed == {(Kind.CLUSTER, Action.SECURITY)}
-    assert needed <= known
+    assert needed == known
 
 
 def test_an_unknown_method_is_nobodys() -> None:

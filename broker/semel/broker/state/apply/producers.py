@@ -120,6 +120,10 @@ class SequenceTable:
             del self._rows_of[producer_id]
             self._names.pop(producer_id, None)
 
+    def name_of(self, producer_id: int) -> str | None:
+        """The durable name of a producer that has a row; None for one without a name, or a row."""
+        return self._names.get(producer_id)
+
     def set_name(self, producer_id: int, name: str) -> None:
         """Keeps the durable name of a producer that has a row; an empty name changes nothing."""
         if name and producer_id in self._rows_of:
