@@ -63,7 +63,12 @@ def _save(directory: Path, plan: ClusterPlan, known: dict[str, str]) -> None:
     rows: list[dict[str, Any]] = [
         {
             "targets": [known[node.name]],
-            "labels": {"job": "semel", "node_name": node.name, "cluster_id": plan.cluster_id},
+            "labels": {
+                "job": "semel",
+                "node_name": node.name,
+                "cluster_id": plan.cluster_id,
+                **({"__scheme__": "https"} if plan.secure else {}),
+            },
         }
         for node in plan.nodes
         if node.name in known

@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 TIERS: Final = ("s3://", "gs://", "hdfs://", "file:///")
 READY_TIMEOUT_S: Final = 60.0
 RENEW_DAYS: Final = 30
-"""At the start, certificates that expire within so many days are renewed."""
+"""Certificates that expire within so many days are renewed, at the start and while it runs."""
+RENEW_PAUSE_S: Final = 86_400.0
 PORT_WAIT_S: Final = 3.0
 """How long the nodes of an `up` that was just killed may still hold a port."""
 
@@ -302,7 +303,7 @@ async def _run(plan: ClusterPlan, directory: Path, *, restart: bool, as_json: bo
             f"the cluster listens on {plan.controllers[0].address} without authentication:"
             " everyone who reaches it can read, write and delete"
         )
-    began = time.monotonic()
+    began = looked = time.monotonic()
     async with contextlib.AsyncExitStack() as stack:
         stop = await stack.enter_async_context(_signals())
         view: View = (
@@ -317,6 +318,9 @@ async def _run(plan: ClusterPlan, directory: Path, *, restart: bool, as_json: bo
             nodes.serving = True
         while not stop.is_set():
             nodes.check()
+            if time.monotonic() - looked > RENEW_PAUSE_S:
+                looked = time.monotonic()
+                _security(plan, directory)
             newest = cluster_file.load(directory)
             if newest is not None and newest != plan:  # brokers joined or left
                 plan = newest
