@@ -41,7 +41,7 @@ from semel.broker.background.transaction_work import TransactionWork
 from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.group_calls import GroupCalls
 from semel.broker.control_plane.reports import Registration
-from semel.broker.control_plane.rights_copy import BrokerNames, RightsCopy
+from semel.broker.control_plane.rights_copy import open_access
 from semel.broker.control_plane.route_cache import RoutesCopy
 from semel.broker.dedup.id_store import IdStore
 from semel.broker.dedup.rocks_store import RocksIdStore
@@ -93,7 +93,6 @@ from semel.protos.frames import decode_frame_header
 from semel.protos.ids import NodeId
 from semel.protos.metrics import MetricsServer
 from semel.protos.rpc import SERVER_OPTIONS, ServerInterceptor
-from semel.protos.security.access import AccessControl
 from semel.protos.security.credentials import Contexts, add_port
 from semel.protos.security.networks import Networks
 from semel.protos.v1 import (
@@ -312,26 +311,6 @@ class BrokerNode:
         known = Members.of_state(state.membership) or next(iter(logged.values()), None)
         return await ask_members(config) if known is None else (known, "")
 
-    async def _open_access(self) -> AccessControl | None:
-        """The check of rules, if there is to be one. Raises OSError for its audit log."""
-        config, replica = self.config, self.replica
-        if not config.authorization:
-            return None
-        names = BrokerNames(replica, self._routes, lambda: self.registration.report_now())
-        loop = asyncio.get_running_loop()
-        access = await loop.run_in_executor(
-            self.readers, AccessControl, config.cluster_id, names, config.audit_log
-        )
-        self._stack.push_async_callback(loop.run_in_executor, None, access.close)
-        rights = RightsCopy(
-            lambda: (*config.controllers, *self._routes.controllers),
-            config.security,
-            access.take,
-            replica,
-        )
-        self._start(rights.run())
-        return access
-
     async def _serve(self) -> None:
         """Starts the gRPC server. Raises OSError when the port is in use."""
         replica, config = self.replica, self.config
@@ -346,7 +325,14 @@ class BrokerNode:
         replica.driver.on_snapshot_offer = self.catch_up.on_offer
         unpackers = ThreadPoolExecutor(_UNPACKERS, thread_name_prefix="unpacker")
         self._stack.callback(unpackers.shutdown, wait=True, cancel_futures=True)
-        access = await self._open_access()
+        access = await open_access(
+            config,
+            replica,
+            self._routes,
+            lambda: self.registration.report_now(),
+            self._stack,
+            self._start,
+        )
         enforcer = None if access is None else access.enforcer
         self._produce = produce = ProduceHandler(replica, unpackers, enforcer)
         replica.mastership.on_lost = produce.on_mastership_lost

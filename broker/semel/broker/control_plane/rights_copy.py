@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import AsyncExitStack
+from typing import Any, Final
 
 import grpc.aio
 
+from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.route_cache import RoutesCopy
 from semel.broker.replica.replica import Replica
 from semel.protos import compat
 from semel.protos.errors import NotMaster, Throttled
 from semel.protos.levels import levels_metadata
 from semel.protos.rpc import CHANNEL_OPTIONS, error_from_rpc
+from semel.protos.security.access import AccessControl
 from semel.protos.security.credentials import Security, channel
 from semel.protos.security.rules import Kind
 from semel.protos.v1 import controller_pb2, controller_pb2_grpc
@@ -112,3 +115,28 @@ class BrokerNames:
                 retry_after_ms=_NAME_AGAIN_MS,
             )
         return name
+
+
+async def open_access(
+    config: BrokerConfig,
+    replica: Replica,
+    routes: RoutesCopy,
+    report_now: Callable[[], None],
+    stack: AsyncExitStack,
+    start_task: Callable[[Coroutine[Any, Any, None]], object],
+) -> AccessControl | None:
+    """The check of rules at a node, if its settings ask for one; `stack` closes it. Raises OSError
+    for its audit log."""
+    if not config.authorization:
+        return None
+    loop = asyncio.get_running_loop()
+    names = BrokerNames(replica, routes, report_now)
+    access = await loop.run_in_executor(
+        None, AccessControl, config.cluster_id, names, config.audit_log
+    )
+    stack.push_async_callback(loop.run_in_executor, None, access.close)
+    rights = RightsCopy(
+        lambda: (*config.controllers, *routes.controllers), config.security, access.take, replica
+    )
+    start_task(rights.run())
+    return access

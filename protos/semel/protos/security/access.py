@@ -37,7 +37,7 @@ def certified(identity: Identity, address: str) -> Caller:
 
 
 class AccessControl:
-    """Who may do what at one node. `close` it after the server."""
+    """Decides who may do what at one node. `close` it after the server."""
 
     def __init__(
         self,
