@@ -259,7 +259,7 @@ class ProduceStream:
         arrival = _Arrival(self, self._counters, asyncio.get_running_loop().time())
         for batch in message:
             header = check_batch(batch)
-            if (refusal := self._denial(header)) is not None:
+            if self.gate and (refusal := _denial(self.gate, header)):
                 pass  # and nothing of the batch is looked into
             elif header.codec is Codec.NONE:
                 refusal = _refusal(batch, header)
@@ -273,15 +273,6 @@ class ProduceStream:
             else:
                 arrival.refuse(header, refusal)
         return True
-
-    def _denial(self, header: BatchHeader) -> SemelError | None:
-        """Why the client may not write to the batch's topic; None if it may."""
-        if self.gate is not None:
-            try:
-                self.gate.admit((Need(Action.WRITE, Kind.TOPIC, header.topic_id),))
-            except SemelError as error:
-                return error
-        return None
 
     async def _write(self, context: StreamContext) -> None:
         while True:
@@ -302,6 +293,15 @@ class ProduceStream:
             await context.write(reply.SerializeToString())
             if last:
                 return
+
+
+def _denial(gate: Gate, header: BatchHeader) -> SemelError | None:
+    """Why the client may not write to the batch's topic; None if it may."""
+    try:
+        gate.admit((Need(Action.WRITE, Kind.TOPIC, header.topic_id),))
+    except SemelError as error:
+        return error
+    return None
 
 
 def _refusal(batch: bytes, header: BatchHeader) -> SemelError | None:
