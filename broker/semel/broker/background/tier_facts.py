@@ -54,9 +54,10 @@ class TierFacts:
         """Another mastership has begun."""
         self._noted.clear()
 
-    def forget(self, key: QueueKey) -> None:
-        """The queue is gone."""
-        self._noted.pop(key, None)
+    def forget_gone(self) -> None:
+        """Forgets what was noted of queues that are not here any more."""
+        for key in self._noted.keys() - self._replica.state.queues.keys():
+            del self._noted[key]
 
     async def note(self, queue: QueueState) -> None:
         """Notes a queue's facts if they are due, and those of its family that come first. Raises

@@ -177,8 +177,8 @@ class Tiering:
                 done |= await self._try(queue.key)
         for key in self._known.keys() - replica.state.queues.keys():
             del self._known[key]
-            self._facts.forget(key)
             self._backoffs.pop(key, None)
+        self._facts.forget_gone()
         return done
 
     async def _try(self, key: QueueKey) -> bool:

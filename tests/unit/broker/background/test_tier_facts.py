@@ -123,3 +123,13 @@ async def test_zero_notes_none(node: TieredNode) -> None:
     node.send(3)
     await node.tier()
     assert count(node) == 0
+
+
+async def test_a_queue_that_is_gone_is_forgotten(node: TieredNode) -> None:
+    node.send(3)
+    await node.tier()
+    facts = node.tiering._facts
+    assert set(facts._noted) == {KEY}
+    node.group.apply(control(delete_queue=control_pb2.DeleteQueue(queue=ref())))
+    await node.tiering.look()
+    assert not facts._noted
