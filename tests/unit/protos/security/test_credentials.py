@@ -14,7 +14,12 @@ import grpc.aio
 import pytest
 
 from semel.protos.errors import Unauthenticated, Unavailable
-from semel.protos.rpc import CHANNEL_OPTIONS, ServerInterceptor, error_from_rpc
+from semel.protos.rpc import (
+    CHANNEL_OPTIONS,
+    SERVER_OPTIONS,
+    ServerInterceptor,
+    error_from_rpc,
+)
 from semel.protos.security.credentials import (
     Contexts,
     Security,
@@ -43,17 +48,19 @@ async def _echo(requests: Any, context: Any) -> Any:
 
 
 @asynccontextmanager
-async def serving(security: Security | None) -> AsyncIterator[str]:
+async def serving(security: Security | None, at: str = "127.0.0.1:0") -> AsyncIterator[str]:
     """A server with a service between nodes and one for all; its address."""
     guard = Guard(security)
-    server = grpc.aio.server(interceptors=[ServerInterceptor(check_caller=guard.admit)])
+    server = grpc.aio.server(
+        interceptors=[ServerInterceptor(check_caller=guard.admit)], options=SERVER_OPTIONS
+    )
     methods: dict[str, Any] = {
         "Who": grpc.unary_unary_rpc_method_handler(_who),
         "Echo": grpc.stream_stream_rpc_method_handler(_echo),
     }
     for service in (RAFT, BROKER):
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
-    port = add_port(server, "127.0.0.1:0", security)
+    port = add_port(server, at, security)
     await server.start()
     try:
         yield f"127.0.0.1:{port}"
@@ -185,6 +192,19 @@ async def test_files_are_replaced_under_a_stream_and_no_call_fails(tmp_path: Pat
         for _ in range(3):
             await asyncio.sleep(0)
         assert len(inner._under_way) == 1, "channels of before are closed after their last call"
+
+
+async def test_a_channel_connects_again_with_the_new_files(tmp_path: Path) -> None:
+    old, new = TestCa(), TestCa()
+    node = secured(old, tmp_path, "broker", "2")
+    client = secured(old, tmp_path, "client", "loader")
+    async with serving(node) as address:
+        opened = channel(address, CHANNEL_OPTIONS, client)
+        await ask_on(opened)
+    for kind, name in (("broker", "2"), ("client", "loader")):
+        new.files(tmp_path / f"{kind}-{name}", kind, name)
+    async with serving(node, address), opened:
+        assert await ask_on(opened) == client.identity.uri
 
 
 # --- ssl ----------------------------------------------------------------------------------------
