@@ -18,6 +18,7 @@ import pytest
 import pytest_asyncio
 
 from semel.broker.node import BrokerNode
+from semel.broker.server import produce
 from semel.client.transport.shared_memory import Region
 from semel.protos.batch import HEADER_BYTES, BatchFlags, Codec, check_batch
 from semel.protos.body import CODEC_NAMES
@@ -195,6 +196,24 @@ async def test_a_batch_that_nobody_could_read_is_not_stored(
     (ack,) = await client.produce(lying(body, codec, **fields))
     error = from_detail(ack.error)
     assert type(error) is expected, error
+
+
+async def test_unless_it_is_looked_into_such_a_batch_stops_readers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planted bug: a broker that trusts checksums."""
+    monkeypatch.setattr(produce, "_refusal", lambda batch, header: None)
+    async with (
+        BrokerGroup(tmp_path, nodes=1) as group,
+        RawClient((await group.master()).address) as client,
+    ):
+        await client.create_queue()
+        await client.fence(1)
+        await client.produce(make_batch(-1, [b"a", b"b"]))
+        (ack,) = await client.produce(lying(bytes(len(BODY))))
+        assert ack.status == COMMITTED
+        with pytest.raises(CorruptBatch):
+            await client.values()
 
 
 async def test_compressed_batches_keep_their_order(client: RawClient) -> None:

@@ -17,6 +17,7 @@ from semel.broker.identity import NodeIdentity
 from semel.broker.log import OsFiles
 from semel.broker.memory import Carried
 from semel.broker.raft import Message, MessageKind, encode_message
+from semel.broker.replication.framed_port import FramedStream, TicketPort
 from semel.broker.replication.receiver import PeerPort
 from semel.protos import compat
 from semel.protos.errors import DataDirectoryError
@@ -187,6 +188,19 @@ async def test_a_flood_of_strangers_is_few_lines_of_the_log(
         assert await closed(reader)
     assert 1 <= len(caplog.records) < 10
     assert not any(record.levelname == "ERROR" for record in caplog.records)
+
+
+async def test_nothing_is_written_to_a_connection_that_is_gone() -> None:
+    """Some event loops raise then, and the taker hears of it a turn later."""
+
+    class Gone:
+        def is_closing(self) -> bool:
+            return True
+
+    stream: Any = FramedStream(TicketPort(silence_max_s=1))
+    stream._transport = Gone()
+    stream._write_parts = None
+    stream.write(b"x")
 
 
 async def test_another_protocol_is_not_let_in(peer: Peer) -> None:

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from semel.protos import compat, errors
+from semel.protos import compat, errors, rpc
 from semel.protos.levels import LEVEL_MAX, levels_metadata
 from semel.protos.rpc import (
     CHANNEL_OPTIONS,
@@ -334,3 +334,32 @@ async def test_a_caller_without_a_common_level_is_refused_before_its_handler(
     assert seen == []
     told = [record for record in caplog.records if "call refused" in record.message]
     assert len(told) == 1, "it may ask again and again"
+
+
+def _unsent() -> Exception:
+    """What gRPC raises when a reply cannot be sent."""
+    return grpc.aio.InternalError('Failed "execute_batch"')
+
+
+@pytest.mark.parametrize(
+    ("error", "is_gone"),
+    [
+        (_unsent(), True),
+        (ExceptionGroup("tasks", [ExceptionGroup("inner", [_unsent()]), _unsent()]), True),
+        (ExceptionGroup("tasks", [_unsent(), ValueError("a bug")]), False),
+        (ValueError("a bug"), False),
+    ],
+)
+async def test_a_caller_that_went_away_is_no_error_of_the_log(
+    error: Exception, is_gone: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Context:
+        async def abort(self, *_: object) -> None:
+            raise grpc.aio.AbortError
+
+    if is_gone:
+        assert await rpc._abort("/a/b", Context(), error) is None
+    else:
+        with pytest.raises(grpc.aio.AbortError):
+            await rpc._abort("/a/b", Context(), error)
+    assert [record.levelname for record in caplog.records] == ([] if is_gone else ["ERROR"])
