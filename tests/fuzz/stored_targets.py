@@ -44,11 +44,11 @@ from semel.tier import CorruptTier, FileEntry, Wanted, layout
 from semel.tier import rows_of as tier_rows_of
 from semel.tier.documents import sha256_of
 from semel.tier.files import FileFooter, decode_whole, encode
-from semel.tier.manifest import PAGE_FILES, decode, decode_page, decode_pointer, pointer_to
+from semel.tier.manifest import decode, decode_page, decode_pointer, encode_page, pointer_to
 from tests.fuzz.targets import Target
 from tests.kit.state_log import KEY, Group, header
 from tests.kit.tier_rows import QUEUE, random_rows
-from tests.unit.tier.entries import manifest_of
+from tests.unit.tier.entries import entry, manifest_of
 
 _HERE: Final = Path("stored")
 
@@ -230,13 +230,12 @@ def _manifests() -> list[bytes]:
     return [manifest_of(files)[0].encode() for files in (1, 3, 70)]
 
 
-_PAGES: Final = manifest_of(PAGE_FILES + 1)[1]
+_PAGE, _PAGE_DATA = encode_page([entry(at, at + 10) for at in (0, 10, 20)], "0" * 16)
 
 
 def _run_page(data: bytes) -> None:
     """A page that its manifest names, with whatever is in it."""
-    (page,) = _PAGES
-    named = replace(page, length=len(data), sha256=sha256_of(data))
+    named = replace(_PAGE, length=len(data), sha256=sha256_of(data))
     decode_page("page", named, data)
 
 
@@ -365,9 +364,9 @@ def stored_targets() -> list[Target]:
         Target(name="pointer", corpus=[pointer], run=_run_pointer, seal=json_lies([pointer])),
         Target(
             name="page",
-            corpus=list(_PAGES.values()),
+            corpus=[_PAGE_DATA],
             run=_run_page,
-            seal=json_lies(list(_PAGES.values())),
+            seal=json_lies([_PAGE_DATA]),
         ),
         Target(name="object name", corpus=_names(), run=_run_name),
         Target(
