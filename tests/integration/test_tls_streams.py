@@ -58,6 +58,12 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("ca"))
 
 
+@pytest.fixture(autouse=True)
+def every_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each refusal is logged, not only the first one in a while."""
+    monkeypatch.setattr(framed_port, "_TELL_S", 0.0)
+
+
 @pytest.fixture(scope="module")
 def node(authority: Authority) -> Contexts:
     return authority.contexts(authority.broker(1))

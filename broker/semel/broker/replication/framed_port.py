@@ -210,7 +210,7 @@ class TicketPort:
         self._streams[stream] = None
         return ticket.taker(stream)
 
-    def on_refused(self, whose: str, error: SemelError) -> None:
+    def on_refused(self, whose: str, error: Exception) -> None:
         """A stream ended by what it sent. Anybody can bring that about, as often as they like, so
         few are logged."""
         self._refused += 1
@@ -289,8 +289,8 @@ class FramedStream(asyncio.BufferedProtocol):
             self._patience.cancel()
         self._port.on_lost(self)
         if isinstance(error, TlsFailed):
-            whose = self._from if self._taker is None else self._taker.whose
-            logger.warning("connection refused from=%s reason=%s", whose, error)
+            whose = f"a stranger at {self._from}" if self._taker is None else self._taker.whose
+            self._port.on_refused(whose, error)
         if self._taker is not None:
             self._taker.on_lost()
 
@@ -332,10 +332,8 @@ class FramedStream(asyncio.BufferedProtocol):
         if self._port.tls is not None or not begins_tls(self._buffer.target()[:nbytes]):
             return False
         assert self._transport is not None
-        logger.warning(
-            "connection refused from=%s reason=it wants TLS, and this port speaks plaintext",
-            self._from,
-        )
+        refused = TlsFailed("it wants TLS, and this port speaks plaintext")
+        self._port.on_refused(f"a stranger at {self._from}", refused)
         self._transport.write(PLAINTEXT_REFUSAL)
         self._transport.close()
         return True
