@@ -104,11 +104,12 @@ class TieredNode:
         self.before_proposal()
         self.proposed.append(record)
         admission = self.group.admission.queues
-        decision = (
-            admission.admit_tiered(record.tiered)
-            if record.HasField("tiered")
-            else admission.admit_forget(record.forget)
-        )
+        if record.HasField("tiered"):
+            decision = admission.admit_tiered(record.tiered)
+        elif record.HasField("delete_queue"):
+            decision = admission.admit_delete_queue(record.delete_queue)
+        else:
+            decision = admission.admit_forget(record.forget)
         if isinstance(decision, Refused):
             raise decision.error
         assert isinstance(decision, Accepted), decision

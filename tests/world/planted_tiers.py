@@ -12,6 +12,7 @@ import pyarrow as pa
 from semel.broker.background import tier_garbage, tiering
 from semel.broker.state import QueueState
 from semel.broker.state.admission.queue_admission import QueueAdmission
+from semel.broker.state.apply import deleted_tiers
 from semel.broker.state.apply.tiered import TierState
 from semel.tier import Store, changes, collect, put_rows, queue_writer
 from semel.tier.files import encode
@@ -111,4 +112,11 @@ def names_by_content_alone() -> Iterator[None]:
         patch.object(changes, "_nonce", lambda: ""),
         patch.object(queue_writer, "encode", lambda *arguments, nonce: encode(*arguments)),
     ):
+        yield
+
+
+@contextmanager
+def remembers_no_deletions() -> Iterator[None]:
+    """The log does not know that a deleted queue may have files."""
+    with patch.object(deleted_tiers, "may_have_files", lambda queue: False):
         yield

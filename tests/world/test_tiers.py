@@ -35,7 +35,9 @@ def test_nothing_is_lost_in_the_tier_under_faults() -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "others", [("splits", "ids"), ("moves",), ("transactions", "delays")], ids=",".join
+    "others",
+    [("splits", "ids"), ("moves",), ("transactions", "delays"), ("deletions",)],
+    ids=",".join,
 )
 def test_tiers_beside(others: tuple[str, ...]) -> None:
     seen, failures, _ = run_seeds(range(4), more=(*others, "tiers"))
@@ -49,13 +51,21 @@ def test_tiers_beside(others: tuple[str, ...]) -> None:
     [
         (planted.takes_any_number, "does not follow", range(8)),
         (planted.forgets_what_is_not_tiered, "its tier ends at", range(4)),
-        (planted.believes_that_puts_succeed, "not whole|is damaged", range(12)),
+        (planted.believes_that_puts_succeed, "not whole|is damaged", range(14, 22)),
         (planted.collects_by_copies_alone, "is deleted|not there", range(16)),
         (planted.collects_young_objects, "is deleted|not there", range(12)),
         (planted.loses_the_last_row, "tier:", range(4)),
-        (planted.names_by_content_alone, "is deleted|not there", range(10, 26)),
+        (planted.names_by_content_alone, "is deleted|not there", range(40, 46)),
     ],
     ids=["number", "forget", "read back", "copies", "young", "row", "names"],
 )
 def test_a_planted_bug_of_tiers_is_found(plant: Plant, told: str, seeds: range) -> None:
     first_failure(seeds, plant, match=told, more=("tiers",))
+
+
+@pytest.mark.timeout(300)
+def test_files_that_a_deletion_leaves_behind_are_found() -> None:
+    plant = planted.remembers_no_deletions
+    first_failure(
+        range(5, 8), plant, match="unfinished clients: .'ja1'", more=("deletions", "tiers")
+    )

@@ -25,7 +25,7 @@ from typing import Any, Final
 from semel.protos.ids import QueueKey
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import control_pb2
-from semel.tier import FileEntry, Manifest, Pointer, layout
+from semel.tier import FileEntry, Manifest, Pointer
 from semel.tier.documents import sha256_of
 from semel.tier.files import decode_whole
 from semel.tier.manifest import check_whole, decode, decode_page
@@ -77,7 +77,8 @@ class TierChecks:
             case "delete_queue":
                 key = queue_key_of(record.delete_queue.queue)
                 assert self.world is not None
-                self.gone[key] = self.world.now
+                if not record.delete_queue.noted:
+                    self.gone[key] = self.world.now
 
     def _on_tiered(self, record: control_pb2.Tiered) -> None:
         assert self.world is not None
@@ -187,19 +188,16 @@ class TierChecks:
         self.world.seen["object deleted"] += 1
 
     def garbage(self) -> list[str]:
-        """The objects that no pointer of a queue leads to. Those of deleted queues aside: when all
-        nodes of a group end right after the deletion, nobody knows of it."""
+        """The objects that no pointer of a queue leads to: all of a deleted queue."""
         assert self.store is not None
         kept = {"semel-tier.json", f"{CLUSTER}/clock"}
-        for known in self.decided.values():
-            kept |= known[-1].names | {known[-1].pointer.name}
-        forgotten = tuple(f"{layout.queue_folder(CLUSTER, key)}/" for key in self.gone)
+        for key, known in self.decided.items():
+            if key not in self.gone:
+                kept |= known[-1].names | {known[-1].pointer.name}
         return [
             name
             for name in self.store.names()
-            if name not in kept
-            and not name.endswith("/topic.json")
-            and not name.startswith(forgotten)
+            if name not in kept and not name.endswith("/topic.json")
         ]
 
     def wrong_rows(self, fold: Fold) -> str:

@@ -128,6 +128,7 @@ TARGETS: Final = {
                 "apply/queue_table",
                 "apply/tiered",
                 "apply/restored",
+                "apply/deleted_tiers",
                 "admission/pending",
                 "apply/splits",
             )

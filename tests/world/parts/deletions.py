@@ -24,6 +24,7 @@ from tests.world.clients import ClientHost
 from tests.world.plan import Plan, with_clients
 from tests.world.registry import Part, add_part, program
 from tests.world.run import Run
+from tests.world.world import World
 
 TIMEOUT_MS = 800
 LATE_S = 0.7
@@ -40,6 +41,10 @@ class Vagrant(ClientHost):
 
     topics = TOPICS
 
+    def __init__(self, world: World, name: str, *, tiered: bool) -> None:
+        super().__init__(world, name)
+        self._tiered = tiered
+
     async def work(self, client: Any) -> None:
         while not self.stopping:
             await self._pass(client, self.random.choice(TOPICS))
@@ -52,6 +57,8 @@ class Vagrant(ClientHost):
         ) as producer:
             calls = [asyncio.create_task(self._send(producer, topic)) for _ in range(2)]
             await asyncio.sleep(self.random.uniform(0, 0.05))
+            if self._tiered and self.random.random() < 0.3:
+                await asyncio.sleep(self.random.uniform(0.2, 2))  # something may be at the store
             with suppress(SemelError):
                 await client.admin.delete_topic(topic, if_exists=True)
             await asyncio.wait(calls, timeout=TIMEOUT_MS / 1000 + LATE_S + 0.2)
@@ -74,7 +81,7 @@ class Vagrant(ClientHost):
 
 @program("vagrant", host="y")
 def vagrant(run: Run, host: str) -> Vagrant:
-    return Vagrant(run.world, host)
+    return Vagrant(run.world, host, tiered="tiers" in run.plan.parts)
 
 
 def with_deletions(plan: Plan) -> Plan:

@@ -12,6 +12,7 @@ from semel.tier.catalog import (
     put_topic,
     queues_of,
     take_over,
+    topic_ids_of,
     topics_of,
 )
 from semel.tier.changes import Change, add_files, merge_files, no_manifest, trim
@@ -104,6 +105,7 @@ __all__ = [
     "read_manifest",
     "rows_of",
     "take_over",
+    "topic_ids_of",
     "topics_of",
     "trim",
 ]

@@ -115,14 +115,22 @@ class TieredTopic(NamedTuple):
     topic_id: TopicId
 
 
+def topic_ids_of(store: Store, cluster_id: str) -> list[TopicId]:
+    """Returns the topics of which anything is there, also those whose name is gone already. The
+    list may lag behind what brokers write."""
+    found = []
+    for folder in store.folders(layout.topics_folder(cluster_id)):
+        topic_id = layout.parse_topic(cluster_id, f"{folder}/topic.json")
+        if topic_id is not None:
+            found.append(topic_id)
+    return sorted(found)
+
+
 def topics_of(store: Store, cluster_id: str) -> list[TieredTopic]:
     """Returns the topics, by name and id: one request to the store for each. The list may lag
     behind what brokers write."""
     topics = []
-    for folder in store.folders(layout.topics_folder(cluster_id)):
-        topic_id = layout.parse_topic(cluster_id, f"{folder}/topic.json")
-        if topic_id is None:
-            continue
+    for topic_id in topic_ids_of(store, cluster_id):
         name = layout.topic_name(cluster_id, topic_id)
         try:
             fields = documents.read(f"{store.url}/{name}", "topic", store.read(name))

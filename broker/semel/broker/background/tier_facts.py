@@ -106,7 +106,6 @@ class TierFacts:
                 put_facts(store, facts)
 
             await place.call(work)
-            place.touched.add(key)
         due_s = self._now_s() + replica.config.tier_facts_ms / 1000
         self._noted[key] = _Noted(facts.number, queue.sealed, digest, due_s)
 

@@ -1,16 +1,17 @@
 """Deletes what nothing needs any more from the object store.
 
-How it works. From time to time the master goes over its tiered queues, one after the other. What is
-garbage of one, and for how long it must have been, the tier's library says; it asks for the pointer
-of the log after it has listed the objects, and gets one that a quorum has confirmed.
+How it works. From time to time the master goes over the queues of tiered topics, one after the
+other, also those that have no manifest: their first attempt may have failed. What is garbage of
+one, and for how long it must have been, the tier's library says; it asks for the pointer of the log
+after it has listed the objects, and gets one that a quorum has confirmed.
 
-All nodes look which tiered queues there are. If one is gone and no move has taken it along, its
-topic was deleted. The master notes that at the store, and a day later whoever is master then
-deletes all that the queue had there.
+Which queues were deleted is remembered by the replicated state (`state/apply/deleted_tiers.py`).
+The master leaves a note of that at the store, and has the log forget it then; a day later whoever
+is master deletes all that the queue had there.
 
 Invariants
 1. Ages are those of the store's clock.
-2. A queue is noted as deleted only by a master whose confirmed state does not have it.
+2. A queue is noted as deleted only by a master whose confirmed state says that it was.
 
 Not here: what is garbage (`semel.tier.planning`).
 """
@@ -25,11 +26,12 @@ from typing import Final
 from semel.broker.background.queues_in_turns import queues_in_turns
 from semel.broker.background.tiering import is_tiered
 from semel.broker.replica.replica import Replica
-from semel.broker.state import QueueState
 from semel.broker.tiers.place import TierPlace, check_owner
 from semel.broker.tiers.pointers import pointer_of
 from semel.protos.errors import NotMaster, SemelError
 from semel.protos.ids import QueueKey
+from semel.protos.queue_refs import queue_ref
+from semel.protos.v1 import control_pb2
 from semel.tier import (
     GarbagePolicy,
     Pointer,
@@ -40,16 +42,14 @@ from semel.tier import (
     delete_queue,
     mark_deleted,
     queues_of,
-    topics_of,
+    topic_ids_of,
 )
 
 logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 5.0
-"""Pause between two looks at which queues there are."""
+"""Pause between two looks at which queues were deleted."""
 CONFIRM_S: Final = 30.0
-GONE_MAX: Final = 100_000
-"""Queues that were seen to go, on a node that never became master."""
 
 
 class TierGarbage:
@@ -61,17 +61,12 @@ class TierGarbage:
         self._replica = replica
         self._place = place
         self._policy = policy or GarbagePolicy()
-        self._tiered: set[QueueKey] = set()
-        """Queues that were seen to have something at the store."""
-        self._gone: set[QueueKey] = set()
-        """Those of them whose deletion is not noted at the store."""
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         next_s = loop.time() + self._replica.config.tier_collect_ms / 1000
         while True:
             await asyncio.sleep(LOOK_S)
-            await self.look()
             if not self._replica.is_master:
                 continue
             try:
@@ -85,39 +80,24 @@ class TierGarbage:
                 self._place.counters.errors += 1
                 logger.warning("tier not cleaned, it is tried again error=%s", error)
 
-    async def look(self) -> None:
-        """Sees which tiered queues came and went."""
-        state = self._replica.state
-        noted = bool(self._replica.config.tier_facts_ms)
-        has = is_tiered if noted else _has_tier
-        present = {queue.key async for queue in queues_in_turns(state, has)}
-        if state is not self._replica.state:
-            return  # a snapshot has taken its place
-        went = (self._tiered | self._place.touched) - state.queues.keys()
-        self._gone |= {key for key in went if key not in state.moves.places}
-        self._gone -= state.queues.keys()
-        if len(self._gone) > GONE_MAX:
-            self._gone.clear()
-        self._tiered = present
-        self._place.touched.clear()
-
     async def note_deleted(self) -> None:
-        """Notes queues whose topics were deleted."""
-        if not self._gone:
+        """Notes queues that were deleted."""
+        if not self._replica.state.deleted_tiers:
             return
         await self._replica.confirm_read()
-        await self.look()
         place = self._place
-        for key in sorted(self._gone):
-            await place.call(partial(_note, place.cluster_id, place.folder, key))
-            self._gone.discard(key)
-            logger.info("topic deleted, its files go in a day queue=%s", key)
+        for key in sorted(self._replica.state.deleted_tiers):
+            if key not in self._replica.state.queues:
+                await place.call(partial(_note, place.cluster_id, place.folder, key))
+            record = control_pb2.DeleteQueue(queue=queue_ref(key), noted=True)
+            await self._replica.submit_control(control_pb2.ControlRecord(delete_queue=record))
+            logger.info("queue deleted, its files go in a day queue=%s", key)
 
     async def collect(self) -> None:
         """Deletes the garbage of every queue, and queues that were deleted a day ago."""
-        place, policy = self._place, self._policy
+        place, policy, state = self._place, self._policy, self._replica.state
         now_us = await place.call(partial(_clock_us, place.cluster_id, place.folder))
-        for key in sorted(self._tiered):
+        for key in sorted([queue.key async for queue in queues_in_turns(state, is_tiered)]):
             if not self._replica.is_master:
                 return
             await self._collect(key, now_us)
@@ -163,10 +143,6 @@ class TierGarbage:
             logger.info("deleted at the object store objects=%d first=%s", len(deleted), deleted[0])
 
 
-def _has_tier(queue: QueueState) -> bool:
-    return queue.tier.number > 0
-
-
 def _note(cluster_id: str, folder: str, key: QueueKey, store: Store) -> None:
     """BLOCKING. Notes that the queue's topic was deleted."""
     check_owner(store, cluster_id)
@@ -185,8 +161,8 @@ def _delete_noted(
     """BLOCKING. Deletes queues that were noted as deleted, those that are here aside."""
     found: list[str] = []
     owner, folder = place.cluster_id, place.folder
-    for topic in topics_of(store, folder):
-        for key in queues_of(store, folder, topic.topic_id):
+    for topic_id in topic_ids_of(store, folder):
+        for key in queues_of(store, folder, topic_id):
             if key not in here:
                 found += delete_queue(store, folder, key, now_us=now_us, policy=policy, owner=owner)
     return found

@@ -4,7 +4,7 @@ How it works. The master looks at its queues in turn, and does one *step* for ea
 up the oldest files, a range of old messages becomes a new one, or small files become one. Each ends
 in a manifest, and the log decides that it counts (a TIERED record, by compare-and-set). Then the
 pointer is published at the store, for readers without brokers. A new master first publishes what
-the state says again: the old one may not have come to it.
+the state says again, many queues at the same time: the old one may not have come to it.
 
 Stored batches are read in the pool that reads the log, a piece at a time. Rows are made of them,
 and written, on threads that only the store uses. One file is under way at any time.
@@ -80,6 +80,8 @@ WORK_S: Final = 12 * 3_600.0
 """`GarbagePolicy.work_us`: what takes longer is given up."""
 READERS_MAX: Final = 64
 """Manifests that are kept; one of a large queue takes half a megabyte."""
+PUBLISHED_AT_ONCE: Final = 16
+"""A new master publishes so many pointers at the same time."""
 EXTENTS_MAX: Final = 65_536
 """A file has at most so many stored batches."""
 _STORE_ERRORS: Final = (
@@ -148,6 +150,8 @@ class Tiering:
         self._topics: set[int] = set()
         """Topics whose names this process has stored."""
         self._term = -1
+        self._unpublished = True
+        """Pointers of this term's state may not have been published again."""
         self._readers: OrderedDict[str, QueueReader] = OrderedDict()
         """Manifests that were used last, by their digests."""
         self.steps = 0
@@ -167,7 +171,10 @@ class Tiering:
             self._facts.clear()
         if not replica.is_master:
             return False
-        self._term = replica.term
+        if replica.term != self._term:
+            self._term, self._unpublished = replica.term, True
+        if self._unpublished and self._now_s() >= self._store_backoff.until:
+            self._unpublished = not await self._publish_all(self._term)
         done = False
         async for queue in queues_in_turns(replica.state, is_tiered):
             if self._now_s() < self._store_backoff.until:
@@ -239,7 +246,6 @@ class Tiering:
         counters.written_bytes += made.written
         counters.written_messages += made.rows
         self.steps += 1
-        self._place.touched.add(key)
         known = self._known.setdefault(key, _Known(b""))
         known.sha256, known.published, known.kept = result.tier.sha256, False, ()
         known.settled = known.settled and not made.written
@@ -278,6 +284,22 @@ class Tiering:
             await self._place.call(work)
             known.published = True
         return queue.tier == tier
+
+    async def _publish_all(self, term: int) -> bool:
+        """Publishes what the state of a new master says, many at the same time. False if the store
+        does not take it. What else goes wrong is found again by the queue's next step."""
+        tiered = [each.key async for each in queues_in_turns(self._replica.state, _has_manifest)]
+        for start in range(0, len(tiered), PUBLISHED_AT_ONCE):
+            some = (self._queue(key, term) for key in tiered[start : start + PUBLISHED_AT_ONCE])
+            published = (self._publish(queue) for queue in some if queue is not None)
+            for error in await asyncio.gather(*published, return_exceptions=True):
+                if isinstance(error, _STORE_ERRORS):
+                    self._place.counters.errors += 1
+                    self._note(self._store_backoff, "the object store cannot be used", error)
+                    return False
+                if isinstance(error, BaseException) and not isinstance(error, SemelError):
+                    raise error
+        return True
 
     async def _make(self, key: QueueKey, term: int) -> Made | None:
         """Writes the next manifest of a queue with what it names; None if nothing is to be done."""
@@ -428,6 +450,10 @@ class Tiering:
 def is_tiered(queue: QueueState) -> bool:
     """The queue's topic is tiered, or something of it is in the object store."""
     return bool(queue.tier.number or queue.settings.tier_after_ms)
+
+
+def _has_manifest(queue: QueueState) -> bool:
+    return queue.tier.number > 0
 
 
 def tier_lag_us(queue: QueueState, now_us: int) -> int:

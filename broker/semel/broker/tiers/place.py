@@ -26,7 +26,6 @@ from typing import Final, TypeVar
 
 from semel.protos import compat
 from semel.protos.errors import SemelError
-from semel.protos.ids import QueueKey
 from semel.tier import (
     ForeignTier,
     Store,
@@ -88,8 +87,6 @@ class TierPlace:
         self._awaits_restore = awaits_restore
         self.store: Store | None = None
         self.counters = TierCounters()
-        self.touched: set[QueueKey] = set()
-        """Queues of which something was written since `TierGarbage` looked."""
         self._opens = opens or (lambda url: open_store(url, LIMITS))
         self._why = "it is being opened"
 

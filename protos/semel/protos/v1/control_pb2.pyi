@@ -181,10 +181,12 @@ class SplitQueue(_message.Message):
     def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., children: _Optional[_Iterable[_Union[ChildQueue, _Mapping]]] = ...) -> None: ...
 
 class DeleteQueue(_message.Message):
-    __slots__ = ("queue",)
+    __slots__ = ("queue", "noted")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
+    NOTED_FIELD_NUMBER: _ClassVar[int]
     queue: _common_pb2.QueueRef
-    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ...) -> None: ...
+    noted: bool
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., noted: _Optional[bool] = ...) -> None: ...
 
 class AlterTopic(_message.Message):
     __slots__ = ("topic_id", "settings")

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from semel.broker.background.tiering import WORK_S, tier_lag_us
 from semel.broker.tiers.place import RETRY_MAX_S
 from semel.protos.batch import Codec
+from semel.protos.ids import QueueId, QueueKey, TopicId
+from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import common_pb2, control_pb2
-from semel.tier import QueueReader, layout, newest_pointer, topics_of
+from semel.tier import QueueReader, TierUnavailable, layout, newest_pointer, topics_of
 from tests.kit.faulty_store import fails, loses_the_reply
 from tests.kit.state_log import KEY, control
 from tests.kit.tiered_node import CLUSTER, TieredNode
@@ -179,6 +183,40 @@ async def test_a_new_master_publishes_what_the_state_says(node: TieredNode) -> N
     writes = len(node.system.calls)
     assert await node.tier() == 0
     assert len(node.system.calls) == writes, "once a term"
+
+
+async def test_a_new_master_publishes_many_pointers_at_the_same_time(node: TieredNode) -> None:
+    keys = [QueueKey(TopicId(20), QueueId(number)) for number in range(6)]
+    for key in keys:
+        node.group.create(key, tier_after_ms=1_000)
+        record = control_pb2.Tiered(
+            queue=queue_ref(key), number=1, length=5, sha256=bytes([key.queue_id]) * 32
+        )
+        node.group.apply(control(tiered=record))
+    tiering = node.new_tiering()
+    under_way = most = 0
+    published: list[Any] = []
+
+    async def call(work: Any) -> None:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0)
+        if under_way == refused_at:
+            raise TierUnavailable("it is away")
+        published.append(work)
+        under_way -= 1
+
+    node.place.call = call  # type: ignore[assignment, method-assign]
+    refused_at = 4
+    assert not await tiering._publish_all(node.term)
+    under_way, refused_at = 0, 99
+    published.clear()
+    assert await tiering._publish_all(node.term)
+    assert most >= len(keys)
+    done = len(published)
+    assert await tiering._publish_all(node.term)
+    assert len(published) == done, "once a term"
 
 
 async def test_a_master_that_was_replaced_proposes_nothing(node: TieredNode) -> None:

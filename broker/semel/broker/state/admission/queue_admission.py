@@ -142,12 +142,22 @@ class QueueAdmission:
         return Accepted()
 
     def admit_delete_queue(self, record: control_pb2.DeleteQueue) -> ControlDecision:
-        """Idempotent. From now on the queue is unknown to all further decisions."""
+        """Idempotent. From now on the queue is unknown to all further decisions. A record that says
+        that the store knows of the deletion is refused if the queue is here."""
         key = queue_key_of(record.queue)
+        if record.noted and (refused := self._not_deleted(key)) is not None:
+            return refused
         queue = self._pending.queue_or_deleting(key) or PendingQueue(key, 0, 0, Expired())
         queue.deleted = True
         self._pending.use(RecordUse.DELETE, (queue,), (), self._ids.ends_with(key.topic_id))
         return Accepted()
+
+    def _not_deleted(self, key: QueueKey) -> Refused | None:
+        if self._state.feature_level < TIER_LEVEL:
+            return Refused(lacking(TIER_LEVEL, self._state.feature_level, "the broker group"))
+        if self._pending.queue(key) is not None or self._pending.is_coming(key):
+            return Refused(InvalidRequest(f"queue {key} was not deleted"))
+        return None
 
     def admit_split(self, record: control_pb2.SplitQueue) -> ControlDecision:
         """Idempotent once it is applied. Refused if malformed, or split in another way."""

@@ -34,6 +34,7 @@ import google_crc32c
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from semel.broker.state.apply import deleted_tiers
 from semel.broker.state.apply.codec import Reader
 from semel.broker.state.apply.compacted import Rewritten, rewritten
 from semel.broker.state.apply.delays import COLUMN_FLAG, Delays
@@ -135,6 +136,7 @@ class State:
         "applied_index",
         "applied_term",
         "delays",
+        "deleted_tiers",
         "feature_level",
         "groups",
         "id_windows",
@@ -164,6 +166,7 @@ class State:
         self.delays = Delays()
         self.id_windows = IdWindows()
         self.releases = ReleaseHistory()
+        self.deleted_tiers: set[QueueKey] = set()
         self._handlers: dict[str, Callable[..., ApplyResult]] = {
             "create_queue": self._create_queue,
             "delete_queue": self._delete_queue,
@@ -385,7 +388,13 @@ class State:
 
     def _delete_queue(self, record: control_pb2.DeleteQueue) -> Done:
         key = queue_key_of(record.queue)
-        if self.queues.pop(key, None) is not None:
+        if record.noted:
+            self._check_level(TIER_LEVEL)
+            self.deleted_tiers.discard(key)
+            return Done(what="delete_queue", queue_key=key)
+        if (queue := self.queues.pop(key, None)) is not None:
+            if self.feature_level >= TIER_LEVEL and deleted_tiers.may_have_files(queue):
+                self.deleted_tiers.add(key)
             self.producers.remove_queue(key)
             self.groups.remove_queue(key)
             self.transactions.staging.remove_queue(key)
@@ -767,6 +776,8 @@ class State:
             parts += self.id_windows.parts(superseded=version >= DELAYED_MOVE_LEVEL)
         if version >= HISTORY_LEVEL:
             parts += self.releases.parts()
+        if version >= TIER_LEVEL:
+            parts += deleted_tiers.parts_of(self.deleted_tiers)
         crc = 0
         for part in parts:
             crc = google_crc32c.extend(crc, part)
@@ -820,6 +831,8 @@ class State:
             )
         if version >= HISTORY_LEVEL:
             state.releases = ReleaseHistory.read_parts(reader)
+        if version >= TIER_LEVEL:
+            state.deleted_tiers = deleted_tiers.read_keys(reader)
         reader.finish()
         return state
 
