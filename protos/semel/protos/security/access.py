@@ -37,7 +37,7 @@ def certified(identity: Identity, address: str) -> Caller:
 
 
 class AccessControl:
-    """Decides who may do what at one node. `close` it after the server."""
+    """The object says who may do what at one node. `close` it after the server."""
 
     def __init__(
         self,
