@@ -35,6 +35,7 @@ TLS_REFUSAL: Final = bytes.fromhex("15030300020246")
 PLAINTEXT_REFUSAL: Final = b"\x02"
 """The answer of a port without TLS to a connection that begins a handshake."""
 
+_STEP_BYTES: Final = 4 << 10
 _HANDSHAKE: Final = 0x16
 _ALERT: Final = 0x15
 _MAJOR: Final = 0x03
@@ -110,17 +111,24 @@ class TlsSession:
         assert not self.established
         if data and not self._taken:
             self._check_first(data)
-        self._taken += len(data)
-        if self._taken > HANDSHAKE_BYTES_MAX:
-            raise TlsFailed(f"its TLS handshake is longer than {HANDSHAKE_BYTES_MAX} bytes")
-        self._incoming.write(data)
-        try:
-            self.ssl.do_handshake()
-        except ssl.SSLWantReadError:
-            return
-        except ssl.SSLError as error:
-            raise TlsFailed(explain(error)) from None
-        self.established = True
+        view, at = memoryview(data), 0
+        # In small steps: what comes behind the handshake, in the same read, does not count.
+        while not self.established and (at < len(view) or not data):
+            step = view[at : at + _STEP_BYTES]
+            at += len(step)
+            self._taken += len(step)
+            if self._taken > HANDSHAKE_BYTES_MAX:
+                raise TlsFailed(f"its TLS handshake is longer than {HANDSHAKE_BYTES_MAX} bytes")
+            self._incoming.write(step)
+            try:
+                self.ssl.do_handshake()
+                self.established = True
+            except ssl.SSLWantReadError:
+                if not data:
+                    return
+            except ssl.SSLError as error:
+                raise TlsFailed(explain(error)) from None
+        self._incoming.write(view[at:])
 
     def feed(self, data: Bytes) -> None:
         """Takes bytes that came after the handshake."""

@@ -182,8 +182,8 @@ def test_a_caller_without_a_certificate_is_refused(server: Contexts) -> None:
         read_all(calling, 100)
 
 
-def test_tls_1_1_is_refused(server: Contexts, client: Contexts) -> None:
-    context = client.client()
+def test_tls_1_1_is_refused(server: Contexts, authority: Authority) -> None:
+    context = authority.contexts(authority.client("old")).client()
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
         context.minimum_version = ssl.TLSVersion.TLSv1_1
         context.maximum_version = ssl.TLSVersion.TLSv1_1
@@ -216,6 +216,19 @@ def test_a_handshake_has_a_limit(server: Contexts) -> None:
         called.advance(b"\x16\x03\x01\x00\x10" + bytes(16))
     with pytest.raises(TlsFailed, match="longer than 65536 bytes"):
         called.advance(b"\x16\x03\x01\x00\x10" + bytes(16))
+
+
+def test_what_comes_right_behind_a_handshake_does_not_count(
+    server: Contexts, client: Contexts
+) -> None:
+    calling, called = pair(server, client)
+    calling.advance(b"")
+    called.advance(calling.take())
+    calling.advance(called.take())
+    assert calling.established
+    called.advance(calling.take() + b"".join(calling.encrypt([bytes(2 * HANDSHAKE_BYTES_MAX)])))
+    assert called.established
+    assert read_all(called, 70_000) == bytes(2 * HANDSHAKE_BYTES_MAX)
 
 
 @settings(max_examples=50)
