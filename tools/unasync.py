@@ -178,7 +178,7 @@ Not here: what happens (`api/transaction_work.py`, `transactions/commit.py`).
         source="aio_admin.py",
         target="sync_admin.py",
         docstring="""\
-The synchronous `Admin`: each call blocks until it is done.
+The synchronous `Admin`: each call blocks until it is done. It is one file as it is one class.
 
 Not here: what the calls do (`admin/calls.py`, `admin/verify.py`).
 """,

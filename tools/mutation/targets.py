@@ -321,6 +321,7 @@ TARGETS: Final = {
                 "topics/topic_table",
                 "topics/topics",
                 "active/active_controller",
+                "rights",
                 "active/succession",
                 "epoch",
             )
@@ -363,7 +364,7 @@ LEFT_OUT: Final = frozenset().union(
         "telling",
     ),
     _in(f"{_CLIENT}/admin", "calls", "delay_history", "delays", "descriptions", "id_windows"),
-    _in(f"{_CLIENT}/admin", "inspection", "nodes"),
+    _in(f"{_CLIENT}/admin", "inspection", "nodes", "rights"),
     _in(
         f"{_CLIENT}/admin",
         "found_message",
@@ -376,7 +377,7 @@ LEFT_OUT: Final = frozenset().union(
     _in(f"{_CLIENT}/admin", "upgrade", "verify"),
     _in(f"{_CLIENT}/transactions", "transaction_info"),
     # Files, sockets, threads and processes.
-    _in(f"{_BROKER}/control_plane", "load", "reports"),
+    _in(f"{_BROKER}/control_plane", "load", "reports", "rights_copy"),
     _in(f"{_BROKER}/dedup", "id_store", "rocks_store"),
     _in(f"{_BROKER}/log", "cache", "cleaner", "current", "descriptors", "files"),
     _in(f"{_BROKER}/log", "directory_identity", "keeper", "kept", "owner", "reader", "scrubbing"),

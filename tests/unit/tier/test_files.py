@@ -131,6 +131,17 @@ def test_row_groups_outside_the_wanted_times_are_left_out() -> None:
     assert 0 < len(between(TIME_US + 30, TIME_US + 45)) < len(everything)
 
 
+def test_a_time_that_python_has_no_date_for_is_found() -> None:
+    rows = rows_of([plain_rows(10)])
+    times = pa.array([-(1 << 62), *[0] * 8, 1 << 62]).cast(SCHEMA.field("timestamp").type)
+    at = SCHEMA.get_field_index("timestamp")
+    entry, data = encode(QUEUE, rows.set_column(at, SCHEMA.field("timestamp"), times))
+    footer = footer_of(entry, data.to_pybytes())
+    for least, most, found in ((1, None, [0]), (None, -1, [0]), (None, -(1 << 62) - 1, [])):
+        wanted = Wanted(start=0, end=10, min_timestamp_us=least, max_timestamp_us=most)
+        assert footer.groups(wanted) == found
+
+
 def test_a_changed_byte_anywhere_is_noticed() -> None:
     rows = rows_of(random_rows(1, 30))
     entry, data = encode(QUEUE, rows, row_group_bytes=3_000)

@@ -260,8 +260,8 @@ class FileFooter:
         statistics = self._metadata.row_group(group).column(at).statistics
         if statistics is None or not statistics.has_min_max:
             return True
-        least = _microseconds(statistics.min)
-        most = _microseconds(statistics.max)
+        # As numbers: a producer may have written a time that Python has no date for.
+        least, most = statistics.min_raw, statistics.max_raw
         return not (
             (wanted.min_timestamp_us is not None and most < wanted.min_timestamp_us)
             or (wanted.max_timestamp_us is not None and least > wanted.max_timestamp_us)
@@ -328,10 +328,6 @@ def decode_whole(name: str, entry: FileEntry, data: bytes) -> pa.Table:
     if digest_of(rows) != entry.rows_sha256:
         raise CorruptTier(f"{name} has other rows than the manifest says")
     return rows
-
-
-def _microseconds(value: Any) -> int:
-    return int(pa.scalar(value, pa.timestamp("us", "UTC")).value)
 
 
 def filter_times(rows: pa.Table, least_us: int | None, most_us: int | None) -> pa.Table:

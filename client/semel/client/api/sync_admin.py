@@ -1,4 +1,4 @@
-"""The synchronous `Admin`: each call blocks until it is done.
+"""The synchronous `Admin`: each call blocks until it is done. It is one file as it is one class.
 
 Not here: what the calls do (`admin/calls.py`, `admin/verify.py`).
 

@@ -1,4 +1,7 @@
-"""A queue with delayed messages is split: each is delivered once, in order, never early."""
+"""A queue with delayed messages is split: each is delivered once, in order, never early.
+
+All of it is one file, because every test stands on the same parent, children and history.
+"""
 
 from __future__ import annotations
 

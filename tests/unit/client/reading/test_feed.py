@@ -1,4 +1,7 @@
-"""What comes out of a feed: rows, messages, columns, and nothing that is void."""
+"""What comes out of a feed: rows, messages, columns, and nothing that is void.
+
+It is one file, because all tests stand on the same feed and its answers.
+"""
 
 from __future__ import annotations
 
