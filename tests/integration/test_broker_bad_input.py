@@ -39,7 +39,6 @@ from semel.protos.errors import (
     UnknownQueue,
     from_detail,
 )
-from semel.protos.framed import encode_head, encode_hello
 from semel.protos.ids import QueueId, QueueKey
 from semel.protos.queue_refs import queue_ref
 from semel.protos.streams import (
@@ -50,7 +49,7 @@ from semel.protos.streams import (
     encode_produce,
     frame_prefix,
 )
-from semel.protos.v1 import broker_pb2, broker_pb2_grpc, common_pb2, control_pb2
+from semel.protos.v1 import broker_pb2, common_pb2, control_pb2
 from tests.kit.brokers import (
     CLUSTER,
     QUEUE,
@@ -253,28 +252,6 @@ async def test_a_client_that_disconnects_in_mid_batch(client: RawClient) -> None
         stream = client.produce_stream()
         await stream.write(encode_ping(1))
         stream.cancel()
-
-
-async def test_a_reader_that_goes_away_is_no_error_of_the_node(
-    client: RawClient, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its replies cannot be sent any more, on gRPC and on a direct stream."""
-    wanted = [broker_pb2.FetchQueue(queue=queue_ref(QUEUE))]
-    request = broker_pb2.FetchRequest(queues=wanted, max_wait_ms=10).SerializeToString()
-    for _ in range(20):
-        stream: Any = client.channel.stream_stream(FETCH_METHOD)()
-        for _ in range(20):
-            await stream.write(request)
-        stream.cancel()
-        opened = await broker_pb2_grpc.BrokerStreamStub(client.channel).OpenDirect(
-            broker_pb2.OpenDirectRequest(stream=broker_pb2.DIRECT_STREAM_FETCH)
-        )
-        _, writer = await asyncio.open_connection("127.0.0.1", opened.port)
-        writer.write(encode_hello(opened.ticket) + (encode_head(len(request)) + request) * 20)
-        await writer.drain()
-        writer.transport.abort()
-    await client.values()
-    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def test_fetches_out_of_range_and_of_unknown_queues(client: RawClient) -> None:

@@ -5,10 +5,10 @@ How it works. Every noun has a module of its own that is imported when the noun 
 error handling and turns every failure into one line on stderr.
 
 Invariants
-1. Exit status 0 success, 1 failure, 2 wrong usage, 3 not authenticated, 4 denied, 130 interrupted,
-   141 the reader of the output
-   went away (both as a shell shows SIGINT and SIGPIPE); an error is one line,
-   `error: what happened, to what, what to do`. A reader that went away is no error.
+1. Exit status 0 success, 1 failure, 2 wrong usage, 3 not authenticated, 4 denied, 5 violated
+   (`verify`), 130 interrupted, 141 the reader of the output went away (both as a shell shows SIGINT
+   and SIGPIPE); an error is one line, `error: what happened, to what, what to do`. A reader that
+   went away is no error.
 2. With `--json` stdout has nothing but JSON, also when the call fails.
 """
 

@@ -1,6 +1,6 @@
 """`semel verify --exactly-once`: the sequence table, recomputed from every node's log.
 
-Invariant: the exit status is 0 only when everything is proven, and 3 only when a log that was read
+Invariant: the exit status is 0 only when everything is proven, and 5 only when a log that was read
 contradicts it. It is 1 when something is not proven: nodes that did not answer, or not in time, or
 an error.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 NOT_PROVEN: Final = 1
-VIOLATED: Final = 3
+VIOLATED: Final = 5
 
 
 @click.command(
@@ -30,7 +30,7 @@ VIOLATED: Final = 3
         "semel verify --exactly-once orders",
         "semel verify --exactly-once --timeout 2h --json",
         "semel verify --exactly-once --tier audit",
-        more="Exit status: 0 proven; 3 violated, a log contradicts it; 1 not proven, because a node"
+        more="Exit status: 0 proven; 5 violated, a log contradicts it; 1 not proven, because a node"
         " was not read or an error came in between.",
     )
 )
