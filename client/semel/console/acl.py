@@ -29,7 +29,10 @@ def acl() -> None:
 @click.option("--member", "members", multiple=True, metavar="GROUP=user:NAME", help="A new member.")
 @client_options
 def grant(rules: tuple[str, ...], members: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
-    """Adds rules, `allow|deny PRINCIPAL ACTION RESOURCE`, and members of groups."""
+    """Adds rules and members of groups.
+
+    A rule is `allow|deny PRINCIPAL ACTION RESOURCE`.
+    """
     _some(rules, members)
     with open_client(bootstrap) as client:
         changed = client.admin.change_access_rules(add=rules, add_members=_by_group(members))

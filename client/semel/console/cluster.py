@@ -224,8 +224,11 @@ def restore(
     bootstrap: str,
     as_json: bool,
 ) -> None:
-    """Begins GROUP anew after a majority of its disks was lost; or, with --from, gives this new and
-    empty cluster all topics of one that is lost, from its tier."""
+    """Begins a GROUP anew, or a cluster from its tier.
+
+    GROUP is one of which a majority of the disks was lost. With --from, this new and empty cluster
+    gets all topics of one that is lost.
+    """
     out = render.Output(as_json=as_json)
     if (group is None) == (url is None):
         raise click.UsageError("name a GROUP, or a tier with --from URL")

@@ -19,6 +19,7 @@ from semel.protos.settings import SettingOption
 
 REQUIRED = ["--data", "d", "--cluster-id", "c", "--group", "1", "--node", "1"]
 REQUIRED += ["--listen", "127.0.0.1:7171"]
+NOT_SETTINGS = ("config", "as_json", "log_level", "insecure")
 NUMBERS = [
     option
     for option in main.params
@@ -31,7 +32,7 @@ NUMBERS = [
 def started_with(*arguments: str) -> BrokerConfig:
     params = main.make_context("semel broker", [*REQUIRED, *arguments]).params
     return settings_of(
-        **{name: params[name] for name in params if name not in ("config", "as_json", "log_level")}
+        **{name: params[name] for name in params if name not in NOT_SETTINGS}
     )
 
 

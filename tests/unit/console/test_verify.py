@@ -74,10 +74,10 @@ def admin(monkeypatch: pytest.MonkeyPatch) -> Any:
     [
         ([GOOD, GOOD], 0),
         ([GOOD, SILENT], 1),
-        ([BAD, SILENT], 3),
-        ([SILENT, BAD, GOOD], 3),
+        ([BAD, SILENT], 5),
+        ([SILENT, BAD, GOOD], 5),
         ([GOOD, Unavailable("no master")], 1),
-        ([BAD, Unavailable("no master")], 3),
+        ([BAD, Unavailable("no master")], 5),
     ],
 )
 def test_the_status_tells_a_violation_from_what_is_only_not_proven(

@@ -75,7 +75,7 @@ class Node:
         stand_in: Any = self
         self.checkpoints = SimpleNamespace(index=0)
         checkpoints: Any = self.checkpoints
-        identity: Any = SimpleNamespace(caller=None)
+        identity: Any = SimpleNamespace(caller=None, channel=None)
         self.catch_up = CatchUp(
             stand_in,
             checkpoints,
