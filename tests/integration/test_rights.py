@@ -264,8 +264,12 @@ async def call(address: str, security: Security, method: MethodDescriptor, reque
     async with channel(address, CHANNEL_OPTIONS, security) as opened:
         try:
             if method.client_streaming:
-                stream = opened.stream_stream(path, encode, decode)(iter([request]), **options)
-                await anext(aiter(stream), None)
+                stream = opened.stream_stream(path, encode, decode)(**options)
+                # A write to a stream that was just refused fails in gRPC before the refusal is
+                # read, and that error would be the call's.
+                if not declared(path).for_nodes_only:
+                    await stream.write(request)
+                await stream.read()
             elif method.server_streaming:
                 replies = opened.unary_stream(path, encode, decode)(request, **options)
                 await anext(aiter(replies), None)

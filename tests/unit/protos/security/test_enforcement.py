@@ -149,10 +149,10 @@ async def call(
     encode = type(request).SerializeToString
     try:
         if method.client_streaming:
-            stream = channel.stream_stream(path, encode, decode)(
-                iter([request]), metadata=metadata, timeout=10
-            )
-            return "", await anext(aiter(stream))
+            # Nothing is written: a write to a stream that was just refused fails in gRPC before
+            # the refusal is read, and that error would be the call's.
+            stream = channel.stream_stream(path, encode, decode)(metadata=metadata, timeout=10)
+            return "", await stream.read()
         if method.server_streaming:
             replies = channel.unary_stream(path, encode, decode)(
                 request, metadata=metadata, timeout=10
