@@ -13,7 +13,7 @@ from typing import Any
 from semel.protos.v1 import common_pb2, controller_pb2
 from tests.checking.cancel_answers import Committed, judge_cancels
 from tests.checking.client_ids import judge_scattered, judge_sent
-from tests.checking.id_topics import homes_of
+from tests.checking.id_topics import BatchName, homes_of
 from tests.checking.message_ids import IdLog, judge_answers, judge_moves
 from tests.checking.published_ids import TransactionIdLog, staged_messages
 from tests.checking.raw_log import Fold
@@ -97,12 +97,15 @@ class Notary(ClientHost):
         """What queues hold is what the logs stored and did not cancel, once."""
         logs = list(logs)
         handed = ChainMap(*(log.handed for log in logs))
+        # A message may be stored in one group's log, and be cancelled in that of another, to which
+        # its queue has moved.
+        cancelled = set[tuple[BatchName, int]]().union(*(log.cancelled for log in logs))
         sent = (
             (name.queue, name.producer_id, name.epoch, name.session, sequence)
             for log in logs
             for name, batch in log.batches.items()
             for sequence in batch.sequences
-            if (name, sequence) not in log.cancelled
+            if (name, sequence) not in cancelled
         )
         stored = Counter((homes_of(name, handed)[-1], *name[1:]) for name in sent)
         topics = {topic_id for log in logs for topic_id in log.all_windows}

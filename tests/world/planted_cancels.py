@@ -157,7 +157,7 @@ PLANTS: dict[str, tuple[Callable[[], AbstractContextManager[object]], str, tuple
     "cancels the first of the batch": (
         cancels_the_first_of_the_batch,
         "is cancelled as",
-        (5, 11),
+        (2, 8),
     ),
     "forgets cancels in checkpoints": (
         forgets_cancels_in_checkpoints,

@@ -104,6 +104,6 @@ PLANTS: dict[str, tuple[Plant, str, Sequence[int]]] = {
         range(12, 36),
     ),
     "closes gaps": (closes_gaps, "was stored there", range(40)),
-    "loses the newest": (loses_the_newest, "is gone", range(12)),
+    "loses the newest": (loses_the_newest, "is gone", (16, 30)),
 }
 """Each with words of its error, and seeds of which one at least finds it."""

@@ -33,7 +33,7 @@ def test_queues_move_with_delayed_messages_under_faults() -> None:
 
 @pytest.mark.timeout(600)
 def test_messages_that_wait_are_cancelled_while_their_queues_move() -> None:
-    seen, failures, _ = run_seeds(range(30), more=IDS)
+    seen, failures, _ = run_seeds(range(60), more=IDS)
     assert not failures
     missing = Counter(RARE) - seen
     assert not missing, f"too rare, by so many: {dict(missing)}"
