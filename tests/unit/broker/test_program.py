@@ -31,9 +31,7 @@ NUMBERS = [
 
 def started_with(*arguments: str) -> BrokerConfig:
     params = main.make_context("semel broker", [*REQUIRED, *arguments]).params
-    return settings_of(
-        **{name: params[name] for name in params if name not in NOT_SETTINGS}
-    )
+    return settings_of(**{name: params[name] for name in params if name not in NOT_SETTINGS})
 
 
 def leaves(config: Any) -> dict[str, Any]:

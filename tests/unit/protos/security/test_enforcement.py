@@ -152,7 +152,8 @@ async def call(
             # Nothing is written: a write to a stream that was just refused fails in gRPC before
             # the refusal is read, and that error would be the call's.
             stream = channel.stream_stream(path, encode, decode)(metadata=metadata, timeout=10)
-            return "", await stream.read()
+            reply: Any = await stream.read()
+            return "", reply
         if method.server_streaming:
             replies = channel.unary_stream(path, encode, decode)(
                 request, metadata=metadata, timeout=10
