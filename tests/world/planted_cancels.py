@@ -142,7 +142,7 @@ PLANTS: dict[str, tuple[Callable[[], AbstractContextManager[object]], str, tuple
     "releases what is being cancelled": (
         releases_what_is_being_cancelled,
         "releases",
-        (98, 110),
+        (414,),
     ),
     "keeps ids of what is cancelled": (
         keeps_ids_of_what_is_cancelled,
