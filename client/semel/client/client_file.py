@@ -24,7 +24,6 @@ from typing import Any, Final
 
 from semel.protos.errors import InvalidRequest
 from semel.protos.security.credentials import Security
-from semel.protos.security.tls_files import TlsFiles
 
 CONFIG: Final = "SEMEL_CLIENT_CONFIG"
 PROFILE: Final = "SEMEL_PROFILE"
@@ -78,6 +77,9 @@ def read(path: Path, profile: str = "") -> ClientFile:
     given = [key for key in _TLS if key in table]
     security = None
     if given:
+        # It brings cryptography, which clients without TLS need not load.
+        from semel.protos.security.tls_files import TlsFiles
+
         if len(given) < len(_TLS):
             raise InvalidRequest(f"{where} needs all of {', '.join(_TLS)}, or none")
         paths = [path.parent / Path(table[name]).expanduser() for name in _TLS]

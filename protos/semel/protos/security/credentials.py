@@ -26,13 +26,15 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 import grpc.aio
 
 from semel.protos.security.identity import Identity, any_node
-from semel.protos.security.tls_files import Loaded, TlsFileError, TlsFiles
+
+if TYPE_CHECKING:  # they bring cryptography, which programs without TLS need not load
+    from semel.protos.security.tls_files import Loaded, TlsFiles
 
 Options = tuple[tuple[str, Any], ...]
 
@@ -46,6 +48,8 @@ class Security:
     @classmethod
     def read(cls, directory: Path | str) -> Security:
         """BLOCKING. Reads ca.pem, cert.pem and key.pem of a directory. Raises TlsFileError."""
+        from semel.protos.security.tls_files import TlsFiles
+
         return cls(TlsFiles.in_directory(Path(directory)))
 
     @classmethod
@@ -54,6 +58,8 @@ class Security:
 
         An empty `cluster` takes the one that the certificate names.
         """
+        from semel.protos.security.tls_files import TlsFileError, TlsFiles
+
         files = TlsFiles.in_directory(directory)
         found = files.identity
         wanted = Identity(kind, str(number), cluster or found.cluster)
