@@ -142,7 +142,15 @@ def async_latency(
 def paced(
     bootstrap: str, topic: str, records: int, warm: int, size: int, rate: int
 ) -> Mapping[str, Any]:
-    """Open loop: sends at planned times regardless of acknowledgements, and measures from these."""
+    """An open loop with a client of its own."""
+    with open_client(bootstrap) as client:
+        return open_loop(client, topic, records, warm, size, rate)
+
+
+def open_loop(
+    client: Client, topic: str, records: int, warm: int, size: int, rate: int
+) -> Mapping[str, Any]:
+    """Sends at planned times regardless of acknowledgements, and measures from these."""
     taken: list[float] = []
     failed: list[Exception] = []
     filler = os.urandom(size - TIME_BYTES)
@@ -159,7 +167,7 @@ def paced(
 
         future.add_done_callback(settled)
 
-    with open_client(bootstrap) as client, client.producer() as producer:
+    with client.producer() as producer:
         start = time.monotonic_ns() + 10**9
         for index in range(records):
             due = start + index * 10**9 // rate

@@ -121,7 +121,7 @@ class Served:
 
 
 async def opened(streams: Streams) -> DirectStream:
-    return await streams._open_direct("127.0.0.1:1", Purpose.PRODUCE)
+    return await streams._open_direct("127.0.0.1:1", Purpose.PRODUCE, 10.0)
 
 
 async def test_a_client_talks_with_a_broker(authority: Authority, node: Contexts) -> None:

@@ -53,16 +53,16 @@ from semel.protos.v1 import broker_pb2, controller_pb2
 
 logger = logging.getLogger(__name__)
 
-PROBE_S: Final = 0.4
+PROBE_S: Final = 2.0
 """Time limit in seconds for a node's answer to the question whether it is master."""
-PROBE_MIN_S: Final = 0.1
-"""The same limit in the first round of a search."""
+ROUND_S: Final = 0.1
+"""How many seconds pass until nodes that have answered are asked again, though others have not."""
 ATTEMPT_S: Final = 1.0
 """Time limit in seconds for the first attempt of a call; it doubles with each further attempt. When
 it passes, the client takes the node for hung and asks the group's other nodes."""
 KEPT_PATIENCE_S: Final = 1.0
 """Seconds for which the client asks controllers before it uses the routes of the file."""
-SEARCH_POLICY: Final = BackoffPolicy(initial_ms=15, max_ms=120)
+SEARCH_POLICY: Final = BackoffPolicy(initial_ms=15, max_ms=400)
 CALL_POLICY: Final = BackoffPolicy(initial_ms=20, max_ms=300)
 
 
@@ -216,39 +216,50 @@ class Cluster:
 
     async def _search(self, group_id: GroupId) -> Master:
         backoff = Backoff(SEARCH_POLICY, random.random)
-        patience = PROBE_MIN_S
-        while True:
-            known = self.routes.master(group_id)
-            if known is not None:
-                return known
-            addresses = self.routes.replicas(group_id)
-            if not addresses:
-                await self._look_up(group_id)
-                await asyncio.sleep(backoff.next_ms() / 1000)
-                continue
-            probes = {
-                asyncio.ensure_future(self._probe(group_id, address)) for address in addresses
-            }
-            give_up = time.monotonic() + patience
-            strangers: list[UnsupportedVersion] = []
-            try:
-                # A node that hangs must not delay the next round of questions to the others.
-                while probes and self.routes.master(group_id) is None:
-                    left = give_up - time.monotonic()
-                    if left <= 0:
-                        break
-                    done, probes = await asyncio.wait(
-                        probes, timeout=left, return_when=asyncio.FIRST_COMPLETED
-                    )
-                    strangers += [error for probe in done if (error := probe.result()) is not None]
-            finally:
-                for probe in probes:
-                    probe.cancel()
-            if len(strangers) == len(addresses):
-                raise strangers[0]
-            patience = min(2 * patience, PROBE_S)
-            if self.routes.master(group_id) is None:
-                await asyncio.sleep(backoff.next_ms() / 1000)
+        asked: dict[str, asyncio.Task[UnsupportedVersion | None]] = {}
+        try:
+            while True:
+                known = self.routes.master(group_id)
+                if known is not None:
+                    return known
+                addresses = self.routes.replicas(group_id)
+                if not addresses:
+                    await self._look_up(group_id)
+                    await asyncio.sleep(backoff.next_ms() / 1000)
+                    continue
+                for address in addresses:
+                    # A node that has not answered yet is not asked again: many clients that ask a
+                    # busy node over and over would keep it busy.
+                    if address not in asked:
+                        asked[address] = asyncio.ensure_future(self._probe(group_id, address))
+                strangers = await self._answers(group_id, asked)
+                if len(strangers) == len(addresses):
+                    raise strangers[0]
+                if self.routes.master(group_id) is None:
+                    await asyncio.sleep(backoff.next_ms() / 1000)
+        finally:
+            for probe in asked.values():
+                probe.cancel()
+
+    async def _answers(
+        self, group_id: GroupId, asked: dict[str, asyncio.Task[UnsupportedVersion | None]]
+    ) -> list[UnsupportedVersion]:
+        """Takes answers off `asked` for `ROUND_S` seconds, or until one tells who is master: a node
+        that hangs must not delay the next questions to the others. Returns the errors of those that
+        can never answer this client."""
+        strangers: list[UnsupportedVersion] = []
+        give_up = time.monotonic() + ROUND_S
+        while asked and self.routes.master(group_id) is None:
+            left = give_up - time.monotonic()
+            if left <= 0:
+                break
+            done, _ = await asyncio.wait(
+                asked.values(), timeout=left, return_when=asyncio.FIRST_COMPLETED
+            )
+            for address in [address for address, probe in asked.items() if probe in done]:
+                if (error := asked.pop(address).result()) is not None:
+                    strangers.append(error)
+        return strangers
 
     async def _look_up(self, group_id: GroupId) -> None:
         """Fetches the groups for one that is not in the routes: a queue may have moved to a group

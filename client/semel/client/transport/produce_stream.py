@@ -51,6 +51,7 @@ logger = logging.getLogger(__name__)
 
 MESSAGE_BYTES: Final = 1 << 20
 """Bytes of batches after which a stream message is full."""
+PATIENCE_MAX: Final = 8
 WIRE_POLICY: Final = BackoffPolicy(initial_ms=5, max_ms=250)
 _STORED: Final = (
     broker_pb2.PRODUCE_STATUS_COMMITTED,
@@ -152,6 +153,9 @@ class Wire:
         self._work = asyncio.Event()
         self._searching_since = 0.0
         self._heard = 0.0
+        self._patience = 1
+        """How many times `silence_ms` a broker may be silent. It grows while streams end without an
+        answer: a broker that very many clients have come to at once needs longer for all."""
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -275,6 +279,7 @@ class Wire:
         while True:
             message = await stream.read()
             self._heard = loop.time()
+            self._patience = 1
             self._on_reply(broker_pb2.ProduceReply.FromString(bytes(message)))
 
     def _on_reply(self, reply: broker_pb2.ProduceReply) -> None:
@@ -369,7 +374,8 @@ class Wire:
                 if idle:
                     continue
             silent = now - self._heard
-            if silent * 1000 >= config.silence_ms:
+            if silent * 1000 >= config.silence_ms * self._patience:
+                self._patience = min(2 * self._patience, PATIENCE_MAX)
                 raise TimedOut(f"{address} was silent for {silent * 1000:.0f} ms")
             if not lock.locked():
                 number += 1

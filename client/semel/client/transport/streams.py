@@ -56,6 +56,8 @@ from semel.protos.v1.common_pb2 import Levels
 logger = logging.getLogger(__name__)
 
 _AGAIN_S: Final = 60.0
+_PATIENCE_MAX: Final = 8
+"""How many times longer than at first a broker may take to answer, after it did not in time."""
 _END_S: Final = 1.0
 """Seconds after which an open stream without levels is taken for an old broker's."""
 _METHODS: Final = {Purpose.PRODUCE: PRODUCE_METHOD, Purpose.FETCH: FETCH_METHOD}
@@ -104,20 +106,30 @@ class Streams:
         tls: Contexts | None = None,
         tls_name: str = "",
     ) -> None:
-        """`direct` uses sockets where possible. A broker may take `patience_s` to answer. `tls` is
-        None for plaintext; with it, a broker's certificate must have the name `tls_name`."""
+        """`direct` uses sockets where possible. A broker may take `patience_s` to answer, and twice
+        as long after each time it did not: very many clients that come at once, and each begin anew
+        before the broker gets to them, would never be served. `tls` is None for plaintext; with it,
+        a broker's certificate must have the name `tls_name`."""
         self._connections = connections
         self._tls = tls
         self._tls_name = tls_name
         self._direct = direct
         self._patience_s = patience_s
+        self._patience: dict[str, int] = {}
+        """By how much the patience with an address has grown; 1 for those that are left out."""
         self._not_before: dict[str, float] = {}
         """Loop time, by address, before which the address is not asked for a socket again."""
 
     async def open(self, address: str, purpose: Purpose) -> Stream:
         """Opens a stream that may be written to. Raises SemelError; a broker that is too old or too
         new gives UnsupportedVersion."""
-        stream = await self._open(address, purpose)
+        patience = self._patience.get(address, 1)
+        try:
+            stream = await self._open(address, purpose, self._patience_s * patience)
+        except TimedOut:
+            self._patience[address] = min(2 * patience, _PATIENCE_MAX)
+            raise
+        self._patience.pop(address, None)
         try:
             own = self._connections.levels
             check_levels(own, "this client", stream.levels, f"broker {address}")
@@ -133,12 +145,12 @@ class Streams:
         stream.level = min(own.max, stream.levels.active or own.max)
         return stream
 
-    async def _open(self, address: str, purpose: Purpose) -> Stream:
+    async def _open(self, address: str, purpose: Purpose, patience_s: float) -> Stream:
         if self._direct:
             loop = asyncio.get_running_loop()
             if self._not_before.get(address, 0.0) <= loop.time():
                 try:
-                    return await self._open_direct(address, purpose)
+                    return await self._open_direct(address, purpose, patience_s)
                 except (OSError, TimeoutError, InvalidRequest, UnsupportedVersion) as error:
                     self._not_before[address] = loop.time() + _AGAIN_S
                     logger.info(
@@ -149,8 +161,8 @@ class Streams:
         channel = self._connections.channel(address, purpose)
         stream = GrpcStream(channel, purpose, address, self._connections.told)
         try:
-            async with compat.timeout(self._patience_s):
-                await stream.hear_levels(min(_END_S, self._patience_s / 2))
+            async with compat.timeout(patience_s):
+                await stream.hear_levels(min(_END_S, patience_s / 2))
         except TimeoutError:
             stream.close()
             raise TimedOut(f"{address} does not answer") from None
@@ -159,7 +171,7 @@ class Streams:
             raise
         return stream
 
-    async def _open_direct(self, address: str, purpose: Purpose) -> DirectStream:
+    async def _open_direct(self, address: str, purpose: Purpose, patience_s: float) -> DirectStream:
         """Opens a socket. Raises the call's SemelError, UnsupportedVersion when the broker does not
         know the call, and OSError or TimeoutError when the port cannot be reached."""
         reply = await self._connections.call(
@@ -167,7 +179,7 @@ class Streams:
             _STREAMS,
             "OpenDirect",
             broker_pb2.OpenDirectRequest(stream=_KINDS[purpose]),
-            self._patience_s,
+            patience_s,
         )
         host = Address.parse(address).host
         stream = DirectStream(address)
@@ -177,7 +189,7 @@ class Streams:
             protocol = TlsConnection(stream, self._tls.client(), server_hostname=self._tls_name)
         loop = asyncio.get_running_loop()
         try:
-            async with compat.timeout(self._patience_s):
+            async with compat.timeout(patience_s):
                 await loop.create_connection(lambda: protocol, host, reply.port)
                 await stream.show(reply.ticket)
         except BaseException:

@@ -360,3 +360,27 @@ async def test_what_a_closed_producer_had_in_flight_does_not_count() -> None:
     first.close()
     assert box.wire.in_flight_bytes == 10
     box.end()
+
+
+async def test_a_broker_that_says_nothing_gets_longer_with_each_stream_until_it_answers() -> None:
+    """With very many clients at once it gets to each of them late, and to none if each gives up."""
+    box = Box()
+    box.cluster.config = SimpleNamespace(ping_ms=10, silence_ms=20)
+    lane = FakeLane(batches=1)
+    opened: list[float] = []
+    async with compat.timeout(60):
+        await box.sending(lane)
+        while len(box.cluster.calls) < 4:
+            opened.append(asyncio.get_running_loop().time())
+            box.cluster.opened.clear()
+            await box.cluster.opened.wait()
+        opened.append(asyncio.get_running_loop().time())
+        second, third = opened[2] - opened[1], opened[3] - opened[2]
+        assert second >= 0.04
+        assert third >= 0.08
+        reply = broker_pb2.ProduceReply(acks=[box.ack(lane, 0)])
+        box.cluster.calls[3].replies.put_nowait(reply)
+        while not lane.window.stored:
+            await asyncio.sleep(0)
+        assert box.wire._patience == 1
+    box.end()

@@ -1,0 +1,162 @@
+"""A storm of reconnecting clients: the master dies, and all of them want the next one at once.
+
+How it works. Processes run `--clients` clients of the SDK, each with its own connections and one
+producer that has stored a message. The master is killed, and in that moment every client sends one
+message. The dead node comes back and catches up before the next round. One cluster has TLS on every
+wire, the other has none; one runs after the other, because two sets of clients would not fit.
+
+    first_s    from the kill to the first acknowledgement: most of it is the election
+    p50_s      … to the acknowledgement of half of the clients
+    served_s   … to the acknowledgement of the last one
+    attached_s how long it took to connect all
+
+    python -m benchmarks.reconnect [--clients 2000] [--processes 4] [--rounds 3]
+
+Not here: the clients (`reconnect_client.py`); one client and ways to lose a master (`failover.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Final
+
+from benchmarks.harness import (
+    Comparison,
+    Target,
+    arguments,
+    number,
+    percentile,
+    progress,
+    report,
+    require_disk,
+    temporary_directory,
+)
+from benchmarks.reconnect_client import TOPIC
+from semel.client import connect
+from tests.kit.cluster import Cluster
+from tests.kit.secure_cluster import SecureCluster
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+QUEUES: Final = 8
+PLAIN: Final = "plaintext"
+TLS: Final = "TLS"
+CATCH_UP_S: Final = 60.0
+
+
+class Crowd:
+    """The client processes of one cluster."""
+
+    def __init__(self, processes: list[subprocess.Popen[str]], attached_s: float) -> None:
+        self._processes = processes
+        self.attached_s = attached_s
+
+    def storm(self, cluster: Cluster) -> Mapping[str, float]:
+        """Kills the master, has every client send, and brings the node back."""
+        master = cluster.master()
+        cluster.kill(master)
+        killed = time.monotonic()
+        for process in self._processes:
+            stdin = _pipe(process.stdin)
+            stdin.write("\n")
+            stdin.flush()
+        acked = sorted(
+            moment - killed for process in self._processes for moment in json.loads(_line(process))
+        )
+        cluster.start_node(master)
+        cluster.wait_caught_up(timeout=CATCH_UP_S)
+        return {
+            "first_s": acked[0],
+            "p50_s": percentile(acked, 50),
+            "served_s": acked[-1],
+            "attached_s": self.attached_s,
+        }
+
+
+@contextlib.contextmanager
+def crowd(cluster: Cluster, clients: int, processes: int) -> Iterator[Crowd]:
+    """Runs client processes, which are ended with the context."""
+    command = [sys.executable, "-m", "benchmarks.reconnect_client", cluster.bootstrap]
+    if isinstance(cluster, SecureCluster):
+        files = cluster.authority.write(cluster.security.identity)
+        command += ["--security", str(files)]
+    share = -(-clients // processes)
+    running: list[subprocess.Popen[str]] = []
+    began = time.monotonic()
+    try:
+        for first in range(0, clients, share):
+            part = ["--clients", str(min(share, clients - first))]
+            running.append(
+                subprocess.Popen(
+                    [*command, *part],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    cwd=ROOT,
+                    text=True,
+                )
+            )
+        for process in running:
+            progress(f"  connecting {clients:,} clients …")
+            _line(process)
+        yield Crowd(running, time.monotonic() - began)
+    finally:
+        for process in running:
+            process.kill()
+        for process in running:
+            process.communicate()
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    line = _pipe(process.stdout).readline()
+    if not line:
+        raise RuntimeError("a client process has ended; see its error above")
+    return line
+
+
+def _pipe(pipe: IO[str] | None) -> IO[str]:
+    assert pipe is not None
+    return pipe
+
+
+def clusters(data: Path) -> Iterator[tuple[str, Cluster]]:
+    """The clusters by name, not started."""
+    yield PLAIN, Cluster(data / "plain")
+    yield TLS, SecureCluster(data / "tls")
+
+
+def main() -> int:
+    """Command line."""
+    parser = arguments("Kill the master of very many clients.", rounds=3)
+    parser.add_argument("--clients", type=number(1, 100_000), default=2_000)
+    parser.add_argument("--processes", type=number(1, 64), default=4)
+    options = parser.parse_args()
+    require_disk(parser, options.data, 2 << 30)
+    comparison = Comparison(
+        title=f"{options.clients:,} clients whose master dies, 3 replicas on one machine",
+        targets=[Target(contender=name, metric="served_s", at_most=5.0) for name in (PLAIN, TLS)],
+    )
+    with temporary_directory(options.data) as data:
+        for name, cluster in clusters(data):
+            comparison.rounds[name] = []
+            with cluster:
+                with connect(
+                    cluster.bootstrap,
+                    security=cluster.security if isinstance(cluster, SecureCluster) else None,
+                    keep_routes=False,
+                ) as client:
+                    client.admin.create_topic(TOPIC, queues=QUEUES)
+                with crowd(cluster, options.clients, options.processes) as all_clients:
+                    for done in range(options.rounds):
+                        progress(f"  round {done + 1} of {options.rounds}: {name} …")
+                        comparison.rounds[name].append(all_clients.storm(cluster))
+        progress("")
+    return report(comparison, options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
