@@ -15,7 +15,6 @@ Not here: making certificates and comparing (`security.py`).
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 import sys
@@ -88,19 +87,19 @@ def encrypt_clients(certificates: Path) -> None:
 
     more = client_properties(certificates)
 
-    def with_tls(client: Any) -> Any:
-        @functools.wraps(client, updated=())
-        def make(config: dict[str, Any], *arguments: Any, **options: Any) -> Any:
-            return client({**more, **config}, *arguments, **options)
+    def encrypted(client: Any) -> Any:
+        class Encrypted(client):  # type: ignore[misc]
+            def __init__(self, config: dict[str, Any], *arguments: Any, **options: Any) -> None:
+                super().__init__({**more, **config}, *arguments, **options)
 
-        return make
+        return Encrypted
 
-    for place, name in (
-        (confluent_kafka, "Producer"),
-        (confluent_kafka, "Consumer"),
-        (confluent_kafka.admin, "AdminClient"),
-    ):
-        setattr(place, name, with_tls(getattr(place, name)))
+    confluent_kafka.Producer = encrypted(confluent_kafka.Producer)
+    confluent_kafka.Consumer = encrypted(confluent_kafka.Consumer)
+    admin = confluent_kafka.admin.AdminClient
+    begin = admin.__init__
+    # The class names itself in its methods, so it is changed and not replaced.
+    admin.__init__ = lambda self, config, **options: begin(self, {**more, **config}, **options)
 
 
 def main() -> None:
