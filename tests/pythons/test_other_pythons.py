@@ -1,94 +1,57 @@
-"""The tests that matter most, on every other supported Python of this machine.
+"""The tests that may fail on one Python alone, on every other supported one of this machine.
 
-`./run test` looks for Pythons, makes an environment for each, and names them in SEMEL_TEST_PYTHONS;
-all tests run on the one that pytest runs on, and these on the others: the units of everything that
-is replicated or that a client is made of, one file with real processes, and simulated clusters.
-Where no other Python is, there is nothing to run here.
+All tests run on the Python that pytest runs on. On the others run the units of what differs from
+Python to Python (event loops, threads, sockets, TLS, databases), the budgets of a batch, one file
+with real processes, and simulated clusters, whose seeds are dealt out over them, so that a machine
+with many takes no longer. Where no other Python is, there is nothing to run here.
 
-Each kind of simulated cluster has SEEDS seeds, which are dealt out over the other Pythons, so that
-a machine with many takes no longer (docs/decisions/pythons.md has figures). All of it has a lower
-priority: it takes what tests that wait for processes leave of the cores. Not the lowest: beside
-programs of other people on the same cores it would hardly run at all.
+Not here: all units and many seeds on each of them, which is `./run soak pythons`
+(docs/decisions/pythons.md has figures).
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from semel.console import launcher
+from tests.pythons.others import (
+    KINDS,
+    PROCESSES,
+    PYTHONS,
+    UNITS,
+    WORLDS,
+    Unsuccessful,
+    dealt_to,
+    differs,
+    run,
+    run_tests,
+    run_worlds,
+    units_that_differ,
+)
 
-ROOT: Final = Path(__file__).parents[2]
-SEEDS: Final = 300
-UNITS: Final = (
-    *("tests/unit/broker", "tests/unit/client", "tests/unit/controller", "tests/unit/protos"),
-    *("tests/world/test_budget.py", "tests/world/test_machine.py"),
-)
-KINDS: Final = (
-    *("plain", "controllers", "delays", "moves"),
-    *("shared_memory", "splits", "transactions", "upgrades"),
-)
-"""Simulated clusters whose parts are in every program of the product. The kinds that are about
-single programs run on the Python of all other tests."""
-PROCESSES: Final = ("tests/integration/test_client_consumers.py",)
-
-PYTHONS: Final = dict(
-    line.split(" ", 1) for line in os.environ.get("SEMEL_TEST_PYTHONS", "").splitlines()
-)
-"""Interpreter of the environment by version; "" where none could be made."""
+SEEDS: Final = 36
+"""Number of seeds of each kind of simulated cluster, over all other Pythons."""
 VERSIONS: Final = list(PYTHONS)
 
-pytestmark = pytest.mark.timeout(3600)  # of these a single one is a whole run of pytest
-
-
-def run(version: str, *arguments: str) -> str:
-    """What the program of that Python printed; fails with its end if that failed."""
-    python = PYTHONS[version]
-    assert python, f"no environment could be made for Python {version}: see .setup.log"
-    command = ["nice", "-n", "5", python, "-m", *arguments]
-    outcome = subprocess.run(
-        [sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), "/usr/bin/env", *command],
-        cwd=ROOT,
-        env={**os.environ, "SEMEL_TEST_PYTHONS": ""},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if outcome.returncode != 0:
-        end = "\n".join((outcome.stdout + outcome.stderr).splitlines()[-150:])
-        pytest.fail(f"Python {version}: {' '.join(arguments)}\n{end}", pytrace=False)
-    return outcome.stdout
-
-
-def dealt_to(version: str, versions: list[str], seeds: int) -> range:
-    """The seeds of one version: together they have each seed once."""
-    at = versions.index(version)
-    return range(seeds * at // len(versions), seeds * (at + 1) // len(versions))
+pytestmark = pytest.mark.timeout(1_800)  # of these a single one is a whole run of pytest
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 class TestPython:
     __test__ = bool(VERSIONS)
 
-    @pytest.mark.parametrize("tests", [UNITS, PROCESSES], ids=["units", "processes"])
-    def test_tests(self, version: str, tests: tuple[str, ...], tmp_path: Path) -> None:
-        base = f"--basetemp={tmp_path / 'base'}"
-        run(version, "pytest", "-q", "-p", "no:cacheprovider", base, *tests)
+    def test_units_of_what_differs(self, version: str, tmp_path: Path) -> None:
+        run_tests(version, [*units_that_differ(), *WORLDS], tmp_path / "base")
 
-    @pytest.mark.parametrize("part", KINDS)
-    def test_simulated_clusters(self, version: str, part: str) -> None:
-        seeds = dealt_to(version, VERSIONS, SEEDS)
-        options = [] if part == "plain" else [f"--{part.replace('_', '-')}"]
-        jobs = str(os.cpu_count() or 1)
-        chosen = f"{seeds.start}:{seeds.stop}"
-        told = run(version, "tests.soak", "sim", "--seeds", chosen, "--jobs", jobs, *options)
-        assert f"{len(seeds)} seeds, 0 failed" in told
+    def test_processes(self, version: str, tmp_path: Path) -> None:
+        run_tests(version, PROCESSES, tmp_path / "base")
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_simulated_clusters(self, version: str, kind: str) -> None:
+        run_worlds(version, kind, dealt_to(version, VERSIONS, SEEDS), jobs=1)
 
 
 def test_each_seed_runs_on_one_of_the_pythons() -> None:
@@ -98,11 +61,32 @@ def test_each_seed_runs_on_one_of_the_pythons() -> None:
         assert dealt == list(range(SEEDS))
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["async def test_it() -> None:", "import ssl", "from threading import Thread", "    import gc"],
+)
+def test_a_test_of_what_differs_is_known_by_its_text(line: str) -> None:
+    assert differs(f'"""It."""\n\n{line}\n')
+
+
+@pytest.mark.parametrize("line", ["import struct", "# import ssl", "from sslly import it"])
+def test_a_pure_test_does_not_run_on_each_python(line: str) -> None:
+    assert not differs(f'"""It."""\n\n{line}\n')
+
+
+def test_what_meets_sockets_and_loops_is_among_those_that_differ() -> None:
+    chosen = units_that_differ()
+    for part in UNITS:
+        assert any(file.startswith(part) for file in chosen)
+    for file in ("protos/test_compat.py", "protos/test_rpc.py", "client/test_session.py"):
+        assert f"tests/unit/{file}" in chosen
+
+
 def test_what_fails_on_another_python_fails_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PYTHONS, "planted", sys.executable)
     assert "usage: ./run soak sim" in run("planted", "tests.soak", "sim", "--help")
-    with pytest.raises(pytest.fail.Exception, match="want --seeds A:B"):
-        run("planted", "tests.soak", "sim", "--seeds", "5:5")
+    with pytest.raises(Unsuccessful, match="want --seeds A:B"):
+        run_worlds("planted", "plain", range(5, 5), jobs=1)
     monkeypatch.setitem(PYTHONS, "planted", "")
-    with pytest.raises(AssertionError, match="no environment could be made for Python planted"):
+    with pytest.raises(Unsuccessful, match="no environment could be made for Python planted"):
         run("planted", "pytest")

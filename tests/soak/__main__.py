@@ -40,6 +40,10 @@ SOAKS: Final = {
     "steady": ("tests.soak.steady", "half an hour of load, after which nothing may have grown"),
     "damage": ("tests.soak.damage", "bytes of one node's files flipped, again and again"),
     "fuzz": ("tests.soak.fuzz", "bad input to every decoder and to every port"),
+    "pythons": (
+        "tests.soak.pythons",
+        "all units and many worlds on every other Python of the machine",
+    ),
     "mutants": ("tools.mutation.__main__", "small changes of the code, and what the tests notice"),
 }
 
