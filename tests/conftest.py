@@ -11,11 +11,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
 
+from tests.kit.distribution import Pieces, in_order
 from tests.kit.zookeeper import Server, running_server
 
 os.environ["SEMEL_ROUTES_DIRECTORY"] = ""  # nothing of a test stays in the user's files
@@ -69,8 +71,15 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What runs on other Pythons begins first: it takes longest, and the others do not wait."""
-    items.sort(key=lambda item: "/pythons/" not in item.nodeid)
+    """What computes is spread over what waits (tests/kit/distribution.py)."""
+    by_id = {item.nodeid: item for item in items}
+    items[:] = [by_id[node_id] for node_id in in_order(by_id)]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Pieces:
+    """What one process runs as a whole."""
+    return Pieces(config, log)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
