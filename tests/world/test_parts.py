@@ -14,14 +14,10 @@ from tests.world.plan import Plan, make_plan
 from tests.world.registry import all_parts, find_fault, with_parts
 from tests.world.soak import ANY, run_seeds
 
-OPEN = (703,)
-"""Seeds with a bug that is not mended yet: consumers with retries over a tier stop, and nothing
-happens any more (`./run soak sim --any --seeds 703:704`; the same with seed 2)."""
-
 
 @pytest.mark.timeout(600)
 def test_worlds_of_any_combination_hold() -> None:
-    seen, failures, _ = run_seeds([s for s in range(700, 712) if s not in OPEN], more=(ANY,))
+    seen, failures, _ = run_seeds(range(700, 712), more=(ANY,))
     assert not failures
     assert seen["message acknowledged"] > 500
 

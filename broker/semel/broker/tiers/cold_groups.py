@@ -4,12 +4,19 @@ How it works. A *group* has the batches of one row group of a file: some megabyt
 reader several times. It is found by queue and offset, whatever manifest named its file, for an
 offset has the same message in each of them. Those that were not used for longest go first.
 
+Files are merged, so a group that was read lately may have offsets of earlier ones. It takes their
+places: one that begins behind it would hide it from those who look for what comes after both.
+
+Invariants
+1. The groups of a queue have no offset in common.
+2. What was put last is found.
+
 Not here: reading them (`cold_reads.py`).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,13 +77,22 @@ class ColdGroups:
         return group
 
     def put(self, key: QueueKey, group: ColdGroup) -> None:
-        """Adds a group, and drops those that there is no room for any more."""
-        self._drop(key, group.start)
+        """Adds a group, and drops those that it overlaps, and those that there is no room for any
+        more."""
+        for start in self._overlapped(key, group):
+            self._drop(key, start)
         self._groups[key, group.start] = group
         insort(self._starts.setdefault(key, []), group.start)
         self.bytes += group.size
         while self.bytes > self.bytes_max and len(self._groups) > 1:
             self._drop(*next(iter(self._groups)))
+
+    def _overlapped(self, key: QueueKey, group: ColdGroup) -> list[int]:
+        """The starts of the groups that have an offset in common with this one."""
+        starts = self._starts.get(key, [])
+        first, last = bisect_right(starts, group.start), bisect_left(starts, group.end)
+        before = starts[max(0, first - 1) : first]
+        return [at for at in before if self._groups[key, at].end > group.start] + starts[first:last]
 
     def _drop(self, key: QueueKey, start: int) -> None:
         group = self._groups.pop((key, start), None)

@@ -56,13 +56,43 @@ def test_offsets_outside_are_not_found() -> None:
     assert groups.find(KEY, 20) is not None
 
 
+def test_what_came_last_is_found_though_others_begin_behind_it() -> None:
+    """Files are merged: `[0, 40)` comes from one that has what was read from small ones before.
+    Whoever asked for offset 30 had it read again and again, and never found it."""
+    groups = ColdGroups(10_000)
+    for start in (0, 10, 20, 60):
+        groups.put(KEY, group(start, 100))
+    groups.put(OTHER, group(20, 100))
+    groups.put(KEY, group(0, 100, 100, 100, 100))
+    assert all(groups.find(KEY, at) is not None for at in range(40))
+    assert groups.find(KEY, 40) is None
+    assert groups.find(KEY, 60) is not None, "it has no offset in common"
+    assert groups.find(OTHER, 20) is not None
+    assert groups.bytes == 600
+
+
+def test_a_group_takes_the_places_of_those_that_it_meets_at_its_ends() -> None:
+    groups = ColdGroups(10_000)
+    for start in (0, 20, 40):
+        groups.put(KEY, group(start, 100, 100))
+    groups.put(KEY, group(10, 100, 100, 100, 100))
+    found = [at for at in range(0, 60, 10) if groups.find(KEY, at) is not None]
+    assert found == [10, 20, 30, 40]
+    assert groups.bytes == 400
+    groups.put(KEY, group(50, 100))
+    groups.put(KEY, group(0, 100))
+    assert all(groups.find(KEY, at) is not None for at in range(60)), "they only touch each other"
+
+
 def test_whatever_comes_what_is_found_has_the_offset_and_fits() -> None:
     chance = random.Random(1)
     groups = ColdGroups(2_000)
     for _ in range(2_000):
         key = chance.choice((KEY, OTHER))
         if chance.random() < 0.5:
-            groups.put(key, group(10 * chance.randrange(20), *[100] * chance.randrange(1, 5)))
+            put = group(10 * chance.randrange(20), *[100] * chance.randrange(1, 5))
+            groups.put(key, put)
+            assert all(groups.find(key, at) is put for at in range(put.start, put.end))
         else:
             at = chance.randrange(220)
             found = groups.find(key, at)
