@@ -187,7 +187,8 @@ class IdLog:
                             self._level = max(self._level, record.feature_level.level)
                         case "alter_topic":
                             altered = record.alter_topic
-                            self._configure(altered.topic_id, altered.settings)
+                            if any(altered.topic_id == queue[0] for queue in self._places.here):
+                                self._configure(altered.topic_id, altered.settings)
         return self
 
     def _on_staged(
