@@ -7,13 +7,15 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc
 import grpc.aio
 import pytest
+from google.protobuf.descriptor import MethodDescriptor
 
-from semel.protos.errors import Unauthenticated, Unavailable
+from semel.protos.errors import InternalError, Unauthenticated, Unavailable
 from semel.protos.rpc import (
     CHANNEL_OPTIONS,
     SERVER_OPTIONS,
@@ -28,13 +30,18 @@ from semel.protos.security.credentials import (
     client_context,
     server_context,
 )
+from semel.protos.security.declared import declared
 from semel.protos.security.guard import Guard, caller_of
-from semel.protos.security.identity import Identity, any_node, identity_of_ssl
+from semel.protos.security.identity import KINDS, Identity, any_node, identity_of_ssl
 from tests.kit.certificates import CLUSTER, TestCa, replace
+from tests.kit.declared_calls import METHODS, path_of
 
-RAFT = "semel.protos.v1.RaftPeer"
-BROKER = "semel.protos.v1.Broker"
+RAFT = "semel.protos.v1.RaftPeer/OpenStream"
+BROKER = "semel.protos.v1.Broker/GetNodeStatus"
+ECHO = "semel.protos.v1.BrokerStream/Produce"
+UNDECLARED = "semel.protos.v1.Broker/Undeclared"
 TWO = Identity("broker", "2", CLUSTER)
+ALTERNATIVE_NAME = "x509_subject_alternative_name"
 
 
 async def _who(request: bytes, context: Any) -> bytes:
@@ -49,17 +56,18 @@ async def _echo(requests: Any, context: Any) -> Any:
 
 @asynccontextmanager
 async def serving(security: Security | None, at: str = "127.0.0.1:0") -> AsyncIterator[str]:
-    """A server with a service between nodes and one for all; its address."""
+    """A server with a method between nodes, two for all, and one that declares nothing; its
+    address."""
     guard = Guard(security)
     server = grpc.aio.server(
         interceptors=[ServerInterceptor(check_caller=guard.admit)], options=SERVER_OPTIONS
     )
-    methods: dict[str, Any] = {
-        "Who": grpc.unary_unary_rpc_method_handler(_who),
-        "Echo": grpc.stream_stream_rpc_method_handler(_echo),
-    }
-    for service in (RAFT, BROKER):
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
+    who: Any = grpc.unary_unary_rpc_method_handler(_who)
+    echo: Any = grpc.stream_stream_rpc_method_handler(_echo)
+    for path, handler in ((RAFT, who), (BROKER, who), (UNDECLARED, who), (ECHO, echo)):
+        service, _, method = path.partition("/")
+        handlers = {method: handler}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
     port = add_port(server, at, security)
     await server.start()
     try:
@@ -69,15 +77,15 @@ async def serving(security: Security | None, at: str = "127.0.0.1:0") -> AsyncIt
 
 
 async def ask(
-    address: str, security: Security | None, to: Identity | None = None, service: str = BROKER
+    address: str, security: Security | None, to: Identity | None = None, method: str = BROKER
 ) -> str:
     async with channel(address, CHANNEL_OPTIONS, security, to) as opened:
-        return await ask_on(opened, service)
+        return await ask_on(opened, method)
 
 
-async def ask_on(opened: grpc.aio.Channel, service: str = BROKER) -> str:
+async def ask_on(opened: grpc.aio.Channel, method: str = BROKER) -> str:
     try:
-        call: Any = opened.unary_unary(f"/{service}/Who")
+        call: Any = opened.unary_unary(f"/{method}")
         return bytes(await call(b"", timeout=5)).decode()
     except grpc.aio.AioRpcError as error:
         raise error_from_rpc(error) from None
@@ -115,6 +123,30 @@ async def test_only_nodes_may_call_what_is_between_nodes(tmp_path: Path) -> None
         for kind, name in (("client", "eve"), ("admin", "admin"), ("controller", "1")):
             with pytest.raises(Unauthenticated, match=f"that of {kind} {name}"):
                 await ask(address, secured(ca, tmp_path, kind, name), TWO, RAFT)
+
+
+async def test_what_declares_nothing_is_called_by_nobody(tmp_path: Path) -> None:
+    ca = TestCa()
+    async with serving(secured(ca, tmp_path, "broker", "2")) as address:
+        for kind, name in (("client", "eve"), ("admin", "admin"), ("broker", "1")):
+            with pytest.raises(InternalError):
+                await ask(address, secured(ca, tmp_path, kind, name), TWO, UNDECLARED)
+
+
+@pytest.mark.parametrize("method", [each for each in METHODS if declared(path_of(each)).nodes])
+def test_each_method_between_nodes_is_for_the_declared_nodes(method: MethodDescriptor) -> None:
+    """The guard of a node with TLS and without rules lets in whom the declaration names."""
+    what = declared(path_of(method))
+    guard = Guard(cast("Security", SimpleNamespace(cluster=CLUSTER)))
+    allowed = what.nodes if what.for_nodes_only else set(KINDS)
+    for kind in KINDS:
+        uri = Identity(kind, "1", CLUSTER).uri.encode()
+        context = SimpleNamespace(auth_context=lambda uri=uri: {ALTERNATIVE_NAME: [uri]})
+        if kind in allowed:
+            guard.admit(path_of(method), context)
+        else:
+            with pytest.raises(Unauthenticated):
+                guard.admit(path_of(method), context)
 
 
 async def test_another_cluster_of_the_same_ca_is_refused(tmp_path: Path) -> None:
@@ -163,7 +195,7 @@ async def test_files_are_replaced_under_a_stream_and_no_call_fails(tmp_path: Pat
     client = secured(old, tmp_path, "client", "loader")
     places = [tmp_path / "broker-2", tmp_path / "client-loader"]
     async with serving(node) as address, channel(address, CHANNEL_OPTIONS, client) as opened:
-        call: Any = opened.stream_stream(f"/{BROKER}/Echo")
+        call: Any = opened.stream_stream(f"/{ECHO}")
         stream = call()
 
         async def all_is_well() -> None:
