@@ -48,8 +48,8 @@ class SlowFiles(OsFiles):
         super().__init__()
         self._delay_s = delay_s
 
-    def open(self, path: Path, *, create: bool = False) -> Any:
-        file = super().open(path, create=create)
+    def open(self, path: Path, *, create: bool = False, private: bool = False) -> Any:
+        file = super().open(path, create=create, private=private)
         slow = path.name.startswith(("segment-", "spare-"))
         return _SlowFile(file, self._delay_s) if slow else file
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -23,7 +24,6 @@ from semel.protos.levels import levels_metadata, own_levels
 from semel.protos.rpc import CHANNEL_OPTIONS, error_from_rpc
 from semel.protos.security.credentials import channel
 from semel.protos.security.declared import declared
-from semel.protos.security.guard import CALLERS
 from semel.protos.security.rules import Kind
 from tests.kit.certificates import TestCa
 from tests.kit.declared_calls import METHODS, naming, path_of
@@ -44,9 +44,8 @@ ALL = [
 class Ruled:
     """A cluster with rules, its administrator and its clients."""
 
-    def __init__(self, up: UpProcess, audit: Path) -> None:
+    def __init__(self, up: UpProcess) -> None:
         self.up = up
-        self.audit = audit
         ready = next(event for event in up.events if event["event"] == "ready")
         self.directory = Path(ready["ca"]).parent
         self.cluster_id: str = ready["cluster_id"]
@@ -66,6 +65,11 @@ class Ruled:
                 "SEMEL_CLIENT_CONFIG": str(self.directory / who / "client.toml"),
             },
         )
+
+    def audited(self) -> list[dict[str, Any]]:
+        """All lines of the nodes' audit logs."""
+        logs = (self.up.directory / "logs").glob("*.audit.jsonl")
+        return [json.loads(line) for log in logs for line in log.read_text().splitlines()]
 
     def issue(self, name: str) -> None:
         made = self.console(
@@ -91,20 +95,19 @@ class Ruled:
 
 @pytest.fixture(scope="module")
 def ruled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ruled]:
-    directory = tmp_path_factory.mktemp("ruled")
-    audit = directory / "audit.jsonl"
-    with pytest.MonkeyPatch.context() as patch:
-        for part in ("BROKER", "CONTROLLER"):
-            patch.setenv(f"SEMEL_{part}_AUTHORIZATION", "1")
-            patch.setenv(f"SEMEL_{part}_AUDIT_LOG", str(audit))
-        with UpProcess(directory / "cluster", "--secure") as up:
-            made = Ruled(up, audit)
-            for name in ("alice", "bob", "mighty", "nobody"):
-                made.issue(name)
-            for topic in ("orders", "secret"):
-                done = made.console("admin", "topic", "create", topic, "--queues", "2")
-                assert done.returncode == 0, done.stderr
-            yield made
+    with UpProcess(tmp_path_factory.mktemp("ruled"), "--secure", "--authorization") as up:
+        made = Ruled(up)
+        for name in ("alice", "bob", "mighty", "nobody"):
+            made.issue(name)
+        for topic in ("orders", "secret"):
+            done = made.console("admin", "topic", "create", topic, "--queues", "2")
+            assert done.returncode == 0, done.stderr
+        yield made
+
+
+def test_up_says_that_rules_are_in_force(ruled: Ruled) -> None:
+    (ready,) = [event for event in ruled.up.events if event["event"] == "ready"]
+    assert ready["authorization"] is True
 
 
 def test_who_has_no_right_sees_nothing_and_may_do_nothing(ruled: Ruled) -> None:
@@ -161,7 +164,7 @@ def test_rights_are_given_taken_and_told(ruled: Ruled) -> None:
         with pytest.raises((PermissionDenied, UnknownTopic)):
             send_for(producer, seconds=10)
         assert time.monotonic() - began < 1.5
-    lines = [json.loads(line) for line in ruled.audit.read_text().splitlines()]
+    lines = ruled.audited()
     assert any(line.get("change") == f"add {write}" for line in lines)
     assert any(
         (line["who"], line.get("action"), line["result"]) == ("user:alice", "read", "denied")
@@ -240,16 +243,15 @@ async def test_the_whole_table_on_every_node(ruled: Ruled) -> None:
             if what.anybody or what.each_message:
                 assert got not in ("PermissionDenied", "Unauthenticated"), f"{path}: {got}"
             else:
-                nodes = path.strip("/") in CALLERS or path.strip("/").split("/")[0] in CALLERS
-                refused = ("Unauthenticated",) if nodes else ("PermissionDenied", "UnknownTopic")
+                refused = (
+                    ("Unauthenticated",)
+                    if what.for_nodes_only
+                    else ("PermissionDenied", "UnknownTopic")
+                )
                 # A stager that does not exist is nobody's.
                 open_to_see = method.name == "Drop"
                 assert got in refused or open_to_see, f"{path}: {got or 'served'}"
-            if (
-                not what.for_nodes_only
-                and method.name not in skipped
-                and path.strip("/") not in CALLERS
-            ):
+            if not what.for_nodes_only and method.name not in skipped:
                 got = await call(address, ruled.security("client-mighty"), method, request)
                 assert got not in ("PermissionDenied", "Unauthenticated"), f"{path}: {got}"
         got = await call(address, other, METHODS[0], naming(METHODS[0], NAMES, topic_id))
@@ -280,15 +282,30 @@ async def call(address: str, security: Security, method: MethodDescriptor, reque
     return ""
 
 
-def test_produce_and_consume_go_on_without_controllers(ruled: Ruled) -> None:
+def test_brokers_go_on_by_their_rules_without_controllers_also_after_a_restart(
+    ruled: Ruled,
+) -> None:
     ruled.acl("grant", "allow user:alice write topic:orders")
-    with ruled.connect("client-alice") as alice, alice.producer() as producer:
+    with (
+        ruled.connect("client-alice") as alice,
+        ruled.connect("client-nobody") as nobody,
+        alice.producer() as producer,
+    ):
         producer.send("orders", b"1").result(timeout=20)
         (controller,) = [node for node in ruled.up.nodes if node.kind == "controller"]
+        brokers = [node for node in ruled.up.nodes if node.kind == "broker"]
         assert controller.pid is not None
         os.kill(controller.pid, signal.SIGSTOP)
         try:
             for _ in range(20):
                 producer.send("orders", b"1").result(timeout=20)
+            for broker in brokers:
+                ruled.up.kill(broker)
+            for _ in range(20):
+                producer.send("orders", b"1").result(timeout=30)
+            with pytest.raises((PermissionDenied, UnknownTopic)):
+                list(nobody.reader("orders", end="latest"))
         finally:
             os.kill(controller.pid, signal.SIGCONT)
+    for broker in brokers:
+        assert stat.S_IMODE((broker.data / "RIGHTS").stat().st_mode) == 0o600

@@ -370,7 +370,7 @@ class SimFiles:
         if self.room is not None and inode is not None:
             self.room += len(inode.data)
 
-    def open(self, path: Path, *, create: bool = False) -> SimFile:
+    def open(self, path: Path, *, create: bool = False, private: bool = False) -> SimFile:
         if not create:
             with self.mutex:
                 inode = self.names_now.get(path)

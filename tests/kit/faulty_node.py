@@ -250,9 +250,9 @@ class FaultyFiles:
         """Whether a rule is about the operation, even if it does not bite now."""
         return self._rules.concerns(operation, path)
 
-    def open(self, path: Path, *, create: bool = False) -> File:
+    def open(self, path: Path, *, create: bool = False, private: bool = False) -> File:
         self.suffer("create" if create else "open", path)
-        file = _FaultyFile(self, path, self._below.open(path, create=create))
+        file = _FaultyFile(self, path, self._below.open(path, create=create, private=private))
         self._open.add(file)
         return file
 

@@ -262,7 +262,7 @@ class NodeFiles:
         """Whether the operation in which the process died was done all the same."""
         return self.disk.random.random() < 0.5
 
-    def open(self, path: Path, *, create: bool = False) -> File:
+    def open(self, path: Path, *, create: bool = False, private: bool = False) -> File:
         file = self._open(path, create=create)
         system = self.disk.system
         return file if system is None else OsFile(path, system.adopt(file), system)  # type: ignore[arg-type]

@@ -166,6 +166,7 @@ def _optional_address(context: click.Context, parameter: click.Parameter, value:
 @node_option("metrics_port", type=PORT)
 @node_option("tls_dir")
 @node_option("authorization")
+@node_option("rights_age_max_ms", type=COUNT)
 @node_option("audit_log")
 @log_option("segment_bytes", type=click.IntRange(1 << 20))
 @log_option("cache_bytes", type=click.IntRange(0))

@@ -114,6 +114,11 @@ class BrokerConfig:
     brokers and controllers of a cluster need it. Default: off, whoever has a certificate of the
     cluster may do everything."""
 
+    rights_age_max_ms: int = 24 * 3600 * 1000
+    """While no controller answers, the node goes on by the rules that it heard last, for so long;
+    then it lets only administrators in. Default 24 hours: whoever lost a right while a node was cut
+    off keeps it there for so long."""
+
     audit_log: Path | None = None
     """File of the audit log, which gets a line of JSON for each refusal. It rotates
     at 64 MiB, and 8 older files are kept; needs --authorization. Default: none."""

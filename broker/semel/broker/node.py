@@ -329,9 +329,9 @@ class BrokerNode:
             config,
             replica,
             self._routes,
-            lambda: self.registration.report_now(),
             self._stack,
             self._start,
+            self._files,
         )
         enforcer = None if access is None else access.enforcer
         self._produce = produce = ProduceHandler(replica, unpackers, enforcer)

@@ -259,6 +259,12 @@ METRICS: Final = (
         "calls",
         "Calls, and messages of streams, that the rules did not allow. With --authorization only.",
     ),
+    _gauge(
+        "rights_age_seconds",
+        "seconds",
+        "Time since the active controller last confirmed the rules that the node goes by. With"
+        " --authorization only.",
+    ),
     _counter(
         "audit_dropped_lines_total",
         "lines",
@@ -338,6 +344,7 @@ class Probe:
             self._add_store(page, self._tier)
         if self._access is not None:
             page.add("semel_broker_refused_calls_total", self._access.refused)
+            page.add("semel_broker_rights_age_seconds", self._access.age_s())
             page.add("semel_broker_audit_dropped_lines_total", self._access.dropped)
         if self._replica.is_master:
             self._add_waiting(page)

@@ -6,13 +6,14 @@ part of the replicas' membership, so the same directory must start the same clus
 that change a group add brokers that join later, and mark those that left; a running `up` watches
 the file and starts and stops them (`take_in`, `found_group`, `retire`).
 
-Format of `cluster.toml`: `version` (5 with TLS, else 4 with a tier, else 3 with metadata in
-ZooKeeper, else 2 once a broker joined later, else 1), `cluster_id`, `metadata` if it is in
-ZooKeeper (`zookeeper` for one of our own, else its address), `tier` if brokers have an object store
-(its URL), `tier_restore` if it may be that of a lost cluster, `secure` with TLS, and one table per
-node under `[[zookeepers]]` and `[[controllers]]` (`id`, `address`) and `[[brokers]]` (`id`,
-`group`, `address`; `joined` for a broker that did not found its group, `replaces` with the node
-whose place it takes, `retired` for one that no longer runs).
+Format of `cluster.toml`: `version` (6 with rules, else 5 with TLS, else 4 with a tier, else 3 with
+metadata in ZooKeeper, else 2 once a broker joined later, else 1), `cluster_id`, `metadata` if it is
+in ZooKeeper (`zookeeper` for one of our own, else its address), `tier` if brokers have an object
+store (its URL), `tier_restore` if it may be that of a lost cluster, `secure` with TLS,
+`authorization` with rules, and one table per node under `[[zookeepers]]` and `[[controllers]]`
+(`id`, `address`) and `[[brokers]]` (`id`, `group`, `address`; `joined` for a broker that did not
+found its group, `replaces` with the node whose place it takes, `retired` for one that no longer
+runs).
 
 Not here: starting any node (`supervisor.py`).
 """
@@ -38,7 +39,7 @@ from semel.protos.addresses import Address
 from semel.protos.errors import DataDirectoryError, InvalidRequest
 
 FILE_NAME: Final = "cluster.toml"
-VERSION: Final = 5
+VERSION: Final = 6
 SECURITY: Final = "security"
 """The directory, below that of the cluster, of the CA and the certificates."""
 CLIENT_FILE: Final = "client.toml"
@@ -99,6 +100,8 @@ class ClusterPlan:
     """The tier may belong to a cluster that is lost."""
     secure: bool = False
     """True when all connections use TLS; the certificates are in the directory's `security`."""
+    authorization: bool = False
+    """True when every node checks each call against the rules; only with `secure`."""
 
     @property
     def nodes(self) -> tuple[NodePlan, ...]:
@@ -143,6 +146,7 @@ def plan_cluster(
     tier: str = "",
     tier_restore: bool = False,
     secure: bool = False,
+    authorization: bool = False,
 ) -> ClusterPlan:
     """A new cluster: `groups` broker groups of `brokers` nodes each; port 0 takes free ports."""
     first = CONTROLLER_PORT if port is None else port
@@ -176,6 +180,7 @@ def plan_cluster(
         tier=tier,
         tier_restore=tier_restore,
         secure=secure,
+        authorization=authorization,
     )
 
 
@@ -230,6 +235,7 @@ def load(directory: Path) -> ClusterPlan | None:
             tier=str(table.get("tier", "")),
             tier_restore=bool(table.get("tier_restore", False)),
             secure=bool(table.get("secure", False)),
+            authorization=bool(table.get("authorization", False)),
         )
     except FileNotFoundError:
         return None
@@ -257,6 +263,7 @@ def save(directory: Path, plan: ClusterPlan) -> None:
     version = 3 if plan.metadata else 2 if any(node.joined for node in plan.brokers) else 1
     version = 4 if plan.tier else version
     version = 5 if plan.secure else version
+    version = 6 if plan.authorization else version
     lines = [
         "# Written by `semel up`: the same directory starts the same cluster again.",
         f"version = {version}",
@@ -264,6 +271,7 @@ def save(directory: Path, plan: ClusterPlan) -> None:
     ]
     lines += [f"metadata = {json.dumps(plan.metadata)}"] if plan.metadata else []
     lines += ["secure = true"] if plan.secure else []
+    lines += ["authorization = true"] if plan.authorization else []
     lines += [f"tier = {json.dumps(plan.tier)}"] if plan.tier else []
     lines += ["tier_restore = true"] if plan.tier_restore else []
     for node in plan.zookeepers + plan.controllers + plan.brokers:

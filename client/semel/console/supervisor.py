@@ -268,6 +268,9 @@ def node_command(plan: ClusterPlan, node: NodePlan, directory: Path) -> list[str
     command += ["--cluster-id", plan.cluster_id]
     if plan.secure:
         command += ["--tls-dir", str(directory / SECURITY / node.name)]
+        if plan.authorization:
+            audit = directory / "logs" / f"{node.name}.audit.jsonl"
+            command += ["--authorization", "--audit-log", str(audit)]
     elif not Address.parse(node.address).loopback:
         command += ["--insecure"]  # `up` was told so, or would not have started
     if node.kind == "controller":

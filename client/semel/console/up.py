@@ -57,7 +57,7 @@ PORT_WAIT_S: Final = 3.0
         "semel up --controllers 3 --metadata zookeeper",
         "semel up --data /var/lib/semel --brokers 3 --groups 2 --port 7070",
         "semel up --tier file:///mnt/store/semel",
-        "semel up --secure --host 10.0.0.1",
+        "semel up --secure --authorization --host 10.0.0.1",
         more="Brokers listen on the controller's port + 101 and up; metrics are served 1000 above"
         " each port, and DIR/prometheus.json lists them.",
     )
@@ -104,6 +104,11 @@ PORT_WAIT_S: Final = 3.0
     " --client-config DIR/security/admin/client.toml. The directory remembers it.",
 )
 @click.option(
+    "--authorization",
+    is_flag=True,
+    help="Deny what no rule of `semel acl` allows; needs --secure. The directory remembers it.",
+)
+@click.option(
     "--insecure", is_flag=True, help="Allow --host to be reached from a network without TLS."
 )
 @click.option("--no-restart", is_flag=True, help="Leave a node that died dead.")
@@ -119,6 +124,7 @@ def up(
     port: int | None,
     host: str | None,
     secure: bool,
+    authorization: bool,
     insecure: bool,
     no_restart: bool,
     as_json: bool,
@@ -144,6 +150,7 @@ def up(
             secure,
             insecure,
             tier_restore,
+            authorization,
         )
         return asyncio.run(_run(plan, data, restart=not no_restart, as_json=as_json))
 
@@ -204,6 +211,7 @@ def _plan(
     secure: bool = False,
     insecure: bool = False,
     tier_restore: bool = False,
+    authorization: bool = False,
 ) -> ClusterPlan:
     """The directory's plan, or a new, saved one; refuses options that contradict the plan."""
     plan = cluster_file.load(directory)
@@ -218,6 +226,7 @@ def _plan(
             tier=tier or "",
             tier_restore=tier_restore,
             secure=secure,
+            authorization=authorization,
         )
         _check_exposed(plan, insecure=insecure)
         _check_ports(plan)
@@ -244,7 +253,12 @@ def _plan(
                 f"{directory} holds a cluster with {option} {kept}, not {asked}: leave out"
                 f" --{option}, or choose another --data"
             )
-    newest = dataclasses.replace(plan, tier=tier or plan.tier, secure=secure or plan.secure)
+    newest = dataclasses.replace(
+        plan,
+        tier=tier or plan.tier,
+        secure=secure or plan.secure,
+        authorization=authorization or plan.authorization,
+    )
     _check_exposed(newest, insecure=insecure)
     _check_ports(newest)
     if newest != plan:
@@ -253,8 +267,11 @@ def _plan(
 
 
 def _check_exposed(plan: ClusterPlan, *, insecure: bool) -> None:
-    """Raises InvalidRequest for a cluster that others reach, without TLS and not `insecure`."""
+    """Raises InvalidRequest for a cluster that others reach, without TLS and not `insecure`, and
+    for rules without TLS."""
     listen = plan.controllers[0].address
+    if plan.authorization and not plan.secure:
+        raise InvalidRequest("--authorization needs --secure: callers are known by certificates")
     if insecure and plan.secure:
         raise InvalidRequest("a cluster is --secure or --insecure, not both")
     if not (insecure or plan.secure or Address.parse(listen).loopback):

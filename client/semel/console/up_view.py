@@ -84,6 +84,7 @@ class JsonView:
                 "bootstrap": self._plan.bootstrap,
                 "cluster_id": self._plan.cluster_id,
                 **_secure(self._plan, self._directory),
+                **({"authorization": True} if self._plan.authorization else {}),
                 "seconds": round(seconds, 3),
                 "nodes": nodes,
             }
@@ -111,7 +112,7 @@ class JsonView:
 
 
 def _secure(plan: ClusterPlan, directory: Path) -> dict[str, str]:
-    """What a client of a cluster with TLS needs."""
+    """The files that a client of a cluster with TLS needs."""
     if not plan.secure:
         return {}
     where = directory / SECURITY
@@ -165,6 +166,8 @@ class LiveView:
             self._note = f"metrics: targets for Prometheus in {self._directory}/{targets.FILE_NAME}"
         for name in _secure(self._plan, self._directory).values():
             self._say(f"TLS: {name}")
+        if self._plan.authorization:
+            self._say("rules are in force: `semel acl grant` says who may do what")
         self._say(self._headline)
         self._draw()
 

@@ -28,6 +28,20 @@ def test_a_directory_remembers_that_it_is_secure(tmp_path: Path) -> None:
     assert made.secure
 
 
+def test_a_directory_remembers_that_rules_are_in_force(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="--authorization needs --secure"):
+        plan_of(tmp_path, authorization=True)
+    assert not plan_of(tmp_path, secure=True).authorization
+    assert plan_of(tmp_path, authorization=True).authorization
+    plan = plan_of(tmp_path)
+    assert plan.authorization
+    for node in plan.nodes:
+        command = node_command(plan, node, tmp_path)
+        audit = command[command.index("--audit-log") + 1]
+        assert "--authorization" in command
+        assert audit == str(tmp_path / "logs" / f"{node.name}.audit.jsonl")
+
+
 def test_a_cluster_may_become_secure_later(tmp_path: Path) -> None:
     before = plan_of(tmp_path)
     assert "--tls-dir" not in node_command(before, before.brokers[0], tmp_path)

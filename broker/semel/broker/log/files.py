@@ -86,9 +86,9 @@ class Syncs(Protocol):
 class FileLayer(Protocol):
     """A file system."""
 
-    def open(self, path: Path, *, create: bool = False) -> File:
-        """Opens a file for reading and writing. Raises FileNotFoundError, or, with `create`,
-        FileExistsError."""
+    def open(self, path: Path, *, create: bool = False, private: bool = False) -> File:
+        """Opens a file for reading and writing; a new one that is `private` is for its owner alone.
+        Raises FileNotFoundError, or, with `create`, FileExistsError."""
 
     def lock(self, path: Path) -> File:
         """Creates the file and locks it until it is closed. Raises DataDirectoryError when another
@@ -239,12 +239,13 @@ class OsFiles:
         """`reserve` holds descriptors that stay free for files; by default there are none."""
         self._reserve = reserve or Reserve()
 
-    def open(self, path: Path, *, create: bool = False) -> OsFile:
+    def open(self, path: Path, *, create: bool = False, private: bool = False) -> OsFile:
         flags = os.O_RDWR | os.O_CLOEXEC
         if create:
             flags |= os.O_CREAT | os.O_EXCL
         with _translated(path):
-            return OsFile(path, self._reserve.open(path, flags, 0o640), self._reserve)
+            descriptor = self._reserve.open(path, flags, 0o600 if private else 0o640)
+            return OsFile(path, descriptor, self._reserve)
 
     def lock(self, path: Path) -> OsFile:
         with _translated(path):
@@ -320,23 +321,28 @@ class OsFiles:
         return None if below is None else _OsSyncs(below)
 
 
-def replace_file(files: FileLayer, path: Path, parts: Sequence[bytes]) -> None:
-    """Replaces the file at `path` by one that consists of `parts`, durably and atomically.
+def replace_file(
+    files: FileLayer, path: Path, parts: Sequence[bytes], *, private: bool = False
+) -> None:
+    """Replaces the file at `path` by one that consists of `parts`, durably and atomically; one that
+    is `private` is for its owner alone.
 
     Crash cases: either a temporary file is left, which the next call replaces, or the new file is
     in place.
     """
     temporary = path.with_name(path.name + ".tmp")
-    write_file(files, temporary, parts)
+    write_file(files, temporary, parts, private=private)
     files.rename(temporary, path)
     files.sync_directory(path.parent)
 
 
-def write_file(files: FileLayer, path: Path, parts: Sequence[bytes]) -> None:
+def write_file(
+    files: FileLayer, path: Path, parts: Sequence[bytes], *, private: bool = False
+) -> None:
     """Makes a new file of `parts` and syncs its content, not its name. An older one goes first."""
     with contextlib.suppress(FileNotFoundError):
         files.remove(path)
-    file = files.open(path, create=True)
+    file = files.open(path, create=True, private=private)
     try:
         file.write(parts, 0)
         file.sync()

@@ -50,6 +50,8 @@ class AccessControl:
         OSError if the audit log cannot be opened."""
         self.refused = 0
         """Calls, and messages of streams, that were refused."""
+        self.age_s: Callable[[], float] = lambda: 0.0
+        """Seconds since the rules were last confirmed to be the newest; 0 where they are made."""
         self._cluster = cluster
         self._version = -1
         self._audit = None if audit_log is None else AuditLog(audit_log, time.time)
@@ -61,11 +63,21 @@ class AccessControl:
         """Lines that the audit log has lost."""
         return 0 if self._audit is None else self._audit.dropped
 
+    @property
+    def version(self) -> int:
+        """Version of the rules that decide; -1 for none."""
+        return self._version
+
     def take(self, record: RightsRecord) -> None:
         """From now on these rules decide, unless newer ones do already."""
         if record.version > self._version:
             self.enforcer.take(book_of(record))
             self._version = record.version
+
+    def forget(self, why: str) -> None:
+        """Lets only administrators in until rules come again, which may be the same as before."""
+        self._version = -1
+        self.enforcer.forget(why)
 
     def audit(self, event: Mapping[str, str | int | bool]) -> None:
         """Writes a line into the audit log, if there is one."""

@@ -119,7 +119,8 @@ class Enforcer:
         self._on_refused = on_refused
         self._wall_s = wall_s
         self._book: RuleBook | None = None
-        """The rules; None until they are known."""
+        """The rules; None while they are not known."""
+        self._unknown = "this node has not heard yet who may do what"
         self._gates: dict[Gate, None] = {}
         """Open gates, in the order in which they came."""
 
@@ -129,11 +130,18 @@ class Enforcer:
         for gate in list(self._gates):
             gate.check_again()
 
+    def forget(self, why: str) -> None:
+        """From now on only administrators are let in, until rules come; all streams of others end.
+        `why` is told to callers."""
+        self._book, self._unknown = None, why
+        for gate in list(self._gates):
+            gate.forget()
+
     @property
     def book(self) -> RuleBook:
         """The rules. Raises Unavailable while none are known."""
         if self._book is None:
-            raise Unavailable("this node has not heard yet who may do what: ask again")
+            raise Unavailable(f"{self._unknown}: ask again, or another node")
         return self._book
 
     def rights_of(self, caller: Caller) -> Rights:
@@ -262,6 +270,14 @@ class Gate:
         except RetriableError:
             self._passed.clear()  # a name is not known now: each is decided again when it comes
         except SemelError as error:
+            self._passed.clear()
+            self._on_ended(error)
+
+    def forget(self) -> None:
+        """Ends the stream, unless it is an administrator's: the rules are not known any more."""
+        try:
+            self._enforcer.rights_of(self._caller)
+        except Unavailable as error:
             self._passed.clear()
             self._on_ended(error)
 
