@@ -34,6 +34,7 @@ from semel.protos.errors import (
     UnsupportedVersion,
 )
 from semel.protos.queue_refs import queue_ref
+from semel.protos.security.credentials import Security
 from semel.protos.v1 import broker_pb2
 from tests.checking.history import (
     Commit,
@@ -94,6 +95,8 @@ class ClientHost:
         self.value_bytes = 0
         self.bootstrap = CONTROLLER
         """The controllers' addresses."""
+        self.security: Security | None = None
+        """Whom its certificate names; None in a world without TLS."""
         self.log_time_us: Callable[[], int] = lambda: 0
         self.delay_us_max = 2_500_000
         """The longest delay of delayed messages."""
@@ -119,6 +122,7 @@ class ClientHost:
                     connect_timeout_ms=3_000,
                     keep_routes=False,
                     level_max=self.level_max,
+                    security=self.security,
                 ) as client:
                     await self.work(client)
             except ProducerFenced:
@@ -277,32 +281,34 @@ class Sender(ClientHost):
 
     async def work(self, client: Any) -> None:
         producer = client.producer(linger_ms=1, delivery_timeout_ms=self.timeout_ms)
-        world = self.world
         futures: list[asyncio.Future[None]] = []
         self.fenced = None
         while not self.stopping:
             if self.fenced is not None:
                 raise self.fenced
             burst = self.random.choice((1, 1, 2, 4))
-            for _ in range(burst):
-                self.number += 1
-                value = self.value(self.number)
-                key = b"k%d" % self.random.randrange(4) if self.random.random() < 0.5 else None
-                due_us = self.due_us()
-                note = Send(
-                    client=f"{self.name}#{self.starts}",
-                    number=self.number,
-                    digest=digest_of(value, key),
-                    began_s=world.now,
-                    topic=TOPIC,
-                    due_us=due_us,
-                )
-                world.history.begin_send(note)
-                future = producer.send(TOPIC, value, key=key, deliver_at=due_us or None)
-                futures.append(asyncio.ensure_future(self._settle(future, note)))
+            futures += [self.send(producer)[1] for _ in range(burst)]
             await self.pause(self.mean_s)
         await asyncio.gather(*futures, return_exceptions=True)
         self.done = True
+
+    def send(self, producer: Any) -> tuple[Send, asyncio.Future[None]]:
+        """Sends a message; the future ends when the note says what has become of it."""
+        self.number += 1
+        value = self.value(self.number)
+        key = b"k%d" % self.random.randrange(4) if self.random.random() < 0.5 else None
+        due_us = self.due_us()
+        note = Send(
+            client=f"{self.name}#{self.starts}",
+            number=self.number,
+            digest=digest_of(value, key),
+            began_s=self.world.now,
+            topic=TOPIC,
+            due_us=due_us,
+        )
+        self.world.history.begin_send(note)
+        future = producer.send(TOPIC, value, key=key, deliver_at=due_us or None)
+        return note, asyncio.ensure_future(self._settle(future, note))
 
     def due_us(self) -> int:
         """When the next message is due; 0: at once."""

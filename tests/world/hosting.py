@@ -2,10 +2,10 @@
 
 How it works. For the time of a run every module below `semel` that has `time`, `random`,
 `threading`, `queue`, `gc` or `secrets` among its names gets the run's own in place of them; gRPC's
-two entry points (`insecure_channel`, `server`) and the generator of random bytes are exchanged for
-all. So there is no "if simulated" anywhere in the product, nothing on its hot paths, and a new
-module is simulated without knowing of it. A name that was imported out of one of these modules
-would escape; `_check` refuses to run then.
+entry points (`insecure_channel`, `secure_channel`, `server`) and the generator of random bytes are
+exchanged for all. So there is no "if simulated" anywhere in the product, nothing on its hot paths,
+and a new module is simulated without knowing of it. A name that was imported out of one of these
+modules would escape; `_check` refuses to run then.
 
 An executor that has one thread for the sake of order gets one (`executors.py`).
 
@@ -199,11 +199,16 @@ def hosted(world: World) -> Iterator[None]:
     def channel(address: str, **_: Any) -> SimChannel:
         return SimChannel(world.network, address)
 
+    def secure_channel(address: str, credentials: Any, options: Any = (), **_: Any) -> SimChannel:
+        name = dict(options)["grpc.ssl_target_name_override"]
+        return SimChannel(world.network, address, credentials, name)
+
     def server(*, interceptors: Any = (), **_: Any) -> SimServer:
         return SimServer(world.network, list(interceptors))
 
     put(asyncio, "run_coroutine_threadsafe", run_coroutine_threadsafe)
     put(grpc.aio, "insecure_channel", channel)
+    put(grpc.aio, "secure_channel", secure_channel)
     put(grpc.aio, "server", server)
     put(files, "os", world.system)
     put(kernel_sync, "select", world.system)

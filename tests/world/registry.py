@@ -112,10 +112,14 @@ def load() -> None:
 
 def make_program(run: Run, name: str) -> ClientHost:
     """Makes the program that a plan names by its kind and a number."""
+    return _programs[name.partition(" ")[0]][1](run, host_of(name))
+
+
+def host_of(name: str) -> str:
+    """The machine of the program that a plan names."""
     load()
     kind, _, number = name.partition(" ")
-    host, make = _programs[kind]
-    return make(run, host + number)
+    return _programs[kind][0] + number
 
 
 def find_fault(kind: str) -> Strike | None:

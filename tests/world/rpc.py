@@ -6,6 +6,9 @@ serialized. A call is two pipes. The far end is found when the first message arr
 there means "refused". What the far process writes before it dies may still arrive; then the status
 is UNAVAILABLE.
 
+In place of a TLS handshake, whose bytes would not repeat, each end has the identity of its
+certificate: the caller checks the name of the far end, whose handlers see whom the caller's names.
+
 Not here: order, delay and cuts (`network.py`).
 """
 
@@ -21,12 +24,14 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
+from semel.protos.security.identity import Identity, any_node
 from tests.world.loop import PROCESS, Process
 
 if TYPE_CHECKING:
     from tests.world.network import Network
 
 CONNECT_S = 2.0
+_NAMES = "x509_subject_alternative_name"
 _EOF = object()
 
 
@@ -37,9 +42,19 @@ def _host(address: str) -> str:
 class SimChannel:
     """`grpc.aio.Channel`."""
 
-    def __init__(self, network: Network, address: str) -> None:
+    def __init__(
+        self,
+        network: Network,
+        address: str,
+        identity: Identity | None = None,
+        expected: str = "",
+    ) -> None:
+        """With TLS `identity` is that of the caller, and `expected` the name that the far end must
+        have."""
         self._network = network
         self._address = address
+        self._identity = identity
+        self._expected = expected
         self._calls: dict[SimCall, None] = {}
 
     async def __aenter__(self) -> SimChannel:
@@ -61,6 +76,8 @@ class SimChannel:
             deserialize,
             options.get("metadata") or (),
             options.get("timeout"),
+            self._identity,
+            self._expected,
         )
         self._calls[call] = None
         call.on_end = lambda: self._calls.pop(call, None)
@@ -133,8 +150,12 @@ class SimCall:
         deserialize: Any,
         metadata: Any,
         timeout: float | None,
+        identity: Identity | None,
+        expected: str,
     ) -> None:
         self.process: Process = PROCESS.get()
+        self.identity = identity
+        self._expected = expected
         self.server_process: Process | None = None
         self.on_end: Callable[[], object] = lambda: None
         self._context = copy_context()
@@ -277,12 +298,11 @@ class SimCall:
 
     def _arrive(self) -> None:
         server = self._network.servers.get(self._address)
-        if server is None or not server.process.alive:
-            self._in.send(
-                lambda: self._on_client(
-                    self._end, grpc.StatusCode.UNAVAILABLE, "connection refused"
-                )
-            )
+        reason = "connection refused"
+        if server is not None and server.process.alive:
+            reason = _mismatch(self.identity, self._expected, server.identity)
+        if server is None or reason:
+            self._in.send(lambda: self._on_client(self._end, grpc.StatusCode.UNAVAILABLE, reason))
             return
         self.server_process = server.process
         self._handler = _Serving(
@@ -309,6 +329,15 @@ class SimCall:
             self._wake()
 
 
+def _mismatch(caller: Identity | None, expected: str, server: Identity | None) -> str:
+    """Why a handshake between these two fails; empty if it does not."""
+    if (caller is None) is not (server is None):
+        return "Socket closed" if caller is None else "Ssl handshake failed: WRONG_VERSION_NUMBER"
+    if server is not None and expected not in (server.tls_name, any_node(server.cluster)):
+        return f"Hostname Verification Check failed: {expected}"
+    return ""
+
+
 class SimServer:
     """`grpc.aio.Server`."""
 
@@ -319,6 +348,8 @@ class SimServer:
         self._interceptors = interceptors
         self._handlers: list[Any] = []
         self._address = ""
+        self.identity: Identity | None = None
+        """That of its certificate; None without TLS."""
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
         self._handlers += handlers
@@ -331,6 +362,11 @@ class SimServer:
             raise RuntimeError(f"{address} is in use")
         self._address = address
         return int(address.rpartition(":")[2])
+
+    def add_secure_port(self, address: str, credentials: Identity) -> int:
+        """A port with the certificate of an identity."""
+        self.identity = credentials
+        return self.add_insecure_port(address)
 
     async def start(self) -> None:
         self._network.servers[self._address] = self
@@ -473,6 +509,10 @@ class _Serving:
 
     def peer(self) -> str:
         return f"sim:{self._call.process}"
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        identity = self._call.identity
+        return {} if identity is None else {_NAMES: [identity.uri.encode()]}
 
     async def abort(
         self, code: grpc.StatusCode, details: str = "", trailing_metadata: tuple[Any, ...] = ()

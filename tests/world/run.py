@@ -26,6 +26,7 @@ from semel.client import session as client_session
 from semel.controller import node as controller_node
 from semel.protos.errors import SemelError
 from semel.protos.ids import GroupId, NodeId
+from semel.protos.security.credentials import Security
 from tests.checking.exactly_once import Report, Violation, check
 from tests.checking.moves import Journeys
 from tests.checking.raw_log import NodeLog
@@ -87,6 +88,10 @@ class Run:
             numbers = range(1, plan.controllers + 1)
             self.bootstrap = ",".join(f"c{number}:7070" for number in numbers)
         self.operator: Operator
+        self.security_of: Callable[[ClientHost], Security | None] = lambda _: None
+        """The certificate of a program; None in a world without TLS."""
+        self.rules: tuple[str, ...] = ()
+        """Rules of who may do what, which are there before all programs."""
         self._shared: dict[type[object], object] = {}
         self._scrubs: dict[Process, bool] = {}
         """For each process on a damaged disk, whether its last scrub is through."""
@@ -151,8 +156,9 @@ class Run:
         self._begin_controllers()
         for host in self.hosts.values():
             self._begin(host)
-        creator = _Creator(world, "a1", plan)
+        creator = _Creator(world, "a1", plan, self.rules)
         creator.bootstrap = self.bootstrap
+        creator.security = self.security_of(creator)
         creator.start()
         self._run_until(BOOT_S, lambda: creator.done)
         if not creator.done:
@@ -239,11 +245,13 @@ class Run:
             client = make_program(self, name)
             client.value_bytes = plan.value_bytes
             client.bootstrap = self.bootstrap
+            client.security = self.security_of(client)
             client.log_time_us = self._log_time_us
             client.quiet = partial(self._is_quiet, client.stage)
             self.clients.append(client)
         self.operator = Operator(world, "o1")
         self.operator.bootstrap = self.bootstrap
+        self.operator.security = self.security_of(self.operator)
         self.clients.append(self.operator)
 
     def _run_until(self, until: float, done: Callable[[], bool] = lambda: False) -> None:
@@ -525,11 +533,12 @@ class Run:
 
 
 class _Creator(ClientHost):
-    """Makes the topic."""
+    """Makes the topic, and says who may do what."""
 
-    def __init__(self, world: World, name: str, plan: Plan) -> None:
+    def __init__(self, world: World, name: str, plan: Plan, rules: tuple[str, ...]) -> None:
         super().__init__(world, name)
         self._plan = plan
+        self._rules = rules
 
     async def work(self, client: Any) -> None:
         plan = self._plan
@@ -541,6 +550,8 @@ class _Creator(ClientHost):
             delay_per_second_max=_limit(plan),
             if_not_exists=True,
         )
+        if self._rules:
+            await client.admin.change_access_rules(add=self._rules)
         self.done = True
 
 

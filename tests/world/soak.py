@@ -22,6 +22,7 @@ from multiprocessing import get_context
 from random import Random
 from typing import Any, Final
 
+from tests.world.parts.rights import is_secured
 from tests.world.plan import THEMES, Plan, make_plan
 from tests.world.planted import Plant
 from tests.world.registry import all_parts, with_parts
@@ -30,6 +31,7 @@ from tests.world.shrink import describe, shrink
 
 ANY: Final = "any"
 ALONE: Final = "alone"
+THIRD: Final = "third"
 _STRIDE = 5
 _SHRUNK_MAX = 3
 _TRACE_LINES = 80
@@ -130,10 +132,14 @@ def _prepare(started: Any) -> None:
 
 
 def _plan(seed: int, *, theme: str | None = None, more: tuple[str, ...]) -> Plan:
-    """`ANY` among `more`: the seed draws further parts. `ALONE`: only the parts have programs."""
-    plan, names = make_plan(seed, theme), set(more) - {ANY, ALONE}
+    """`ANY` among `more`: the seed draws further parts. `ALONE`: only the parts have programs.
+    `THIRD`: the worlds of one third of the seeds are secured."""
+    plan, names = make_plan(seed, theme), set(more) - {ANY, ALONE, THIRD}
     if ANY in more:
-        names |= {one for one in all_parts() if Random(f"{seed} has {one}").random() < 0.4}
+        others = all_parts().keys() - {"rights"}
+        names |= {one for one in others if Random(f"{seed} has {one}").random() < 0.4}
+    if THIRD in more and is_secured(seed):
+        names.add("rights")
     return with_parts(replace(plan, clients=()) if ALONE in more else plan, names)
 
 
@@ -200,7 +206,7 @@ def main(arguments: list[str] | None = None, *, name: str = "sim") -> int:
     more = tuple(name for name in all_parts() if options.all or named[name]) + (ANY,) * options.any
     if options.alone and not more:
         parser.error("--alone leaves no programs: name parts, or give --all or --any")
-    more += (ALONE,) * options.alone
+    more += (ALONE,) * options.alone + (THIRD,)
     theme = options.theme
     if options.trace:
         plan = _plan(int(first), theme=theme, more=more)

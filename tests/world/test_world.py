@@ -16,7 +16,7 @@ from tests.world.plan import Plan, make_plan
 from tests.world.planted import Plant, raft
 from tests.world.run import run_plan
 from tests.world.shrink import describe, shrink
-from tests.world.soak import first_failure, main, run_chunks, run_until_seen
+from tests.world.soak import THIRD, first_failure, main, run_chunks, run_until_seen
 
 SEEDS = 500
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,7 +106,7 @@ RARE = {
 def test_no_seed_breaks_a_promise_and_everything_rare_has_happened() -> None:
     seen: Counter[str] = Counter()
     failures: list[tuple[int, str]] = []
-    for _, counters, failed, _ in run_chunks(0, SEEDS, os.cpu_count() or 1):
+    for _, counters, failed, _ in run_chunks(0, SEEDS, os.cpu_count() or 1, more=(THIRD,)):
         seen += counters
         failures += failed
     assert not failures, "\n".join(f"seed {seed}: {error}" for seed, error in failures[:3])
