@@ -12,10 +12,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import grpc
 
+from semel.protos.security.credentials import Security, channel_credentials
 from semel.protos.v1.broker_pb2 import NodeStatusReply, NodeStatusRequest
 
 ASK_S: Final = 0.01
@@ -31,10 +32,12 @@ class Elected:
     term: int
 
 
-def await_master(addresses: Iterable[str], *, newer_than: int, timeout: float) -> Elected | None:
-    """The first node that is master in a term above `newer_than`; None after `timeout` seconds."""
-    options = (("grpc.enable_http_proxy", 0), ("grpc.max_reconnect_backoff_ms", 100))
-    channels = [grpc.insecure_channel(address, options) for address in addresses]
+def await_master(
+    addresses: Iterable[str], *, newer_than: int, timeout: float, security: Security | None = None
+) -> Elected | None:
+    """The first node that is master in a term above `newer_than`; None after `timeout` seconds.
+    `security` is for a cluster with TLS."""
+    channels = [_channel(address, security) for address in addresses]
     try:
         asks = [
             channel.unary_unary(
@@ -58,6 +61,17 @@ def await_master(addresses: Iterable[str], *, newer_than: int, timeout: float) -
     finally:
         for channel in channels:
             channel.close()
+
+
+def _channel(address: str, security: Security | None) -> grpc.Channel:
+    options: tuple[tuple[str, Any], ...] = (
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.max_reconnect_backoff_ms", 100),
+    )
+    if security is None:
+        return grpc.insecure_channel(address, options)
+    name = ("grpc.ssl_target_name_override", security.tls_name())
+    return grpc.secure_channel(address, channel_credentials(security.files), (*options, name))
 
 
 class AckWatch:

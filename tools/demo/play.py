@@ -28,9 +28,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 
-from semel.client import connect
 from semel.protos.errors import InvalidRequest
+from semel.protos.security.identity import ADMIN
 from tools.demo.acks import AckWatch, await_master
+from tools.demo.people import (
+    COPY,
+    GROUP,
+    LOADER,
+    PRODUCER,
+    READERS,
+    RULES,
+    SPARK,
+    STRANGER,
+    TOPIC,
+    People,
+    refusals,
+)
 from tools.demo.proof import Copied, Figures
 from tools.demo.rebuild import Rebuild
 from tools.demo.source import Source, standard_library, survey
@@ -41,11 +54,7 @@ if TYPE_CHECKING:
     from semel.client import Client
     from semel.client.admin.descriptions import BrokerGroupDescription
 
-TOPIC: Final = "demo"
-COPY: Final = "demo-copy"
 QUEUES: Final = 4
-PRODUCER: Final = "demo-loader"
-GROUP: Final = "demo-readers"
 LOAD_S: Final = 8.0
 """Duration of the load if there were no failures."""
 MASTER_DIES_AT: Final = 0.3
@@ -119,22 +128,35 @@ def play(stage: Stage, file: Path | None) -> Figures:
     screen.tell(f"{source.lines:,} lines, {source.size / 1e6:,.1f} MB: {_name(file, stage)}")
     cluster = stage.start(
         *("cluster", "semel.console", "up", "--data", str(stage.scratch / "cluster")),
-        *("--port", "0", "--json"),
+        *("--port", "0", "--secure", "--authorization", "--json"),
     )
     ready = cluster.wait_for(lambda said: said.line.get("event") == "ready", 60, "its ready line")
     bootstrap = str(ready.line["bootstrap"])
     nodes = [node for node in ready.line["nodes"] if node["kind"] == "broker"]
-    screen.tell(f"a controller and {len(nodes)} brokers serve at {bootstrap}")
-    with connect(bootstrap) as client:
-        client.admin.create_topic(TOPIC, queues=QUEUES)
-        client.admin.create_topic(COPY, queues=QUEUES)
+    people = People(Path(ready.line["ca"]).parent, bootstrap)
+    screen.tell(
+        f"a controller and {len(nodes)} brokers serve at {bootstrap}: TLS everywhere, and what no"
+        " rule allows is denied"
+    )
+    with people.connect(ADMIN) as admin, people.connect(READERS) as client:
+        admin.admin.create_topic(TOPIC, queues=QUEUES)
+        admin.admin.create_topic(COPY, queues=QUEUES)
+        admin.admin.change_access_rules(add=RULES)
         place = stage.scratch / "spark"
-        spark = stage.start("spark", "tools.demo.spark_copy", bootstrap, TOPIC, COPY, str(place))
-        loaded = _load(screen, stage, cluster, client, source, bootstrap)
+        spark = stage.start(
+            *("spark", "tools.demo.spark_copy", bootstrap, TOPIC, COPY, str(place)),
+            environment=people.environment(SPARK),
+        )
+        loaded = _load(screen, stage, cluster, admin, source, people)
+        with people.connect(STRANGER) as stranger:
+            refused, tried = refusals(stranger)
+        screen.tell(
+            f"a stranger reads, writes, fences, consumes and deletes: {refused} of {tried} refused"
+        )
         screen.tell("a consumer group reads everything back")
         stored = sum(
             queue.log_end_offset - queue.log_start_offset
-            for queue in client.admin.describe_topic(TOPIC).queues
+            for queue in admin.admin.describe_topic(TOPIC).queues
         )
         with Rebuild.on_disk(source, stage.scratch / "rebuilt") as rebuilt:
             _read_back(screen, client, rebuilt, stored)
@@ -151,7 +173,7 @@ def play(stage: Stage, file: Path | None) -> Figures:
             _read_copy(client, second)
             copy = Copied.of(second)
     screen.tell("every broker's log is read and compared")
-    verdict, copy_verdict = _verify(bootstrap, TOPIC), _verify(bootstrap, COPY)
+    verdict, copy_verdict = _verify(people, TOPIC), _verify(people, COPY)
     return Figures(
         lines=source.lines,
         stored=stored,
@@ -180,6 +202,8 @@ def play(stage: Stage, file: Path | None) -> Figures:
         skipped=loaded.skipped,
         retried=loaded.retried,
         seconds=loaded.seconds,
+        tried=tried,
+        refused=refused,
     )
 
 
@@ -188,15 +212,16 @@ def _name(file: Path, stage: Stage) -> str:
 
 
 def _load(
-    screen: Screen, stage: Stage, cluster: Actor, client: Client, source: Source, bootstrap: str
+    screen: Screen, stage: Stage, cluster: Actor, client: Client, source: Source, people: People
 ) -> Loaded:
     """Plays the load with both loaders and both kills."""
     began = time.monotonic()
     command = ["semel.console", "produce", TOPIC, str(source.path), "--producer", PRODUCER]
-    command += ["--bootstrap", bootstrap, "--json", "--progress", str(PROGRESS_S)]
+    command += ["--json", "--progress", str(PROGRESS_S)]
+    loading = people.environment(LOADER)
     slowed = ["--rate", str(max(1, round(source.size / LOAD_S)))]
     before = client.admin.cluster_status().groups[0]
-    loader = stage.start("loader", *command, *slowed)
+    loader = stage.start("loader", *command, *slowed, environment=loading)
     with screen.bar("loading", source.lines) as show:
         _until(loader, source, MASTER_DIES_AT, show)
         pid = _pid(cluster, before.master)
@@ -206,7 +231,12 @@ def _load(
         screen.tell(
             f"[bold]SIGKILL to the master[/], broker {before.master}, with {share:.0%} acknowledged"
         )
-        after = await_master(_survivors(before), newer_than=before.term, timeout=30)
+        after = await_master(
+            _survivors(before),
+            newer_than=before.term,
+            timeout=30,
+            security=people.security(ADMIN),
+        )
         if after is None:
             raise DemoFailed(f"no other broker became master after term {before.term}")
         watch = AckWatch(killed=killed, elected=after.time, done=acknowledged)
@@ -232,7 +262,7 @@ def _load(
         first = _last(loader)
         loader_share = _done(first) / source.lines
         screen.tell(f"[bold]SIGKILL to the loader[/] with {loader_share:.0%} acknowledged")
-        second = stage.start("loader-2", *command)
+        second = stage.start("loader-2", *command, environment=loading)
         result = _follow(second, show)
     screen.tell(
         f"the same command again: {result['skipped']:,} lines skipped, {result['stored']:,} stored"
@@ -361,12 +391,11 @@ def _read_copy(client: Client, rebuilt: Rebuild) -> None:
             rebuilt.add_unordered(lines.to_numpy(), batch.column("value"))
 
 
-def _verify(bootstrap: str, topic: str) -> dict[str, Any]:
+def _verify(people: People, topic: str) -> dict[str, Any]:
     """The verdict of `semel verify`, good or bad. Raises DemoFailed when there is none."""
     command = [sys.executable, "-m", "semel.console", "verify", "--exactly-once", topic, "--json"]
-    done = subprocess.run(
-        [*command, "--bootstrap", bootstrap], capture_output=True, text=True, check=False
-    )
+    environment = {**os.environ, **people.environment(ADMIN)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     try:
         verdict: dict[str, Any] = json.loads(done.stdout)
     except ValueError:

@@ -85,6 +85,10 @@ class Figures:
     """Number of messages that were sent again and that a broker recognised as duplicates."""
     seconds: float
     """Duration of the whole load, from the first loader's start to the second one's end."""
+    tried: int
+    """Number of things that a stranger without rights tried."""
+    refused: int
+    """Number of them that were refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +154,10 @@ def judge(figures: Figures) -> list[Line]:
                 f"{f.nodes_compared} of {f.nodes} verified",
                 f.verified and f.nodes_compared == f.nodes,
             ),
+        ),
+        line(
+            "what a stranger tried",
+            (f"{f.refused} of {f.tried} refused", f.tried > 0 and f.refused == f.tried),
         ),
         line("Spark's Parquet table", f.table.judge(f.lines, f.file_digest)),
         line("Spark's copy of the topic", f.copy.judge(f.lines, f.file_digest)),

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -170,7 +170,9 @@ class Stage:
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
-    def start(self, name: str, *command: str) -> Actor:
+    def start(
+        self, name: str, *command: str, environment: Mapping[str, str] | None = None
+    ) -> Actor:
         """Starts a Python module: `start("loader", "semel.console", "produce", ...)`."""
         temporary = self.scratch / f"{name}-tmp"
         temporary.mkdir(exist_ok=True)
@@ -178,7 +180,11 @@ class Stage:
             name,
             [sys.executable, "-m", *command],
             self.scratch / f"{name}.log",
-            {"TMPDIR": str(temporary), "SPARK_LOCAL_DIRS": str(temporary)},
+            {
+                "TMPDIR": str(temporary),
+                "SPARK_LOCAL_DIRS": str(temporary),
+                **(environment or {}),
+            },
         )
         self._actors.append(actor)
         return actor

@@ -170,6 +170,8 @@ def test_the_standard_library_is_one_file_of_whole_lines(tmp_path: Path) -> None
 
 COPIED = Copied(messages=100, lost=0, duplicates=0, invented=0, digest="ab")
 GOOD = Figures(
+    tried=5,
+    refused=5,
     lines=100,
     stored=100,
     delivered=100,
@@ -229,6 +231,8 @@ def test_good_figures_are_a_proof() -> None:
         ("next_master", 2),
         ("term_after", 1),
         ("loader_killed_at", 1.0),
+        ("refused", 4),
+        ("tried", 0),
     ],
 )
 def test_every_wrong_figure_breaks_the_proof(name: str, value: Any) -> None:
