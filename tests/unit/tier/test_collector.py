@@ -161,6 +161,31 @@ def test_a_collector_that_forgets_how_long_work_may_take_is_caught(tmp_path: Pat
     assert broken >= 4
 
 
+def test_manifests_are_read_in_an_order_that_repeats(tmp_path: Path) -> None:
+    """Were it that of a set, no seed of a simulated world with a tier would repeat itself."""
+    days = Days(tmp_path, 0, GarbagePolicy())
+    pointers = []
+    for _ in range(6):
+        rows = days.rows.slice(days.manifest.end, 5)
+        change = add_files(days.manifest, [put_rows(days.store, "c", QUEUE, rows)])
+        pointers.append(put_change(days.store, change))
+        days.manifest = change.manifest
+        days.passes(1)
+    days.passes(50)  # the store was down: all of them came late, and may be in use
+    for pointer in pointers:
+        publish(days.store, pointer)
+    days.decided.append((days.now_us, pointers[-1]))
+    system = days.store._filesystem
+    assert isinstance(system, FaultySystem)
+    system.calls.clear()
+    days.collect()
+    kinds = ("/pointers/", "/manifests/")
+    opened = [path for call, path in system.calls if call == "open_input_file"]
+    read = [[path for path in opened if kind in path] for kind in kinds]
+    assert read == [sorted(each) for each in read]
+    assert len(read[1]) == 6
+
+
 def filled(folder: Path) -> tuple[Store, FaultySystem, Pointer]:
     """A queue with one file, and garbage of a change that was lost."""
     system = FaultySystem()

@@ -70,10 +70,12 @@ def collect(
     }
     # Copies that came late, as the store was down: readers may have just begun with them.
     late = [at for at in numbers if written_us.get(at, now_us) < now_us - policy.reader_us]
-    wanted = {*numbers[:1], *late, *numbers[-1:]}
-    pointers = {read_pointer(store, cluster_id, queue, at) for at in wanted}
+    wanted = sorted({*numbers[:1], *late, *numbers[-1:]})  # in an order that repeats
+    pointers = dict.fromkeys(read_pointer(store, cluster_id, queue, at) for at in wanted)
+    if log_pointer is not None:
+        pointers[log_pointer] = None
     kept: set[str] = set()
-    for pointer in pointers | ({log_pointer} if log_pointer is not None else set()):
+    for pointer in pointers:
         reader = QueueReader(store, read_manifest(store, pointer))
         kept.add(pointer.manifest_name)
         kept |= reachable(reader.manifest, reader.all_files())
