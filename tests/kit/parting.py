@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from semel.broker.background.delayed_parting import next_piece, parts_of
+from semel.broker.replica.pools import Courtesy
 from semel.broker.replica.stored_batches import read_batch
 from semel.broker.server.verification import _capture, _verify
 from semel.broker.state import (
@@ -245,5 +246,5 @@ def verify_as_of(group: PartingGroup, index: int) -> dict[int, broker_pb2.Verifi
         found.update({each.queue.queue_id: each for each in reply.queues})
 
     log: Any = LogOf(group)
-    _verify(log, wanted, None, index, group.state.applied_index, 1, report)
+    _verify(log, wanted, None, index, group.state.applied_index, Courtesy(lambda: 0), report)
     return found

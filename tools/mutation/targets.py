@@ -181,6 +181,7 @@ TARGETS: Final = {
                 "replica/feature_levels",
                 "replica/log_time",
                 "replica/peers",
+                "replica/pools",
                 "replica/term_and_vote",
                 "replica/ack_sink",
                 "replica/proposer",

@@ -24,10 +24,8 @@ import os
 import resource
 import signal
 import sys
-import threading
 import tomllib
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,7 +34,8 @@ import click
 from semel.broker.config import BrokerConfig
 from semel.broker.log import FileLayer, LogConfig, OsFiles, Reserve
 from semel.broker.log.log_config import SYNC_BY
-from semel.broker.node import READERS, BrokerNode
+from semel.broker.node import BrokerNode
+from semel.broker.replica.pools import start_threads
 from semel.broker.tiers.place import calls_under_way
 from semel.protos.addresses import Address
 from semel.protos.errors import InvalidRequest, SemelError
@@ -164,6 +163,9 @@ def _optional_address(context: click.Context, parameter: click.Parameter, value:
 @node_option("level_max", type=click.IntRange(0, LEVEL_MAX))
 @node_option("replication_plaintext_within", type=str, multiple=True, metavar="CIDR")
 @node_option("metrics_port", type=PORT)
+@node_option("calls_waiting_max", type=COUNT)
+@node_option("connections_max", type=click.IntRange(0))
+@node_option("connections_per_address_max", type=click.IntRange(0))
 @node_option("tls_dir")
 @node_option("authorization")
 @node_option("rights_age_max_ms", type=COUNT)
@@ -293,7 +295,8 @@ async def _run(config: BrokerConfig, as_json: bool, files: FileLayer) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     async with BrokerNode(config, files=files) as node:
-        start_readers(node.readers)
+        start_threads(node.replica.pools)
+        node.grpc_port.start(Address.parse(node.address).port)
         event = {
             "event": "listening",
             "kind": "broker",
@@ -334,14 +337,6 @@ def _tune_malloc() -> None:
     mallopt(_M_MMAP_THRESHOLD, 32 << 20)
     mallopt(_M_TRIM_THRESHOLD, 64 << 20)
     mallopt(_M_ARENA_MAX, 1)
-
-
-def start_readers(readers: ThreadPoolExecutor) -> None:
-    """Starts all threads of the pool now. Otherwise they start under load, which looks like a
-    leak."""
-    together = threading.Barrier(READERS)
-    for _ in range(READERS):
-        readers.submit(together.wait, 1.0)  # The timeout lets the others go on if one is late.
 
 
 def _uvloop_run() -> Callable[[Coroutine[Any, Any, int]], int] | None:

@@ -26,6 +26,7 @@ from semel.protos.security.networks import Networks
 
 _MAY_BE_ZERO = (
     *("level_max", "metrics_port", "peer_port", "stream_port"),
+    *("connections_max", "connections_per_address_max"),
     *("fetch_shared_bytes_max", "scrub_bytes_per_second", "tier_facts_ms"),
 )
 
@@ -162,6 +163,18 @@ class BrokerConfig:
     requests_waiting_max: int = 20_000
     """While this many requests wait for admission, further calls (fences, locks, commits) are told
     to come back; produce streams are not read instead. Default 20,000."""
+
+    calls_waiting_max: int = 4_096
+    """Calls of one class that wait while as many as may go on do: those beyond it are refused.
+    Default 4,096."""
+
+    connections_max: int = 32_768
+    """Connections at the port of gRPC, and at that of direct streams; 0 is no limit but that of
+    open files. Default 32,768."""
+
+    connections_per_address_max: int = 8_192
+    """Connections at each of these ports from one IP address, behind which many programs may
+    stand; 0 is no limit. Default 8,192."""
 
     park_bytes_max: int = 16 << 20
     """Bytes of batches that arrived before their predecessor, all producers together. Default 16

@@ -59,6 +59,7 @@ from semel.broker.repair.scrub import Scrub
 from semel.broker.replica.driver import TICK_MS
 from semel.broker.replica.fatal import end_process
 from semel.broker.replica.member_book import Members
+from semel.broker.replica.pools import Pools
 from semel.broker.replica.replica import Replica
 from semel.broker.replication.receiver import PeerPort, frame_meta
 from semel.broker.replication.sender import PeerLink
@@ -88,11 +89,15 @@ from semel.broker.tiers.cold_reads import ColdReads
 from semel.broker.tiers.place import TierPlace
 from semel.protos import compat
 from semel.protos.addresses import Address
+from semel.protos.bounds_probe import BoundsProbe
+from semel.protos.call_gates import CallGates
+from semel.protos.connection_limits import ConnectionLimits, Connections
 from semel.protos.errors import CorruptSegment, SemelError, Unavailable
 from semel.protos.frames import decode_frame_header
+from semel.protos.grpc_port import GrpcPortWatch, server_options
 from semel.protos.ids import NodeId
 from semel.protos.metrics import MetricsServer
-from semel.protos.rpc import SERVER_OPTIONS, ServerInterceptor
+from semel.protos.rpc import ServerInterceptor
 from semel.protos.security.credentials import Contexts, add_port
 from semel.protos.security.networks import Networks
 from semel.protos.v1 import (
@@ -105,8 +110,6 @@ from semel.protos.v1 import (
 
 logger = logging.getLogger(__name__)
 
-READERS = 4
-"""Threads that read the log."""
 _UNPACKERS = 2
 """Threads that unpack compressed batches, to see whether readers can."""
 _RECOVER_BYTES = 4 << 20
@@ -192,8 +195,15 @@ class BrokerNode:
     async def _open(self) -> None:
         config = self.config
         loop = asyncio.get_running_loop()
-        self.readers = ThreadPoolExecutor(READERS, thread_name_prefix="reader")
-        self._stack.callback(self.readers.shutdown, wait=True, cancel_futures=True)
+        pools = Pools.opened(self._stack.callback)
+        self.readers = pools.group
+        limits = ConnectionLimits(
+            per_address_max=config.connections_per_address_max, in_all_max=config.connections_max
+        )
+        self.gates = CallGates(config.calls_waiting_max)
+        self.grpc_port = GrpcPortWatch(limits)
+        self._stack.callback(self.grpc_port.close)
+        self._stream_connections = Connections(limits, "streams")
         self._tier = (
             TierPlace(config.tier, config.cluster_id, awaits_restore=config.tier_restore)
             if config.tier
@@ -219,6 +229,7 @@ class BrokerNode:
             founding=founding,
             logged_members=logged,
             readers=self.readers,
+            pools=pools,
             on_fatal=self._on_fatal,
             open_id_store=self._open_id_store,
         )
@@ -345,11 +356,15 @@ class BrokerNode:
             tls=self._tls,
             plaintext_within=self._plaintext_within,
         )
-        guard = self.identity.guard
         interceptor = ServerInterceptor(
-            replica.levels(), guard.admit, None if access is None else access.checks
+            replica.levels(),
+            self.grpc_port.noting(self.identity.guard.admit),
+            None if access is None else access.checks,
+            self.gates,
         )
-        server = grpc.aio.server(interceptors=[interceptor], options=SERVER_OPTIONS)
+        server = grpc.aio.server(
+            interceptors=[interceptor], options=server_options(self.grpc_port.connections.limits)
+        )
         cold = None
         if self._tier is not None:
             cold = ColdReads(
@@ -374,6 +389,7 @@ class BrokerNode:
             self.parting,
             self._tier,
             access,
+            BoundsProbe(self.gates, self.grpc_port, self._stream_connections),
         )
         direct = DirectStreams(
             {
@@ -382,6 +398,7 @@ class BrokerNode:
             },
             replica.levels,
             tls=self._tls,
+            connections=self._stream_connections,
         )
         streams = {
             "Produce": grpc.stream_stream_rpc_method_handler(produce.produce),

@@ -35,6 +35,7 @@ from semel.broker.server.produce import ProduceHandler
 from semel.broker.snapshots.checkpoints import Checkpoints
 from semel.broker.state import QueueState, progress
 from semel.broker.tiers.place import TierPlace
+from semel.protos.bounds_probe import BoundsProbe, bounds_metrics
 from semel.protos.ids import NodeId, TopicId
 from semel.protos.metrics import Metric, Samples
 from semel.protos.security.access import AccessControl
@@ -286,6 +287,7 @@ METRICS: Final = (
     _gauge(
         "locks_held", "locks", "Queues that a consumer group reads. Master only.", "consumer_group"
     ),
+    *bounds_metrics("broker"),
 )
 
 
@@ -307,9 +309,11 @@ class Probe:
         parting: DelayedParting,
         tier: TierPlace | None = None,
         access: AccessControl | None = None,
+        bounds: BoundsProbe | None = None,
     ) -> None:
         self._tier = tier
         self._access = access
+        self._bounds = bounds
         self._parting = parting
         self._compaction = compaction
         self._memory = memory
@@ -342,6 +346,8 @@ class Probe:
         self._add_streams(page)
         if self._tier is not None:
             self._add_store(page, self._tier)
+        if self._bounds is not None:
+            self._bounds.add(page, "broker")
         if self._access is not None:
             page.add("semel_broker_refused_calls_total", self._access.refused)
             page.add("semel_broker_rights_age_seconds", self._access.age_s())

@@ -114,6 +114,9 @@ def _read_peers(_: click.Context, __: click.Parameter, text: str | None) -> dict
 @_option("group_members_max")
 @_option("producers_max")
 @_option("watches_max")
+@_option("calls_waiting_max")
+@_option("connections_max")
+@_option("connections_per_address_max")
 @_option("stop_ms")
 @insecure_option
 @click.option("--json", "as_json", is_flag=True, help="Say on stdout, as JSON, that it serves.")
@@ -142,6 +145,7 @@ async def _serve(config: ControllerConfig, as_json: bool) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with ControllerNode(config) as node:
+        node.grpc_port.start(node.port)
         if as_json:
             print(json.dumps(_ready(node)), flush=True)
         stopped = asyncio.ensure_future(stop.wait())

@@ -128,6 +128,17 @@ class ControllerConfig:
     """How many clients may watch the routes here. Those beyond it watch brokers' copies. Default
     1,000."""
 
+    calls_waiting_max: int = 4_096
+    """Calls of one class that wait while as many as may go on do: those beyond it are refused.
+    Default 4,096."""
+
+    connections_max: int = 32_768
+    """Connections at the port; 0 is no limit but that of open files. Default 32,768."""
+
+    connections_per_address_max: int = 8_192
+    """Connections at the port from one IP address, behind which many programs may stand; 0 is no
+    limit. Default 8,192."""
+
     stop_ms: int = 500
     """How long running calls may go on when the controller stops; watches are cut after that.
     Default 0.5 s."""
@@ -182,10 +193,14 @@ class ControllerConfig:
             "group_members_max",
             "producers_max",
             "watches_max",
+            "calls_waiting_max",
             "stop_ms",
         ):
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; it must be positive")
+        for name in ("connections_max", "connections_per_address_max"):
+            if getattr(self, name) < 0:
+                raise InvalidRequest(f"{name} is {getattr(self, name)}; 0 is no limit")
 
     @property
     def metadata_kind(self) -> str:

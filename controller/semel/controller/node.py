@@ -33,10 +33,14 @@ from semel.controller.server import ControllerService
 from semel.controller.store import ControllerAddress, MetadataStore
 from semel.protos import compat
 from semel.protos.addresses import Address
+from semel.protos.bounds_probe import BoundsProbe
+from semel.protos.call_gates import CallGates
+from semel.protos.connection_limits import ConnectionLimits
 from semel.protos.errors import InternalError, SemelError, Unavailable
+from semel.protos.grpc_port import GrpcPortWatch, server_options
 from semel.protos.levels import own_levels
 from semel.protos.metrics import MetricsServer
-from semel.protos.rpc import SERVER_OPTIONS, ServerInterceptor
+from semel.protos.rpc import ServerInterceptor
 from semel.protos.security.access import AccessControl
 from semel.protos.security.credentials import Contexts, add_port
 from semel.protos.security.guard import Guard
@@ -72,6 +76,8 @@ class ControllerNode:
         self.config = config
         self.address = ""
         """HOST:PORT under which it is reached, once it serves."""
+        self.port = 0
+        """The port on which it listens, once it serves."""
         self.metrics_address = ""
         """HOST:PORT of `GET /metrics`, once it serves; empty when no metrics port is set."""
         self._given_store = store
@@ -128,6 +134,14 @@ class ControllerNode:
             level_max=config.level_max,
         )
         guard = Guard(config.security)
+        gates = CallGates(config.calls_waiting_max)
+        self.grpc_port = GrpcPortWatch(
+            ConnectionLimits(
+                per_address_max=config.connections_per_address_max,
+                in_all_max=config.connections_max,
+            )
+        )
+        exits.callback(self.grpc_port.close)
         access = await self._open_access(succession)
         service = ControllerService(
             succession,
@@ -141,11 +155,12 @@ class ControllerNode:
             interceptors=[
                 ServerInterceptor(
                     own_levels(config.level_max),
-                    guard.admit,
+                    self.grpc_port.noting(guard.admit),
                     None if access is None else access.checks,
+                    gates,
                 )
             ],
-            options=SERVER_OPTIONS,
+            options=server_options(self.grpc_port.connections.limits),
         )
         add_ControllerServicer_to_server(service, server)
         store.attach(server)
@@ -154,7 +169,7 @@ class ControllerNode:
         exits.push_async_callback(_cancel, running)
         exits.push_async_callback(_stop_server, server, config.stop_ms / 1000)
         await server.start()
-        await self._serve_metrics(succession)
+        await self._serve_metrics(succession, BoundsProbe(gates, self.grpc_port))
         exits.callback(succession.close_watches)  # the watches end first, then the server
         await store.start(
             ControllerAddress(controller_id=config.controller_id, address=self.address)
@@ -199,14 +214,15 @@ class ControllerNode:
             port = add_port(server, str(listen), config.security)
         except RuntimeError as error:
             raise Unavailable(f"cannot listen on {config.listen}: {error}") from error
+        self.port = port
         self.address = config.advertise or str(listen.with_port(port))
 
-    async def _serve_metrics(self, succession: Succession) -> None:
+    async def _serve_metrics(self, succession: Succession, bounds: BoundsProbe) -> None:
         config = self.config
         if config.metrics_port is None:
             return
         host = Address.parse(config.listen).host
-        probe = Probe(config.controller_id, succession.active_or_none, self._access)
+        probe = Probe(config.controller_id, succession.active_or_none, self._access, bounds)
         metrics = MetricsServer(
             host,
             config.metrics_port,

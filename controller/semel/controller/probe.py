@@ -14,6 +14,7 @@ from typing import Final
 
 from semel.controller.active.active_controller import ActiveController
 from semel.controller.brokers.liveness import MASTER
+from semel.protos.bounds_probe import BoundsProbe, bounds_metrics
 from semel.protos.metrics import Metric, Samples
 from semel.protos.security.access import AccessControl
 from semel.protos.v1.controller_pb2 import GroupStatus
@@ -65,6 +66,7 @@ METRICS: Final = (
         "lines",
         "Lines of the audit log that were lost. With --authorization only.",
     ),
+    *bounds_metrics("controller"),
 )
 
 
@@ -86,8 +88,10 @@ class Probe:
         controller_id: int,
         active: Callable[[], ActiveController | None],
         access: AccessControl | None = None,
+        bounds: BoundsProbe | None = None,
     ) -> None:
         self._access = access
+        self._bounds = bounds
         self._controller_id = controller_id
         self._active = active
 
@@ -97,6 +101,8 @@ class Probe:
         active = self._active()
         page.add("semel_controller_info", 1, version=version("semel"))
         page.add("semel_controller_in_office", active is not None)
+        if self._bounds is not None:
+            self._bounds.add(page, "controller")
         if self._access is not None:
             page.add("semel_controller_refused_calls_total", self._access.refused)
             page.add("semel_controller_audit_dropped_lines_total", self._access.dropped)

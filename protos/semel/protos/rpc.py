@@ -3,7 +3,8 @@
 How it works. A server installs `ServerInterceptor`: whatever a handler raises leaves as a status
 with an `ErrorDetail` in the trailing metadata `semel-error-bin`. A client gives every RpcError to
 `error_from_rpc` and gets the same exception back. A caller's feature levels (`levels.py`), which
-stand in its call's metadata, are checked before the handler runs.
+stand in its call's metadata, are checked before the handler runs. Each call passes the gate of its
+class (`call_gates.py`) before its request is decoded.
 
 Invariants
 1. Every status that a server with this interceptor ends a failed call with carries a detail; a
@@ -28,6 +29,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from semel.protos.call_gates import OPEN, CallGates, Gate
 from semel.protos.errors import (
     InternalError,
     InvalidRequest,
@@ -143,12 +145,15 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
         levels: Levels | None = None,
         check_caller: Callable[[str, Any], None] = lambda *_: None,
         checks: CallChecks | None = None,
+        gates: CallGates | None = None,
     ) -> None:
         """`levels` are this program's, by default those that its code speaks.
 
         `check_caller` gets the method and the context of each call, and raises a SemelError for a
         caller that may not make it. `checks` stands before each handler; None lets every call in.
+        `gates` bound how many calls go on; None for no bound.
         """
+        self._gates = gates
         self._check_caller = check_caller
         self._checks = checks
         self._levels = own_levels() if levels is None else levels
@@ -197,13 +202,22 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
         single = self._single(method, behavior, decode)
         return grpc.unary_unary_rpc_method_handler(single, None, serializer)
 
+    def _gate(self, method: str) -> Gate:
+        return OPEN if self._gates is None else self._gates.of(method)
+
     def _single(
         self, method: str, behavior: Callable[..., Any], decode: Decode | None
     ) -> Callable[..., Any]:
+        gate = self._gate(method)
+
         async def answer(request: Any, context: Any) -> Any:
             try:
                 self._admit(method, context)
-                return await behavior(_decoded(decode, request), context)
+                await gate.enter(0 if decode is None else len(request))
+                try:
+                    return await behavior(_decoded(decode, request), context)
+                finally:
+                    gate.leave()
             except Exception as error:
                 return await _abort(method, context, error)
 
@@ -212,17 +226,23 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
     def _streaming(
         self, method: str, behavior: Callable[..., Any], decode: Decode | None
     ) -> Callable[..., Any]:
+        gate = self._gate(method)
+
         async def answer(request: Any, context: Any) -> None:
             try:
                 self._admit(method, context)
-                replies = behavior(_decoded(decode, request), context)
-                if isinstance(replies, AsyncGenerator):
-                    # What gRPC does with a generator; to wrap it in another would cost more.
-                    async with aclosing(replies):
-                        async for reply in replies:
-                            await context.write(reply)
-                else:
-                    await replies
+                await gate.enter(0 if decode is None else len(request))
+                try:
+                    replies = behavior(_decoded(decode, request), context)
+                    if isinstance(replies, AsyncGenerator):
+                        # What gRPC does with a generator; to wrap it in another would cost more.
+                        async with aclosing(replies):
+                            async for reply in replies:
+                                await context.write(reply)
+                    else:
+                        await replies
+                finally:
+                    gate.leave()
             except Exception as error:
                 await _abort(method, context, error)
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 
-from semel.broker.__main__ import main, settings_of, start_readers
+from semel.broker.__main__ import main, settings_of
 from semel.broker.config import BrokerConfig
-from semel.broker.node import READERS
+from semel.broker.replica.pools import THREADS, Pools, start_threads
 from semel.protos.ids import GroupId, NodeId
 from semel.protos.settings import SettingOption
 
@@ -87,18 +87,21 @@ def named(prefix: str) -> int:
 
 
 def test_all_readers_are_there_before_anything_is_read() -> None:
-    with ThreadPoolExecutor(READERS, thread_name_prefix="pool-under-test") as pool:
-        pool.submit(int).result()  # recovery has used one of them
-        start_readers(pool)
-        assert named("pool-under-test") == READERS
-        assert pool.submit(lambda: 7).result(30) == 7
+    with contextlib.ExitStack() as stack:
+        pools = Pools.opened(stack.callback)
+        pools.group.submit(int).result()  # recovery has used one of them
+        start_threads(pools)
+        for name, threads in THREADS.items():
+            assert named(f"reader-{name}") == threads
+            assert getattr(pools, name).submit(lambda: 7).result(30) == 7
 
 
-def test_a_busy_reader_keeps_nobody_for_long() -> None:
+def test_a_busy_pool_keeps_no_other_one_waiting() -> None:
     done = threading.Event()
-    with ThreadPoolExecutor(READERS) as pool:
-        busy = pool.submit(done.wait, 30)
-        start_readers(pool)
-        assert pool.submit(lambda: 7).result(30) == 7
-        assert not busy.done()
+    with contextlib.ExitStack() as stack:
+        pools = Pools.opened(stack.callback)
+        busy = [pools.clients.submit(done.wait, 30) for _ in range(THREADS["clients"])]
+        start_threads(pools)
+        assert pools.group.submit(lambda: 7).result(30) == 7
+        assert not any(each.done() for each in busy)
         done.set()

@@ -128,7 +128,9 @@ class Retention:
             log.drop_kept(lambda *place: place in alive, incarnation=incarnation)
             return first_index
 
-        first_index = await asyncio.get_running_loop().run_in_executor(replica.readers, work)
+        first_index = await asyncio.get_running_loop().run_in_executor(
+            replica.pools.background, work
+        )
         logger.info("log cleaned first_index=%d kept_records=%d", first_index, len(live_refs))
 
     def _worth_cleaning(self, end: int) -> int:

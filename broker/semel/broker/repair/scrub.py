@@ -65,7 +65,7 @@ class Scrub:
         self.position_bytes, self.total_bytes = 0, stats.segment_bytes + stats.kept_bytes
         pieces = replica.log.scrub()
         while True:
-            length = await loop.run_in_executor(replica.readers, next, pieces, None)
+            length = await loop.run_in_executor(replica.pools.background, next, pieces, None)
             if length is None:
                 break
             self.position_bytes += length
@@ -79,6 +79,6 @@ class Scrub:
                 logger.error("no new checkpoint, the next pass tries again error=%s", error)
         replica.driver.repair_hard_state()
         try:
-            await loop.run_in_executor(replica.readers, self._check_identity)
+            await loop.run_in_executor(replica.pools.background, self._check_identity)
         except SemelError as error:
             logger.error("%s", error)

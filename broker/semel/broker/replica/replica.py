@@ -41,6 +41,7 @@ from semel.broker.replica.member_book import Members
 from semel.broker.replica.message_ids import MessageIds
 from semel.broker.replica.peers import Peers
 from semel.broker.replica.pinned_look_up import PinnedLookUp
+from semel.broker.replica.pools import Pools
 from semel.broker.replica.proposer import Proposer
 from semel.broker.replica.term_and_vote import TermAndVote
 from semel.broker.state import ApplyResult, LockClock, State, TransactionIds
@@ -68,15 +69,18 @@ class Replica:
         founding: Members,
         logged_members: dict[int, Members],
         readers: Executor,
+        pools: Pools | None = None,
         on_fatal: Callable[[str], None],
         open_id_store: Callable[[], IdStore],
     ) -> None:
         """`founding` are the members before any were logged, `logged_members` those that the log
-        names behind `state`, by index."""
+        names behind `state`, by index. `readers` are for what the group needs to go on, and
+        `pools` for all other work; None for the same."""
         self.config = config
         self.log = log
         self.state = state
         self.readers = readers
+        self.pools = pools or Pools.of_one(readers)
         self.on_fatal = on_fatal
         self.lost_entries: frozenset[int] = frozenset()
         """Entries that are damaged on every node (`set_lost`): nobody can fetch their messages."""
@@ -425,9 +429,10 @@ class Replica:
 
     # ------------------------------------------------------------------ log and state
 
-    async def in_reader(self, work: Callable[[], T]) -> T:
-        """Runs blocking `work` in the reader pool."""
-        return await asyncio.get_running_loop().run_in_executor(self.readers, work)
+    async def in_reader(self, work: Callable[[], T], pool: Executor | None = None) -> T:
+        """Runs blocking `work` in a pool, by default that of the background."""
+        within = pool or self.pools.background
+        return await asyncio.get_running_loop().run_in_executor(within, work)
 
     async def wait_applied(self, index: int, timeout_s: float | None) -> None:
         """Waits until entry `index` is applied. Raises Unavailable if that takes too long."""

@@ -12,7 +12,8 @@ Invariants
 1. No message is taken from a connection before it has shown a ticket, and a ticket serves once.
 2. A stream whose bytes are malformed ends; the node goes on.
 3. Connections without a ticket are few and short-lived, however many arrive. Before it has shown
-   one, a connection costs no more memory than a hello and a TLS handshake.
+   one, a connection costs no more memory than a hello and a TLS handshake. From one address, and in
+   all, there are as many connections as `connections` admits.
 4. On a port with TLS, a ticket that was not made for plaintext serves on no connection in
    plaintext.
 
@@ -30,6 +31,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from semel.protos import compat
+from semel.protos.connection_limits import ConnectionLimits, Connections
 from semel.protos.errors import InvalidRequest, SemelError
 from semel.protos.framed import (
     ACCEPTED,
@@ -96,9 +98,14 @@ class TicketPort:
         length_max: int = MESSAGE_BYTES_MAX,
         tls: Contexts | None = None,
         plaintext: Callable[[str], bool] = lambda _: False,
+        connections: Connections | None = None,
     ) -> None:
         """`tls` is None for a port in plaintext. `plaintext` says of a host (its IP address) if it
-        may do without TLS, with a ticket for that."""
+        may do without TLS, with a ticket for that. `connections` admits new ones; None for no
+        limit."""
+        if connections is None:
+            connections = Connections(ConnectionLimits(), "")
+        self._connections = connections
         self.silence_max_s = silence_max_s
         self._strangers_max = strangers_max
         self.length_max = length_max
@@ -182,7 +189,7 @@ class TicketPort:
     # ------------------------------------------------------------------ called by streams
 
     def on_connected(self, stream: FramedStream) -> None:
-        if self._closed:
+        if self._closed or not self._connections.admit(stream, stream.host):
             stream.abort()
             return
         if len(self._strangers) >= self._strangers_max:
@@ -225,6 +232,7 @@ class TicketPort:
             self._refused, self._tell_s = 0, now + _TELL_S
 
     def on_lost(self, stream: FramedStream) -> None:
+        self._connections.release(stream)
         self._strangers.pop(stream, None)
         self._streams.pop(stream, None)
 
@@ -238,6 +246,8 @@ class FramedStream(asyncio.BufferedProtocol):
         self._port = port
         self._transport: asyncio.Transport | None = None
         self._taker: Taker | None = None
+        self.host = ""
+        """The IP address of the other end."""
         self._buffer = MessageBuffer(self._on_hello, area=port.area, length_max=HELLO_BYTES_MAX)
         self._from = ""
         """HOST:PORT of the other end, for the log."""
@@ -248,6 +258,7 @@ class FramedStream(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         tune(transport, silence_max_s=self._port.silence_max_s)
         self._transport = cast("asyncio.Transport", transport)
+        self.host = host_of(transport)
         self._from = ":".join(map(str, transport.get_extra_info("peername", ("?",))[:2]))
         self._write_parts = compat.parts_writer(self._transport)
         self._patience = asyncio.get_running_loop().call_later(_TICKET_S, self.abort)

@@ -79,7 +79,7 @@ class DelayCalls:
         )
         log = replica.log
         page = [(each, tuple(queue.cancelled.rows(each.ordinal))) for each in extents]
-        return await replica.in_reader(lambda: _read(log, page, more=more))
+        return await replica.in_reader(lambda: _read(log, page, more=more), replica.pools.clients)
 
     async def CountDelayed(  # noqa: N802
         self, request: broker_pb2.CountDelayedRequest, context: object

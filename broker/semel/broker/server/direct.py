@@ -30,6 +30,7 @@ from typing import Any, Final
 from semel.broker.replica.fetch_waiters import finish
 from semel.broker.replication.framed_port import FramedStream, TicketPort
 from semel.broker.server.stream import StreamContext
+from semel.protos.connection_limits import Connections
 from semel.protos.errors import InvalidRequest
 from semel.protos.framed import DIRECT_SILENCE_MAX_S
 from semel.protos.rpc import semel_error_of
@@ -58,9 +59,10 @@ class DirectStreams:
         levels: Callable[[], Levels],
         *,
         tls: Contexts | None = None,
+        connections: Connections | None = None,
     ) -> None:
         """`handlers` by `broker_pb2.DirectStream`; `levels` are the node's, as they are now. `tls`
-        is None for plaintext."""
+        is None for plaintext, `connections` for no limit of them."""
         self._handlers = handlers
         self._levels = levels
         self._port = TicketPort(
@@ -68,6 +70,7 @@ class DirectStreams:
             strangers_max=_STRANGERS_MAX,
             length_max=STREAM_MESSAGE_BYTES_MAX,
             tls=tls,
+            connections=connections,
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self.serve = self._port.serve

@@ -5,12 +5,18 @@ Not here: a consumer's own commits (`server/lock_calls.py`), membership of group
 
 from __future__ import annotations
 
+import asyncio
+from typing import Final
+
 from semel.broker.replica.replica import Replica
 from semel.broker.server.checks import check_group, check_room_for_group
 from semel.broker.state import GroupDeleted, OffsetReset, progress
 from semel.protos.groups import check_not_reserved
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2, control_pb2
+
+_ROWS_AT_ONCE: Final = 64
+"""After so many the event loop turns."""
 
 
 class GroupOffsetCalls:
@@ -25,9 +31,13 @@ class GroupOffsetCalls:
         await self._replica.confirm_read()
         state = self._replica.state
         reply = broker_pb2.DescribeGroupOffsetsReply()
+        rows = 0
         for group in [request.group] if request.group else state.groups.names():
             found = progress(state.queues, state.groups, group)
             for queue, row in sorted(found, key=lambda one: one.queue.key):
+                rows += 1
+                if rows % _ROWS_AT_ONCE == 0:
+                    await asyncio.sleep(0)
                 reply.states.add(
                     group=group,
                     queue=queue_ref(queue.key),

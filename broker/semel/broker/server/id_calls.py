@@ -173,7 +173,9 @@ class IdCalls:
                 if reply.fate == broker_pb2.MESSAGE_FATE_STORED:
                     break
             return reply, place.arrival, None
-        row = await replica.in_reader(lambda: read_row(log, among, message_id))
+        row = await replica.in_reader(
+            lambda: read_row(log, among, message_id), replica.pools.clients
+        )
         if row is None:
             # Another id with the same fingerprint, if the message cannot have gone.
             return (reply if place.due_us else unknown), place.arrival, None
@@ -229,7 +231,7 @@ class IdCalls:
                     return batch, *found
             return None
 
-        found = await self._replica.in_reader(look)
+        found = await self._replica.in_reader(look, self._replica.pools.clients)
         if found is None:
             return False
         pointer, cold = cold_place(self._cold, queue)

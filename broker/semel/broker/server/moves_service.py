@@ -115,7 +115,9 @@ class MovesService(broker_pb2_grpc.MovesServicer):
         extents = queue.extents_from(at, min(request.max_bytes or COPY_BYTES, COPY_BYTES))
         log = self._replica.log
         for extent, stored in zip(
-            extents, await self._replica.in_reader(lambda: _read(log, extents)), strict=True
+            extents,
+            await self._replica.in_reader(lambda: _read(log, extents), self._replica.pools.copies),
+            strict=True,
         ):
             reply.batches.add(base_offset=extent.base_offset, count=extent.count, stored=stored)
         return reply
@@ -130,7 +132,9 @@ class MovesService(broker_pb2_grpc.MovesServicer):
         if known is None or known.key != key or not known.reaches(request.ordinal):
             delayed = state.delays.queues.get(key)
             table = None if delayed is None else delayed.table()
-            known = await self._replica.in_reader(lambda: NumberedDelays.of(key, table))
+            known = await self._replica.in_reader(
+                lambda: NumberedDelays.of(key, table), self._replica.pools.copies
+            )
             self._numbered = known
         found = known.page(
             state.delays.queues.get(key),
@@ -141,7 +145,9 @@ class MovesService(broker_pb2_grpc.MovesServicer):
             self._numbered = None  # it is large, and those that came since are not in it
         log = self._replica.log
         return broker_pb2.CopyDelayedReply(
-            stored=await self._replica.in_reader(lambda: _read_delayed(log, found.extents)),
+            stored=await self._replica.in_reader(
+                lambda: _read_delayed(log, found.extents), self._replica.pools.copies
+            ),
             ordinal_to=found.ordinal_to,
             bytes_left=found.bytes_left,
             feature_level=state.feature_level,
@@ -202,7 +208,7 @@ class MovesService(broker_pb2_grpc.MovesServicer):
             arrivals = range(at, max(at, min(at + PASS_IDS, end)))
             gone = [arrival for each in window.gone for arrival in each]
             work = partial(Pass.of, index, arrivals, others, gone, horizon_us, take)
-            found = await self._replica.ids.look(index, self._replica.readers, work)
+            found = await self._replica.ids.look(index, self._replica.pools.copies, work)
             known = self._pass = name, found
         reply.compares, reply.seed, reply.next_arrival = True, seed, end
         reply.ids, reply.ids_to = known[1].portion(at)

@@ -10,6 +10,7 @@ Not here: produce streams (`server/produce.py`), the sequence table (`state/appl
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Final
 
@@ -27,6 +28,9 @@ _OUTCOMES: Final = {
     OutcomeKind.TOO_OLD: broker_pb2.ProduceOutcomeReply.OUTCOME_TOO_OLD,
 }
 _ROWS_DEFAULT: Final = 10_000
+_QUEUES_AT_ONCE: Final = 64
+_ROWS_AT_ONCE: Final = 64
+"""After so many the event loop turns."""
 
 
 class ProducerCalls:
@@ -82,7 +86,9 @@ class ProducerCalls:
         keys = [queue_key_of(queue) for queue in request.queues] or sorted(state.queues)
         limit = request.limit or _ROWS_DEFAULT
         reply = broker_pb2.DescribeProducersReply()
-        for key in keys:
+        for number, key in enumerate(keys, 1):
+            if number % _QUEUES_AT_ONCE == 0:
+                await asyncio.sleep(0)
             known(self._replica, key)
             if request.confirmed:
                 check_settled(self._replica, key)
@@ -96,6 +102,8 @@ class ProducerCalls:
                     reply.truncated = True
                     return reply
                 reply.rows.append(row_message(found, window=request.windows))
+                if len(reply.rows) % _ROWS_AT_ONCE == 0:
+                    await asyncio.sleep(0)
         return reply
 
 

@@ -32,6 +32,8 @@ from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import broker_pb2, control_pb2
 
 _APPLY_TIMEOUT_S: Final = 30.0
+_QUEUES_AT_ONCE: Final = 64
+"""After so many the event loop turns."""
 
 
 class QueueCalls:
@@ -58,7 +60,9 @@ class QueueCalls:
     ) -> broker_pb2.ListOffsetsReply:
         await self._replica.confirm_read()
         reply = broker_pb2.ListOffsetsReply()
-        for ref in request.queues:
+        for number, ref in enumerate(request.queues, 1):
+            if number % _QUEUES_AT_ONCE == 0:
+                await asyncio.sleep(0)
             queue = self._replica.state.queues.get(queue_key_of(ref))
             if queue is None:
                 error = absent(self._replica, queue_key_of(ref))

@@ -20,11 +20,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from typing import NamedTuple, Protocol
 
 from semel.broker.log import IndexUnavailable, Log
 from semel.broker.memory import BodyStore
+from semel.broker.replica.pools import Pools
 from semel.broker.state import Extent, QueueState, State
 from semel.broker.tiers.cold_reads import ColdReads
 from semel.broker.tiers.pointers import pointer_of
@@ -60,7 +60,7 @@ class ReadNode(Protocol):
     def log(self) -> Log: ...
 
     @property
-    def readers(self) -> Executor: ...
+    def pools(self) -> Pools: ...
 
     @property
     def bodies(self) -> BodyStore: ...
@@ -272,7 +272,7 @@ class QueueReader:
             return cached
         loop = asyncio.get_running_loop()
         rest = await loop.run_in_executor(
-            self._node.readers, _read_records, self._node.log, extents[len(cached) :]
+            self._node.pools.clients, _read_records, self._node.log, extents[len(cached) :]
         )
         return cached + rest
 

@@ -1,9 +1,9 @@
 """Recomputes queues and sequence tables from this node's own log while the node serves.
 
 How it works. One step on the loop copies the facts to check against: each queue's extents up to the
-entry asked for, and the digests of the live table. A reader thread then reads every stored batch
-and every entry from disk or cache and feeds the verifiers of `state/verify/`. Progress
-and finished queues stream back while it works.
+entry asked for, and the digests of the live table. A thread then reads every stored batch and every
+entry from disk or cache and feeds the verifiers of `state/verify/`; while messages are being
+stored it rests three quarters of the time. Progress and finished queues stream back while it works.
 
 Two tables are compared. The table as of the entry asked for is the same on every node, whatever
 came since; the caller compares it between nodes. The table as of the newest applied entry must
@@ -29,6 +29,7 @@ from typing import Final
 from semel.broker.compaction import NewestOffsets
 from semel.broker.log import IndexUnavailable, Log
 from semel.broker.memory import BodyStore
+from semel.broker.replica.pools import Courtesy
 from semel.broker.replica.replica import Replica
 from semel.broker.server.stored_ids import StoredIds
 from semel.broker.state import (
@@ -42,6 +43,7 @@ from semel.broker.state import (
     TableVerifier,
 )
 from semel.broker.state.apply.expired import Expired
+from semel.broker.state.apply.extents import Extents
 from semel.broker.state.verify.moved_tables import Entry
 from semel.protos.batch import (
     BROKER_HEADER_BYTES,
@@ -71,7 +73,10 @@ class _Wanted:
     """First offset of which the log has extents; only the object store has those below."""
     log_end_offset: int
     expired: Expired
+    held: Extents
+    """All that it had."""
     extents: tuple[Extent, ...]
+    """Those from `log_start_offset` on, once the thread has taken them out."""
     delayed: tuple[DelayedExtent, ...]
     """Batches without offsets."""
     cancelled: dict[int, int]
@@ -108,9 +113,7 @@ async def verify_queues(
     assert index <= applied
     wanted = [_capture(replica, key) for key in keys]
     loop = asyncio.get_running_loop()
-    base = await loop.run_in_executor(replica.readers, _base, replica.log, index)
-    total = sum(extent.length for one in wanted for extent in one.extents)
-    total += sum(extent.length for one in wanted for extent in one.delayed)
+    base = await loop.run_in_executor(replica.pools.scans, _base, replica.log, index)
     replies: asyncio.Queue[broker_pb2.VerifyQueuesReply | None] = asyncio.Queue()
     gone = False
 
@@ -121,13 +124,14 @@ async def verify_queues(
 
     def work() -> None:
         try:
-            _verify(replica.log, wanted, base, index, applied, total, report)
+            courtesy = Courtesy(lambda: replica.log.last_index)
+            _verify(replica.log, wanted, base, index, applied, courtesy, report)
         except _CallerGone:
             return  # nobody waits for this work any more
         finally:
             loop.call_soon_threadsafe(replies.put_nowait, None)
 
-    working = loop.run_in_executor(replica.readers, work)
+    working = loop.run_in_executor(replica.pools.scans, work)
     try:
         while (reply := await replies.get()) is not None:
             yield reply
@@ -149,7 +153,8 @@ def _capture(replica: Replica, key: QueueKey) -> _Wanted:
         log_start_offset=queue.local_start,
         log_end_offset=queue.log_end_offset,
         expired=queue.expired.copy(),
-        extents=tuple(queue.extents_from(queue.local_start, 1 << 62)),
+        held=queue.extents.copied(),
+        extents=(),
         delayed=tuple(delayed or ()),
         cancelled={
             ordinal: len(rows)
@@ -218,10 +223,13 @@ def _verify(
     base: State | None,
     index: int,
     applied: int,
-    total: int,
+    courtesy: Courtesy,
     report: Callable[[broker_pb2.VerifyQueuesReply], None],
 ) -> None:
-    """Runs in a reader thread."""
+    """Runs in a thread of its own."""
+    wanted = [_with_extents(one, courtesy) for one in wanted]
+    total = sum(extent.length for one in wanted for extent in one.extents)
+    total += sum(extent.length for one in wanted for extent in one.delayed)
     table = TableVerifier(base)
     digests: dict[QueueKey, bytes] = {}
     windows: dict[QueueKey, dict[int, list[Entry]]] = {}
@@ -229,9 +237,9 @@ def _verify(
     late: Counter[QueueKey] = Counter()
     """How many delayed messages were cancelled after entry `index`, or handed to children: they
     count as delayed."""
-    ids = _stored_ids(log, wanted, table.index)
+    ids = _stored_ids(log, wanted, table.index, courtesy)
     try:
-        for frame in _frames(log, table.index + 1, index + 1):
+        for frame in _frames(log, table.index + 1, index + 1, courtesy):
             table.feed(frame)
             if ids is not None:
                 ids.feed(frame)
@@ -239,7 +247,7 @@ def _verify(
         wanted = [_cut(log, one, table.log_end_offset(one.key), index) for one in wanted]
         windows = {one.key: table.windows(one.key) for one in wanted}
         cancelled_before, parted_before = Counter(table.cancelled), Counter(table.parted)
-        for frame in _frames(log, index + 1, applied + 1):
+        for frame in _frames(log, index + 1, applied + 1, courtesy):
             table.feed(frame)
         for (key, entry), count in (table.cancelled - cancelled_before).items():
             late[key] += count if entry <= index else 0
@@ -253,6 +261,7 @@ def _verify(
 
     def progress(length: int) -> None:
         nonlocal done, reported
+        courtesy.maybe_rest()
         done += length
         if done - reported >= _REPORT_BYTES:
             reported = done
@@ -284,7 +293,20 @@ def _verify(
         )
 
 
-def _stored_ids(log: Log, wanted: Sequence[_Wanted], index: int) -> StoredIds | None:
+def _with_extents(one: _Wanted, courtesy: Courtesy) -> _Wanted:
+    """With `extents` taken out of `held`."""
+    extents: list[Extent] = []
+    if one.log_start_offset < one.log_end_offset:
+        begin = one.held.find_offset(one.log_start_offset)
+        for extent in one.held.read(begin, one.log_end_offset):
+            extents.append(extent)
+            courtesy.maybe_rest()
+    return replace(one, extents=tuple(extents))
+
+
+def _stored_ids(
+    log: Log, wanted: Sequence[_Wanted], index: int, courtesy: Courtesy
+) -> StoredIds | None:
     """The ids of the entries that the log still has up to `index`; None if no topic compares
     ids."""
     begins = {
@@ -295,7 +317,7 @@ def _stored_ids(log: Log, wanted: Sequence[_Wanted], index: int) -> StoredIds | 
     read = partial(_published, log)
     found = StoredIds(begins, secrets.token_bytes(16), read)
     try:
-        for frame in _frames(log, log.first_index, index + 1):
+        for frame in _frames(log, log.first_index, index + 1, courtesy):
             found.feed(frame)
     except StorageError:  # cleaned meanwhile, or damaged: it begins at the checkpoint
         found = StoredIds(begins, secrets.token_bytes(16), read)
@@ -429,7 +451,7 @@ def _add_keys(newest: NewestOffsets, extent: Extent, stored: bytes) -> None:
         return
 
 
-def _frames(log: Log, lo: int, hi: int) -> Iterator[bytes]:
+def _frames(log: Log, lo: int, hi: int, courtesy: Courtesy) -> Iterator[bytes]:
     """Frames of the entries `[lo, hi)`. Raises CorruptSegment."""
     while lo < hi:
         try:
@@ -437,5 +459,7 @@ def _frames(log: Log, lo: int, hi: int) -> Iterator[bytes]:
             frames = log.read_frames(lo, end)
         except IndexUnavailable as error:
             raise CorruptSegment(f"entries were cleaned while they were read: {error}") from None
-        yield from frames
+        for frame in frames:
+            yield frame
+            courtesy.maybe_rest()
         lo = end

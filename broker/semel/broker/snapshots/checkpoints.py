@@ -58,7 +58,7 @@ class Checkpoints:
             windows = state.id_windows.topics.items()
             await replica.ids.settle({key: each.next_arrival for key, each in windows})
             written = await asyncio.get_running_loop().run_in_executor(
-                replica.readers, log.save_checkpoint, index, term, parts
+                replica.pools.background, log.save_checkpoint, index, term, parts
             )
             if not written:
                 return self.index  # that of the snapshot which has replaced the log meanwhile

@@ -76,7 +76,7 @@ class SnapshotService(raft_pb2_grpc.SnapshotsServicer):
         checkpoint = log.checkpoint
         if checkpoint is None or checkpoint.index < request.index:
             raise Unavailable(f"no checkpoint at or above index {request.index} here; try again")
-        payload = await loop.run_in_executor(self._replica.readers, lambda: checkpoint.payload)
+        payload = await loop.run_in_executor(self._replica.pools.copies, lambda: checkpoint.payload)
         crc = google_crc32c.value(payload)
         position = request.position if request.index == checkpoint.index else 0
         for at in range(min(position, len(payload)), max(len(payload), 1), _PIECE_BYTES):
@@ -101,7 +101,7 @@ class SnapshotService(raft_pb2_grpc.SnapshotsServicer):
                 continue
             try:
                 (frame,) = await loop.run_in_executor(
-                    self._replica.readers, log.read_frames, ref.index, ref.index + 1
+                    self._replica.pools.copies, log.read_frames, ref.index, ref.index + 1
                 )
             except (IndexUnavailable, CorruptSegment):
                 continue
@@ -123,7 +123,7 @@ class SnapshotService(raft_pb2_grpc.SnapshotsServicer):
         for ref in records:
             wanted = RecordRef(ref.index, ref.position, ref.length)
             data = await loop.run_in_executor(
-                self._replica.readers, read_or_none, self._replica.log, wanted
+                self._replica.pools.copies, read_or_none, self._replica.log, wanted
             )
             if data is None:
                 live = self._live(records) if live is None else live
@@ -179,7 +179,11 @@ class SnapshotService(raft_pb2_grpc.SnapshotsServicer):
         with loan.ids.pinned():
             found = pieces(loan.run, loan.held.start)
             try:
-                while (piece := await replica.in_reader(lambda: next(found, None))) is not None:
+                while (
+                    piece := await replica.in_reader(
+                        lambda: next(found, None), replica.pools.copies
+                    )
+                ) is not None:
                     crc = google_crc32c.extend(google_crc32c.value(piece.ids), piece.places)
                     yield raft_pb2.IdsChunk(
                         id_columns=piece.ids, place_columns=piece.places, crc=crc

@@ -7,14 +7,15 @@ for, and then takes what it finds. So a reader of many queues goes on with those
 
 Who begins with the first offset of a group will want the next one, which is read meanwhile.
 
-A few calls to the store go on at once. All who want one offset wait for the same read, and so do
+A few calls to the store go on at once, and apart from them a few that look something up, of which
+no more than `LOOK_UPS_MAX` wait. All who want one offset wait for the same read, and so do
 those who want others of its row group. A read that takes too long counts as failed; it goes on, and
 what it brings serves the next one who asks. For a moment after a failure everybody who asks for the
 same offset gets the same error, and the store is left alone.
 
 Invariants
 1. Whatever is found was checked against the pointer that the replicated state had at the time.
-2. At most `CALLS_MAX` calls are under way.
+2. At most `CALLS_MAX` calls that read messages are under way, and `LOOK_UP_CALLS_MAX` others.
 
 Not here: how clients get it (`server/queue_reader.py`).
 """
@@ -34,7 +35,7 @@ from semel.broker.replica.clock import monotonic_ms
 from semel.broker.tiers.cold_groups import ColdGroup, ColdGroups
 from semel.broker.tiers.place import TierPlace
 from semel.protos import compat
-from semel.protos.errors import CorruptBatch, SemelError, StorageError, Unavailable
+from semel.protos.errors import CorruptBatch, SemelError, StorageError, Throttled, Unavailable
 from semel.protos.ids import QueueKey
 from semel.tier import (
     SCHEMA,
@@ -57,6 +58,8 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 CALLS_MAX: Final = 4
+LOOK_UP_CALLS_MAX: Final = 2
+LOOK_UPS_MAX: Final = 32
 MANIFESTS_MAX: Final = 64
 PAGES_MAX: Final = 64
 """A page has up to 256 files, which take about a third of a megabyte."""
@@ -123,6 +126,9 @@ class ColdReads:
         self._timeout_s = timeout_s
         self._groups = ColdGroups(cache_bytes)
         self._calls = asyncio.Semaphore(CALLS_MAX)
+        self._look_up_calls = asyncio.Semaphore(LOOK_UP_CALLS_MAX)
+        self._look_ups = 0
+        """Those that wait or are under way."""
         self._reads: dict[tuple[QueueKey, int], asyncio.Task[None]] = {}
         """Reads that are under way, by what was asked for."""
         self._waits: dict[tuple[QueueKey, int], asyncio.Task[None]] = {}
@@ -195,16 +201,24 @@ class ColdReads:
     async def _with_reader(self, pointer: Pointer, work: Callable[[QueueReader], V]) -> V:
         """What `work` finds out with a reader of the queue; it runs on a thread.
 
-        Raises Unavailable, CorruptBatch.
+        Raises Throttled, Unavailable, CorruptBatch.
         """
+        if self._look_ups >= LOOK_UPS_MAX:
+            raise Throttled(
+                f"{self._look_ups} look-ups in the object store are under way here: come back",
+                retry_after_ms=FAILED_MS,
+            )
+        self._look_ups += 1
         try:
-            async with compat.timeout(self._timeout_s):
-                return await self._call(lambda store: work(self._reader(store, pointer)))
+            async with compat.timeout(self._timeout_s), self._look_up_calls:
+                return await self._place.call(lambda store: work(self._reader(store, pointer)))
         except TimeoutError:
             raise self._too_slow() from None
         except SemelError as error:
             self._place.counters.errors += 1
             raise told(error) from error
+        finally:
+            self._look_ups -= 1
 
     async def close(self) -> None:
         """Ends all reads."""

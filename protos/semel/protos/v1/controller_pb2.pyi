@@ -1,4 +1,5 @@
 from semel.protos.v1 import common_pb2 as _common_pb2
+from semel.protos.v1 import isolation_pb2 as _isolation_pb2
 from semel.protos.v1 import metadata_pb2 as _metadata_pb2
 from semel.protos.v1 import security_pb2 as _security_pb2
 from google.protobuf.internal import containers as _containers

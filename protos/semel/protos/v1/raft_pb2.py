@@ -23,10 +23,11 @@ _sym_db = _symbol_database.Default()
 
 
 from semel.protos.v1 import common_pb2 as semel_dot_protos_dot_v1_dot_common__pb2
+from semel.protos.v1 import isolation_pb2 as semel_dot_protos_dot_v1_dot_isolation__pb2
 from semel.protos.v1 import security_pb2 as semel_dot_protos_dot_v1_dot_security__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1asemel/protos/v1/raft.proto\x12\x0fsemel.protos.v1\x1a\x1csemel/protos/v1/common.proto\x1a\x1esemel/protos/v1/security.proto\"\xc7\x01\n\x11OpenStreamRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\r\x12\x0f\n\x07node_id\x18\x03 \x01(\r\x12\x13\n\x0b\x66ounding_id\x18\x04 \x01(\t\x12\x12\n\nto_node_id\x18\x05 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t\x12\'\n\x06levels\x18\x07 \x01(\x0b\x32\x17.semel.protos.v1.Levels\x12\x18\n\x10plaintext_wanted\x18\x08 \x01(\x08\"\x86\x01\n\x0fOpenStreamReply\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\x0e\n\x06ticket\x18\x02 \x01(\x0c\x12\x19\n\x11\x66\x65\x61ture_level_max\x18\x03 \x01(\r\x12\'\n\x06levels\x18\x04 \x01(\x0b\x32\x17.semel.protos.v1.Levels\x12\x11\n\tplaintext\x18\x05 \x01(\x08\"l\n\nPeerCaller\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\r\x12\x0f\n\x07node_id\x18\x03 \x01(\r\x12\x13\n\x0b\x66ounding_id\x18\x04 \x01(\t\x12\x12\n\nto_node_id\x18\x05 \x01(\r\"e\n\x15PullCheckpointRequest\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\x04\x12+\n\x06\x63\x61ller\x18\x03 \x01(\x0b\x32\x1b.semel.protos.v1.PeerCaller\"x\n\x0f\x43heckpointChunk\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\x12\x10\n\x08position\x18\x04 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\x12\x13\n\x0bpayload_crc\x18\x06 \x01(\r\"<\n\tRecordRef\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x0e\n\x06length\x18\x03 \x01(\r\"\'\n\x08\x45ntryRef\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x0c\n\x04term\x18\x02 \x01(\x04\"l\n\x11PullFramesRequest\x12*\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x19.semel.protos.v1.EntryRef\x12+\n\x06\x63\x61ller\x18\x02 \x01(\x0b\x32\x1b.semel.protos.v1.PeerCaller\")\n\nFrameChunk\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x85\x01\n\x12PullRecordsRequest\x12+\n\x07records\x18\x01 \x03(\x0b\x32\x1a.semel.protos.v1.RecordRef\x12\x15\n\rapplied_index\x18\x02 \x01(\x04\x12+\n\x06\x63\x61ller\x18\x03 \x01(\x0b\x32\x1b.semel.protos.v1.PeerCaller\"s\n\x0bRecordChunk\x12*\n\x06record\x18\x01 \x01(\x0b\x32\x1a.semel.protos.v1.RecordRef\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0b\n\x03\x63rc\x18\x03 \x01(\r\x12\x0c\n\x04gone\x18\x04 \x01(\x08\x12\x0f\n\x07\x64\x61maged\x18\x05 \x01(\x08\"q\n\x16\x44\x65scribeEntriesRequest\x12*\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x19.semel.protos.v1.EntryRef\x12+\n\x06\x63\x61ller\x18\x02 \x01(\x0b\x32\x1b.semel.protos.v1.PeerCaller\"T\n\x14\x44\x65scribeEntriesReply\x12\x0f\n\x07node_id\x18\x01 \x01(\r\x12+\n\x06states\x18\x02 \x03(\x0e\x32\x1b.semel.protos.v1.EntryState\"\x85\x01\n\x0ePullIdsRequest\x12\x10\n\x08topic_id\x18\x01 \x01(\x04\x12\x0c\n\x04seed\x18\x02 \x01(\x0c\x12\x0f\n\x07\x61rrival\x18\x03 \x01(\x04\x12\x15\n\rapplied_index\x18\x04 \x01(\x04\x12+\n\x06\x63\x61ller\x18\x05 \x01(\x0b\x32\x1b.semel.protos.v1.PeerCaller\"\x8c\x01\n\x08IdsChunk\x12\x0f\n\x07lacking\x18\x01 \x01(\x08\x12\x15\n\rfirst_arrival\x18\x02 \x01(\x04\x12\x13\n\x0b\x65nd_arrival\x18\x03 \x01(\x04\x12\x0b\n\x03ids\x18\x04 \x01(\x04\x12\x12\n\nid_columns\x18\x05 \x01(\x0c\x12\x15\n\rplace_columns\x18\x06 \x01(\x0c\x12\x0b\n\x03\x63rc\x18\x07 \x01(\r\"m\n\x11PullBodiesRequest\x12+\n\x07records\x18\x01 \x03(\x0b\x32\x1a.semel.protos.v1.RecordRef\x12+\n\x06\x63\x61ller\x18\x02 \x01(\x0b\x32\x1b.semel.protos.v1.PeerCaller\"E\n\tBodyChunk\x12*\n\x06record\x18\x01 \x01(\x0b\x32\x1a.semel.protos.v1.RecordRef\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c*\x9f\x01\n\nEntryState\x12\x1b\n\x17\x45NTRY_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10\x45NTRY_STATE_HELD\x10\x01\x12\x16\n\x12\x45NTRY_STATE_ABSENT\x10\x02\x12\x14\n\x10\x45NTRY_STATE_TORN\x10\x03\x12\x17\n\x13\x45NTRY_STATE_DAMAGED\x10\x04\x12\x17\n\x13\x45NTRY_STATE_UNKNOWN\x10\x05\x32g\n\x08RaftPeer\x12[\n\nOpenStream\x12\".semel.protos.v1.OpenStreamRequest\x1a .semel.protos.v1.OpenStreamReply\"\x07\xb2\x8d\x19\x03\n\x01\x01\x32\xc0\x04\n\tSnapshots\x12\x65\n\x0ePullCheckpoint\x12&.semel.protos.v1.PullCheckpointRequest\x1a .semel.protos.v1.CheckpointChunk\"\x07\xb2\x8d\x19\x03\n\x01\x01\x30\x01\x12X\n\nPullFrames\x12\".semel.protos.v1.PullFramesRequest\x1a\x1b.semel.protos.v1.FrameChunk\"\x07\xb2\x8d\x19\x03\n\x01\x01\x30\x01\x12[\n\x0bPullRecords\x12#.semel.protos.v1.PullRecordsRequest\x1a\x1c.semel.protos.v1.RecordChunk\"\x07\xb2\x8d\x19\x03\n\x01\x01\x30\x01\x12j\n\x0f\x44\x65scribeEntries\x12\'.semel.protos.v1.DescribeEntriesRequest\x1a%.semel.protos.v1.DescribeEntriesReply\"\x07\xb2\x8d\x19\x03\n\x01\x01\x12P\n\x07PullIds\x12\x1f.semel.protos.v1.PullIdsRequest\x1a\x19.semel.protos.v1.IdsChunk\"\x07\xb2\x8d\x19\x03\n\x01\x01\x30\x01\x12W\n\nPullBodies\x12\".semel.protos.v1.PullBodiesRequest\x1a\x1a.semel.protos.v1.BodyChunk\"\x07\xb2\x8d\x19\x03\n\x01\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1asemel/protos/v1/raft.proto\x12\x0fsemel.protos.v1\x1a\x1csemel/protos/v1/common.proto\x1a\x1fsemel/protos/v1/isolation.proto\x1a\x1esemel/protos/v1/security.proto\"\xc7\x01\n\x11OpenStreamRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\r\x12\x0f\n\x07node_id\x18\x03 \x01(\r\x12\x13\n\x0b\x66ounding_id\x18\x04 \x01(\t\x12\x12\n\nto_node_id\x18\x05 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t\x12\'\n\x06levels\x18\x07 \x01(\x0b\x32\x17.semel.protos.v1.Levels\x12\x18\n\x10plaintext_wanted\x18\x08 \x01(\x08\"\x86\x01\n\x0fOpenStreamReply\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\x0e\n\x06ticket\x18\x02 \x01(\x0c\x12\x19\n\x11\x66\x65\x61ture_level_max\x18\x03 \x01(\r\x12\'\n\x06levels\x18\x04 \x01(\x0b\x32\x17.semel.protos.v1.Levels\x12\x11\n\tplaintext\x18\x05 \x01(\x08\"l\n\nPeerCaller\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\r\x12\x0f\n\x07node_id\x18\x03 \x01(\r\x12\x13\n\x0b\x66ounding_id\x18\x04 \x01(\t\x12\x12\n\nto_node_id\x18\x05 \x01(\r\"e\n\x15PullCheckpointRequest\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\x04\x12+\n\x06\x63\x61ller\x18\x03 \x01(\x0b\x32\x1b.semel.protos.v1.PeerCaller\"x\n\x0f\x43heckpointChunk\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\x12\x10\n\x08position\x18\x04 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\x12\x13\n\x0bpayload_crc\x18\x06 \x01(\r\"<\n\tRecordRef\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x0e\n\x06length\x18\x03 \x01(\r\"\'\n\x08\x45ntryRef\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x0c\n\x04term\x18\x02 \x01(\x04\"l\n\x11PullFramesRequest\x12*\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x19.semel.protos.v1.EntryRef\x12+\n\x06\x63\x61ller\x18\x02 \x01(\x0b\x32\x1b.semel.protos.v1.PeerCaller\")\n\nFrameChunk\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x85\x01\n\x12PullRecordsRequest\x12+\n\x07records\x18\x01 \x03(\x0b\x32\x1a.semel.protos.v1.RecordRef\x12\x15\n\rapplied_index\x18\x02 \x01(\x04\x12+\n\x06\x63\x61ller\x18\x03 \x01(\x0b\x32\x1b.semel.protos.v1.PeerCaller\"s\n\x0bRecordChunk\x12*\n\x06record\x18\x01 \x01(\x0b\x32\x1a.semel.protos.v1.RecordRef\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0b\n\x03\x63rc\x18\x03 \x01(\r\x12\x0c\n\x04gone\x18\x04 \x01(\x08\x12\x0f\n\x07\x64\x61maged\x18\x05 \x01(\x08\"q\n\x16\x44\x65scribeEntriesRequest\x12*\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x19.semel.protos.v1.EntryRef\x12+\n\x06\x63\x61ller\x18\x02 \x01(\x0b\x32\x1b.semel.protos.v1.PeerCaller\"T\n\x14\x44\x65scribeEntriesReply\x12\x0f\n\x07node_id\x18\x01 \x01(\r\x12+\n\x06states\x18\x02 \x03(\x0e\x32\x1b.semel.protos.v1.EntryState\"\x85\x01\n\x0ePullIdsRequest\x12\x10\n\x08topic_id\x18\x01 \x01(\x04\x12\x0c\n\x04seed\x18\x02 \x01(\x0c\x12\x0f\n\x07\x61rrival\x18\x03 \x01(\x04\x12\x15\n\rapplied_index\x18\x04 \x01(\x04\x12+\n\x06\x63\x61ller\x18\x05 \x01(\x0b\x32\x1b.semel.protos.v1.PeerCaller\"\x8c\x01\n\x08IdsChunk\x12\x0f\n\x07lacking\x18\x01 \x01(\x08\x12\x15\n\rfirst_arrival\x18\x02 \x01(\x04\x12\x13\n\x0b\x65nd_arrival\x18\x03 \x01(\x04\x12\x0b\n\x03ids\x18\x04 \x01(\x04\x12\x12\n\nid_columns\x18\x05 \x01(\x0c\x12\x15\n\rplace_columns\x18\x06 \x01(\x0c\x12\x0b\n\x03\x63rc\x18\x07 \x01(\r\"m\n\x11PullBodiesRequest\x12+\n\x07records\x18\x01 \x03(\x0b\x32\x1a.semel.protos.v1.RecordRef\x12+\n\x06\x63\x61ller\x18\x02 \x01(\x0b\x32\x1b.semel.protos.v1.PeerCaller\"E\n\tBodyChunk\x12*\n\x06record\x18\x01 \x01(\x0b\x32\x1a.semel.protos.v1.RecordRef\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c*\x9f\x01\n\nEntryState\x12\x1b\n\x17\x45NTRY_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10\x45NTRY_STATE_HELD\x10\x01\x12\x16\n\x12\x45NTRY_STATE_ABSENT\x10\x02\x12\x14\n\x10\x45NTRY_STATE_TORN\x10\x03\x12\x17\n\x13\x45NTRY_STATE_DAMAGED\x10\x04\x12\x17\n\x13\x45NTRY_STATE_UNKNOWN\x10\x05\x32k\n\x08RaftPeer\x12_\n\nOpenStream\x12\".semel.protos.v1.OpenStreamRequest\x1a .semel.protos.v1.OpenStreamReply\"\x0b\xb2\x8d\x19\x03\n\x01\x01\xb8\x8d\x19\x02\x32\xd8\x04\n\tSnapshots\x12i\n\x0ePullCheckpoint\x12&.semel.protos.v1.PullCheckpointRequest\x1a .semel.protos.v1.CheckpointChunk\"\x0b\xb2\x8d\x19\x03\n\x01\x01\xb8\x8d\x19\x0b\x30\x01\x12\\\n\nPullFrames\x12\".semel.protos.v1.PullFramesRequest\x1a\x1b.semel.protos.v1.FrameChunk\"\x0b\xb2\x8d\x19\x03\n\x01\x01\xb8\x8d\x19\x0b\x30\x01\x12_\n\x0bPullRecords\x12#.semel.protos.v1.PullRecordsRequest\x1a\x1c.semel.protos.v1.RecordChunk\"\x0b\xb2\x8d\x19\x03\n\x01\x01\xb8\x8d\x19\x0b\x30\x01\x12n\n\x0f\x44\x65scribeEntries\x12\'.semel.protos.v1.DescribeEntriesRequest\x1a%.semel.protos.v1.DescribeEntriesReply\"\x0b\xb2\x8d\x19\x03\n\x01\x01\xb8\x8d\x19\x0b\x12T\n\x07PullIds\x12\x1f.semel.protos.v1.PullIdsRequest\x1a\x19.semel.protos.v1.IdsChunk\"\x0b\xb2\x8d\x19\x03\n\x01\x01\xb8\x8d\x19\x0b\x30\x01\x12[\n\nPullBodies\x12\".semel.protos.v1.PullBodiesRequest\x1a\x1a.semel.protos.v1.BodyChunk\"\x0b\xb2\x8d\x19\x03\n\x01\x01\xb8\x8d\x19\x0b\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,57 +35,57 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'semel.protos.v1.raft_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RAFTPEER'].methods_by_name['OpenStream']._loaded_options = None
-  _globals['_RAFTPEER'].methods_by_name['OpenStream']._serialized_options = b'\262\215\031\003\n\001\001'
+  _globals['_RAFTPEER'].methods_by_name['OpenStream']._serialized_options = b'\262\215\031\003\n\001\001\270\215\031\002'
   _globals['_SNAPSHOTS'].methods_by_name['PullCheckpoint']._loaded_options = None
-  _globals['_SNAPSHOTS'].methods_by_name['PullCheckpoint']._serialized_options = b'\262\215\031\003\n\001\001'
+  _globals['_SNAPSHOTS'].methods_by_name['PullCheckpoint']._serialized_options = b'\262\215\031\003\n\001\001\270\215\031\013'
   _globals['_SNAPSHOTS'].methods_by_name['PullFrames']._loaded_options = None
-  _globals['_SNAPSHOTS'].methods_by_name['PullFrames']._serialized_options = b'\262\215\031\003\n\001\001'
+  _globals['_SNAPSHOTS'].methods_by_name['PullFrames']._serialized_options = b'\262\215\031\003\n\001\001\270\215\031\013'
   _globals['_SNAPSHOTS'].methods_by_name['PullRecords']._loaded_options = None
-  _globals['_SNAPSHOTS'].methods_by_name['PullRecords']._serialized_options = b'\262\215\031\003\n\001\001'
+  _globals['_SNAPSHOTS'].methods_by_name['PullRecords']._serialized_options = b'\262\215\031\003\n\001\001\270\215\031\013'
   _globals['_SNAPSHOTS'].methods_by_name['DescribeEntries']._loaded_options = None
-  _globals['_SNAPSHOTS'].methods_by_name['DescribeEntries']._serialized_options = b'\262\215\031\003\n\001\001'
+  _globals['_SNAPSHOTS'].methods_by_name['DescribeEntries']._serialized_options = b'\262\215\031\003\n\001\001\270\215\031\013'
   _globals['_SNAPSHOTS'].methods_by_name['PullIds']._loaded_options = None
-  _globals['_SNAPSHOTS'].methods_by_name['PullIds']._serialized_options = b'\262\215\031\003\n\001\001'
+  _globals['_SNAPSHOTS'].methods_by_name['PullIds']._serialized_options = b'\262\215\031\003\n\001\001\270\215\031\013'
   _globals['_SNAPSHOTS'].methods_by_name['PullBodies']._loaded_options = None
-  _globals['_SNAPSHOTS'].methods_by_name['PullBodies']._serialized_options = b'\262\215\031\003\n\001\001'
-  _globals['_ENTRYSTATE']._serialized_start=1955
-  _globals['_ENTRYSTATE']._serialized_end=2114
-  _globals['_OPENSTREAMREQUEST']._serialized_start=110
-  _globals['_OPENSTREAMREQUEST']._serialized_end=309
-  _globals['_OPENSTREAMREPLY']._serialized_start=312
-  _globals['_OPENSTREAMREPLY']._serialized_end=446
-  _globals['_PEERCALLER']._serialized_start=448
-  _globals['_PEERCALLER']._serialized_end=556
-  _globals['_PULLCHECKPOINTREQUEST']._serialized_start=558
-  _globals['_PULLCHECKPOINTREQUEST']._serialized_end=659
-  _globals['_CHECKPOINTCHUNK']._serialized_start=661
-  _globals['_CHECKPOINTCHUNK']._serialized_end=781
-  _globals['_RECORDREF']._serialized_start=783
-  _globals['_RECORDREF']._serialized_end=843
-  _globals['_ENTRYREF']._serialized_start=845
-  _globals['_ENTRYREF']._serialized_end=884
-  _globals['_PULLFRAMESREQUEST']._serialized_start=886
-  _globals['_PULLFRAMESREQUEST']._serialized_end=994
-  _globals['_FRAMECHUNK']._serialized_start=996
-  _globals['_FRAMECHUNK']._serialized_end=1037
-  _globals['_PULLRECORDSREQUEST']._serialized_start=1040
-  _globals['_PULLRECORDSREQUEST']._serialized_end=1173
-  _globals['_RECORDCHUNK']._serialized_start=1175
-  _globals['_RECORDCHUNK']._serialized_end=1290
-  _globals['_DESCRIBEENTRIESREQUEST']._serialized_start=1292
-  _globals['_DESCRIBEENTRIESREQUEST']._serialized_end=1405
-  _globals['_DESCRIBEENTRIESREPLY']._serialized_start=1407
-  _globals['_DESCRIBEENTRIESREPLY']._serialized_end=1491
-  _globals['_PULLIDSREQUEST']._serialized_start=1494
-  _globals['_PULLIDSREQUEST']._serialized_end=1627
-  _globals['_IDSCHUNK']._serialized_start=1630
-  _globals['_IDSCHUNK']._serialized_end=1770
-  _globals['_PULLBODIESREQUEST']._serialized_start=1772
-  _globals['_PULLBODIESREQUEST']._serialized_end=1881
-  _globals['_BODYCHUNK']._serialized_start=1883
-  _globals['_BODYCHUNK']._serialized_end=1952
-  _globals['_RAFTPEER']._serialized_start=2116
-  _globals['_RAFTPEER']._serialized_end=2219
-  _globals['_SNAPSHOTS']._serialized_start=2222
-  _globals['_SNAPSHOTS']._serialized_end=2798
+  _globals['_SNAPSHOTS'].methods_by_name['PullBodies']._serialized_options = b'\262\215\031\003\n\001\001\270\215\031\013'
+  _globals['_ENTRYSTATE']._serialized_start=1988
+  _globals['_ENTRYSTATE']._serialized_end=2147
+  _globals['_OPENSTREAMREQUEST']._serialized_start=143
+  _globals['_OPENSTREAMREQUEST']._serialized_end=342
+  _globals['_OPENSTREAMREPLY']._serialized_start=345
+  _globals['_OPENSTREAMREPLY']._serialized_end=479
+  _globals['_PEERCALLER']._serialized_start=481
+  _globals['_PEERCALLER']._serialized_end=589
+  _globals['_PULLCHECKPOINTREQUEST']._serialized_start=591
+  _globals['_PULLCHECKPOINTREQUEST']._serialized_end=692
+  _globals['_CHECKPOINTCHUNK']._serialized_start=694
+  _globals['_CHECKPOINTCHUNK']._serialized_end=814
+  _globals['_RECORDREF']._serialized_start=816
+  _globals['_RECORDREF']._serialized_end=876
+  _globals['_ENTRYREF']._serialized_start=878
+  _globals['_ENTRYREF']._serialized_end=917
+  _globals['_PULLFRAMESREQUEST']._serialized_start=919
+  _globals['_PULLFRAMESREQUEST']._serialized_end=1027
+  _globals['_FRAMECHUNK']._serialized_start=1029
+  _globals['_FRAMECHUNK']._serialized_end=1070
+  _globals['_PULLRECORDSREQUEST']._serialized_start=1073
+  _globals['_PULLRECORDSREQUEST']._serialized_end=1206
+  _globals['_RECORDCHUNK']._serialized_start=1208
+  _globals['_RECORDCHUNK']._serialized_end=1323
+  _globals['_DESCRIBEENTRIESREQUEST']._serialized_start=1325
+  _globals['_DESCRIBEENTRIESREQUEST']._serialized_end=1438
+  _globals['_DESCRIBEENTRIESREPLY']._serialized_start=1440
+  _globals['_DESCRIBEENTRIESREPLY']._serialized_end=1524
+  _globals['_PULLIDSREQUEST']._serialized_start=1527
+  _globals['_PULLIDSREQUEST']._serialized_end=1660
+  _globals['_IDSCHUNK']._serialized_start=1663
+  _globals['_IDSCHUNK']._serialized_end=1803
+  _globals['_PULLBODIESREQUEST']._serialized_start=1805
+  _globals['_PULLBODIESREQUEST']._serialized_end=1914
+  _globals['_BODYCHUNK']._serialized_start=1916
+  _globals['_BODYCHUNK']._serialized_end=1985
+  _globals['_RAFTPEER']._serialized_start=2149
+  _globals['_RAFTPEER']._serialized_end=2256
+  _globals['_SNAPSHOTS']._serialized_start=2259
+  _globals['_SNAPSHOTS']._serialized_end=2859
 # @@protoc_insertion_point(module_scope)

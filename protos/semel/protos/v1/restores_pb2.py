@@ -24,11 +24,12 @@ _sym_db = _symbol_database.Default()
 
 from semel.protos.v1 import common_pb2 as semel_dot_protos_dot_v1_dot_common__pb2
 from semel.protos.v1 import control_pb2 as semel_dot_protos_dot_v1_dot_control__pb2
+from semel.protos.v1 import isolation_pb2 as semel_dot_protos_dot_v1_dot_isolation__pb2
 from semel.protos.v1 import metadata_pb2 as semel_dot_protos_dot_v1_dot_metadata__pb2
 from semel.protos.v1 import security_pb2 as semel_dot_protos_dot_v1_dot_security__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1esemel/protos/v1/restores.proto\x12\x0fsemel.protos.v1\x1a\x1csemel/protos/v1/common.proto\x1a\x1dsemel/protos/v1/control.proto\x1a\x1esemel/protos/v1/metadata.proto\x1a\x1esemel/protos/v1/security.proto\"I\n\x0fListTierRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\x12\x15\n\ridentity_only\x18\x03 \x01(\x08\"Z\n\rListTierReply\x12\r\n\x05owner\x18\x01 \x01(\t\x12\x0e\n\x06\x66older\x18\x02 \x01(\t\x12*\n\x06topics\x18\x03 \x03(\x0b\x32\x1a.semel.protos.v1.TierTopic\">\n\tTierTopic\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x04\x12\x11\n\tqueue_ids\x18\x03 \x03(\r\"g\n\x1a\x44\x65scribeTieredQueueRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\x12(\n\x05queue\x18\x03 \x01(\x0b\x32\x19.semel.protos.v1.QueueRef\"\xee\x01\n\x18\x44\x65scribeTieredQueueReply\x12/\n\x05queue\x18\x01 \x01(\x0b\x32 .semel.protos.v1.RestorableQueue\x12\x30\n\x08settings\x18\x02 \x01(\x0b\x32\x1e.semel.protos.v1.TopicSettings\x12\x34\n\tproducers\x18\x03 \x03(\x0b\x32!.semel.protos.v1.RestoredProducer\x12\x17\n\x0fproducer_id_max\x18\x04 \x01(\x04\x12\x0f\n\x07problem\x18\x05 \x01(\t\x12\x0f\n\x07\x64\x65leted\x18\x06 \x01(\x08\"A\n\x0fTakeTierRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\x12\r\n\x05owner\x18\x03 \x01(\t\"\x0f\n\rTakeTierReply\"\x8c\x01\n\x13RestoreQueueRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\x12,\n\x06\x63reate\x18\x03 \x01(\x0b\x32\x1c.semel.protos.v1.CreateQueue\x12\r\n\x05\x66\x61\x63ts\x18\x04 \x01(\t\x12\x17\n\x0f\x61ncestors_whole\x18\x05 \x01(\x08\"\x13\n\x11RestoreQueueReply2\x9f\x03\n\x08Restores\x12X\n\x08ListTier\x12 .semel.protos.v1.ListTierRequest\x1a\x1e.semel.protos.v1.ListTierReply\"\n\xb2\x8d\x19\x06\x12\x04\x08\n\x10\x01\x12y\n\x13\x44\x65scribeTieredQueue\x12+.semel.protos.v1.DescribeTieredQueueRequest\x1a).semel.protos.v1.DescribeTieredQueueReply\"\n\xb2\x8d\x19\x06\x12\x04\x08\n\x10\x01\x12X\n\x08TakeTier\x12 .semel.protos.v1.TakeTierRequest\x1a\x1e.semel.protos.v1.TakeTierReply\"\n\xb2\x8d\x19\x06\x12\x04\x08\n\x10\x01\x12\x64\n\x0cRestoreQueue\x12$.semel.protos.v1.RestoreQueueRequest\x1a\".semel.protos.v1.RestoreQueueReply\"\n\xb2\x8d\x19\x06\x12\x04\x08\n\x10\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1esemel/protos/v1/restores.proto\x12\x0fsemel.protos.v1\x1a\x1csemel/protos/v1/common.proto\x1a\x1dsemel/protos/v1/control.proto\x1a\x1fsemel/protos/v1/isolation.proto\x1a\x1esemel/protos/v1/metadata.proto\x1a\x1esemel/protos/v1/security.proto\"I\n\x0fListTierRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\x12\x15\n\ridentity_only\x18\x03 \x01(\x08\"Z\n\rListTierReply\x12\r\n\x05owner\x18\x01 \x01(\t\x12\x0e\n\x06\x66older\x18\x02 \x01(\t\x12*\n\x06topics\x18\x03 \x03(\x0b\x32\x1a.semel.protos.v1.TierTopic\">\n\tTierTopic\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x04\x12\x11\n\tqueue_ids\x18\x03 \x03(\r\"g\n\x1a\x44\x65scribeTieredQueueRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\x12(\n\x05queue\x18\x03 \x01(\x0b\x32\x19.semel.protos.v1.QueueRef\"\xee\x01\n\x18\x44\x65scribeTieredQueueReply\x12/\n\x05queue\x18\x01 \x01(\x0b\x32 .semel.protos.v1.RestorableQueue\x12\x30\n\x08settings\x18\x02 \x01(\x0b\x32\x1e.semel.protos.v1.TopicSettings\x12\x34\n\tproducers\x18\x03 \x03(\x0b\x32!.semel.protos.v1.RestoredProducer\x12\x17\n\x0fproducer_id_max\x18\x04 \x01(\x04\x12\x0f\n\x07problem\x18\x05 \x01(\t\x12\x0f\n\x07\x64\x65leted\x18\x06 \x01(\x08\"A\n\x0fTakeTierRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\x12\r\n\x05owner\x18\x03 \x01(\t\"\x0f\n\rTakeTierReply\"\x8c\x01\n\x13RestoreQueueRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\x12,\n\x06\x63reate\x18\x03 \x01(\x0b\x32\x1c.semel.protos.v1.CreateQueue\x12\r\n\x05\x66\x61\x63ts\x18\x04 \x01(\t\x12\x17\n\x0f\x61ncestors_whole\x18\x05 \x01(\x08\"\x13\n\x11RestoreQueueReply2\xaf\x03\n\x08Restores\x12\\\n\x08ListTier\x12 .semel.protos.v1.ListTierRequest\x1a\x1e.semel.protos.v1.ListTierReply\"\x0e\xb2\x8d\x19\x06\x12\x04\x08\n\x10\x01\xb8\x8d\x19\x08\x12}\n\x13\x44\x65scribeTieredQueue\x12+.semel.protos.v1.DescribeTieredQueueRequest\x1a).semel.protos.v1.DescribeTieredQueueReply\"\x0e\xb2\x8d\x19\x06\x12\x04\x08\n\x10\x01\xb8\x8d\x19\x08\x12\\\n\x08TakeTier\x12 .semel.protos.v1.TakeTierRequest\x1a\x1e.semel.protos.v1.TakeTierReply\"\x0e\xb2\x8d\x19\x06\x12\x04\x08\n\x10\x01\xb8\x8d\x19\x08\x12h\n\x0cRestoreQueue\x12$.semel.protos.v1.RestoreQueueRequest\x1a\".semel.protos.v1.RestoreQueueReply\"\x0e\xb2\x8d\x19\x06\x12\x04\x08\n\x10\x01\xb8\x8d\x19\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,31 +37,31 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'semel.protos.v1.restores_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RESTORES'].methods_by_name['ListTier']._loaded_options = None
-  _globals['_RESTORES'].methods_by_name['ListTier']._serialized_options = b'\262\215\031\006\022\004\010\n\020\001'
+  _globals['_RESTORES'].methods_by_name['ListTier']._serialized_options = b'\262\215\031\006\022\004\010\n\020\001\270\215\031\010'
   _globals['_RESTORES'].methods_by_name['DescribeTieredQueue']._loaded_options = None
-  _globals['_RESTORES'].methods_by_name['DescribeTieredQueue']._serialized_options = b'\262\215\031\006\022\004\010\n\020\001'
+  _globals['_RESTORES'].methods_by_name['DescribeTieredQueue']._serialized_options = b'\262\215\031\006\022\004\010\n\020\001\270\215\031\010'
   _globals['_RESTORES'].methods_by_name['TakeTier']._loaded_options = None
-  _globals['_RESTORES'].methods_by_name['TakeTier']._serialized_options = b'\262\215\031\006\022\004\010\n\020\001'
+  _globals['_RESTORES'].methods_by_name['TakeTier']._serialized_options = b'\262\215\031\006\022\004\010\n\020\001\270\215\031\010'
   _globals['_RESTORES'].methods_by_name['RestoreQueue']._loaded_options = None
-  _globals['_RESTORES'].methods_by_name['RestoreQueue']._serialized_options = b'\262\215\031\006\022\004\010\n\020\001'
-  _globals['_LISTTIERREQUEST']._serialized_start=176
-  _globals['_LISTTIERREQUEST']._serialized_end=249
-  _globals['_LISTTIERREPLY']._serialized_start=251
-  _globals['_LISTTIERREPLY']._serialized_end=341
-  _globals['_TIERTOPIC']._serialized_start=343
-  _globals['_TIERTOPIC']._serialized_end=405
-  _globals['_DESCRIBETIEREDQUEUEREQUEST']._serialized_start=407
-  _globals['_DESCRIBETIEREDQUEUEREQUEST']._serialized_end=510
-  _globals['_DESCRIBETIEREDQUEUEREPLY']._serialized_start=513
-  _globals['_DESCRIBETIEREDQUEUEREPLY']._serialized_end=751
-  _globals['_TAKETIERREQUEST']._serialized_start=753
-  _globals['_TAKETIERREQUEST']._serialized_end=818
-  _globals['_TAKETIERREPLY']._serialized_start=820
-  _globals['_TAKETIERREPLY']._serialized_end=835
-  _globals['_RESTOREQUEUEREQUEST']._serialized_start=838
-  _globals['_RESTOREQUEUEREQUEST']._serialized_end=978
-  _globals['_RESTOREQUEUEREPLY']._serialized_start=980
-  _globals['_RESTOREQUEUEREPLY']._serialized_end=999
-  _globals['_RESTORES']._serialized_start=1002
-  _globals['_RESTORES']._serialized_end=1417
+  _globals['_RESTORES'].methods_by_name['RestoreQueue']._serialized_options = b'\262\215\031\006\022\004\010\n\020\001\270\215\031\010'
+  _globals['_LISTTIERREQUEST']._serialized_start=209
+  _globals['_LISTTIERREQUEST']._serialized_end=282
+  _globals['_LISTTIERREPLY']._serialized_start=284
+  _globals['_LISTTIERREPLY']._serialized_end=374
+  _globals['_TIERTOPIC']._serialized_start=376
+  _globals['_TIERTOPIC']._serialized_end=438
+  _globals['_DESCRIBETIEREDQUEUEREQUEST']._serialized_start=440
+  _globals['_DESCRIBETIEREDQUEUEREQUEST']._serialized_end=543
+  _globals['_DESCRIBETIEREDQUEUEREPLY']._serialized_start=546
+  _globals['_DESCRIBETIEREDQUEUEREPLY']._serialized_end=784
+  _globals['_TAKETIERREQUEST']._serialized_start=786
+  _globals['_TAKETIERREQUEST']._serialized_end=851
+  _globals['_TAKETIERREPLY']._serialized_start=853
+  _globals['_TAKETIERREPLY']._serialized_end=868
+  _globals['_RESTOREQUEUEREQUEST']._serialized_start=871
+  _globals['_RESTOREQUEUEREQUEST']._serialized_end=1011
+  _globals['_RESTOREQUEUEREPLY']._serialized_start=1013
+  _globals['_RESTOREQUEUEREPLY']._serialized_end=1032
+  _globals['_RESTORES']._serialized_start=1035
+  _globals['_RESTORES']._serialized_end=1466
 # @@protoc_insertion_point(module_scope)

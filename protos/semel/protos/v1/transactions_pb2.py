@@ -22,11 +22,12 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from semel.protos.v1 import isolation_pb2 as semel_dot_protos_dot_v1_dot_isolation__pb2
 from semel.protos.v1 import security_pb2 as semel_dot_protos_dot_v1_dot_security__pb2
 from semel.protos.v1 import transaction_records_pb2 as semel_dot_protos_dot_v1_dot_transaction__records__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"semel/protos/v1/transactions.proto\x12\x0fsemel.protos.v1\x1a\x1esemel/protos/v1/security.proto\x1a)semel/protos/v1/transaction_records.proto\")\n\x0fOpenStagerReply\x12\x16\n\x0elast_sequences\x18\x01 \x03(\x03\"#\n\x10\x44ropStagersReply\x12\x0f\n\x07\x64ropped\x18\x01 \x01(\r\"1\n\nKnownGroup\x12\x10\n\x08group_id\x18\x01 \x01(\r\x12\x11\n\taddresses\x18\x02 \x03(\t\"f\n\nPinRequest\x12,\n\x03pin\x18\x01 \x01(\x0b\x32\x1f.semel.protos.v1.PinTransaction\x12*\n\x05known\x18\x02 \x03(\x0b\x32\x1b.semel.protos.v1.KnownGroup\"\n\n\x08PinReply\"5\n\x0cPublishReply\x12\x12\n\nduplicates\x18\x01 \x01(\x04\x12\x11\n\tconflicts\x18\x02 \x01(\x04\"\'\n\rSettleRequest\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\"\x1e\n\x0bSettleReply\x12\x0f\n\x07settled\x18\x01 \x01(\x08\"@\n\nBeginReply\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x04\x12\x12\n\nlast_epoch\x18\x03 \x01(\x03\"o\n\rDecideRequest\x12\x32\n\x06\x64\x65\x63ide\x18\x01 \x01(\x0b\x32\".semel.protos.v1.DecideTransaction\x12*\n\x05known\x18\x02 \x03(\x0b\x32\x1b.semel.protos.v1.KnownGroup\"G\n\x0b\x44\x65\x63ideReply\x12\x11\n\tpublished\x18\x01 \x01(\x08\x12\x12\n\nduplicates\x18\x02 \x01(\x04\x12\x11\n\tconflicts\x18\x03 \x01(\x04\"\x1f\n\nAbortReply\x12\x11\n\tcommitted\x18\x01 \x01(\x08\"D\n\x1b\x44\x65scribeTransactionsRequest\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\"\xb4\x01\n\x16\x43oordinatedTransaction\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\x10\n\x08query_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\x11\n\tpublished\x18\x04 \x01(\x08\x12\x14\n\x0cparticipants\x18\x05 \x03(\r\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\x04\x12\x13\n\x0b\x62\x65gun_epoch\x18\x07 \x01(\x03\x12\x12\n\nchanged_us\x18\x08 \x01(\x03\"\x94\x01\n\x11PinnedTransaction\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\x12\x13\n\x0b\x63oordinator\x18\x04 \x01(\r\x12\x11\n\tpinned_us\x18\x05 \x01(\x03\x12\r\n\x05\x62ytes\x18\x06 \x01(\x04\x12\x10\n\x08messages\x18\x07 \x01(\x04\"\x92\x01\n\x11StagedTransaction\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tstager_id\x18\x03 \x01(\x04\x12\x0e\n\x06writer\x18\x04 \x01(\r\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\x12\x10\n\x08messages\x18\x06 \x01(\x04\x12\x12\n\nexpires_us\x18\x07 \x01(\x03\"\x99\x02\n\x19\x44\x65scribeTransactionsReply\x12<\n\x0b\x63oordinated\x18\x01 \x03(\x0b\x32\'.semel.protos.v1.CoordinatedTransaction\x12\x32\n\x06pinned\x18\x02 \x03(\x0b\x32\".semel.protos.v1.PinnedTransaction\x12\x32\n\x06staged\x18\x03 \x03(\x0b\x32\".semel.protos.v1.StagedTransaction\x12\x14\n\x0cstaged_bytes\x18\x04 \x01(\x04\x12\x18\n\x10staged_bytes_max\x18\x05 \x01(\x04\x12\x13\n\x0blog_time_us\x18\x06 \x01(\x03\x12\x11\n\ttruncated\x18\x07 \x01(\x08\x32\xb4\x08\n\x0cTransactions\x12z\n\x04Open\x12\x1b.semel.protos.v1.OpenStager\x1a .semel.protos.v1.OpenStagerReply\"3\xb2\x8d\x19/\x12\x14\x08\t\x10\x05\x1a\x0etransaction_id\x12\x17\x08\x03\x10\x02\x1a\x0fqueues.topic_id \x01\x12\x61\n\x04\x44rop\x12\x1c.semel.protos.v1.DropStagers\x1a!.semel.protos.v1.DropStagersReply\"\x18\xb2\x8d\x19\x14\x12\x12\x08\t\x10\x05\x1a\nstager_ids \x01\x12]\n\x03Pin\x12\x1b.semel.protos.v1.PinRequest\x1a\x19.semel.protos.v1.PinReply\"\x1e\xb2\x8d\x19\x1a\x12\x18\x08\t\x10\x05\x1a\x12pin.transaction_id\x12l\n\x07Publish\x12#.semel.protos.v1.PublishTransaction\x1a\x1d.semel.protos.v1.PublishReply\"\x1d\xb2\x8d\x19\x19\n\x01\x01\x12\x14\x08\t\x10\x05\x1a\x0etransaction_id\x12\x62\n\x06Settle\x12\x1e.semel.protos.v1.SettleRequest\x1a\x1c.semel.protos.v1.SettleReply\"\x1a\xb2\x8d\x19\x16\x12\x14\x08\t\x10\x05\x1a\x0etransaction_id\x12\x63\n\x05\x42\x65gin\x12!.semel.protos.v1.BeginTransaction\x1a\x1b.semel.protos.v1.BeginReply\"\x1a\xb2\x8d\x19\x16\x12\x14\x08\t\x10\x05\x1a\x0etransaction_id\x12i\n\x06\x44\x65\x63ide\x12\x1e.semel.protos.v1.DecideRequest\x1a\x1c.semel.protos.v1.DecideReply\"!\xb2\x8d\x19\x1d\x12\x1b\x08\t\x10\x05\x1a\x15\x64\x65\x63ide.transaction_id\x12\x66\n\x05\x41\x62ort\x12!.semel.protos.v1.AbortTransaction\x1a\x1b.semel.protos.v1.AbortReply\"\x1d\xb2\x8d\x19\x19\n\x01\x01\x12\x14\x08\t\x10\x05\x1a\x0etransaction_id\x12\xdb\x01\n\x08\x44\x65scribe\x12,.semel.protos.v1.DescribeTransactionsRequest\x1a*.semel.protos.v1.DescribeTransactionsReply\"u\xb2\x8d\x19q\x12\x16\x08\x01\x10\x05\x1a\x0etransaction_id \x02*\x1f\n\x0b\x63oordinated\x10\x05\x1a\x0etransaction_id*\x1a\n\x06pinned\x10\x05\x1a\x0etransaction_id*\x1a\n\x06staged\x10\x05\x1a\x0etransaction_idb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"semel/protos/v1/transactions.proto\x12\x0fsemel.protos.v1\x1a\x1fsemel/protos/v1/isolation.proto\x1a\x1esemel/protos/v1/security.proto\x1a)semel/protos/v1/transaction_records.proto\")\n\x0fOpenStagerReply\x12\x16\n\x0elast_sequences\x18\x01 \x03(\x03\"#\n\x10\x44ropStagersReply\x12\x0f\n\x07\x64ropped\x18\x01 \x01(\r\"1\n\nKnownGroup\x12\x10\n\x08group_id\x18\x01 \x01(\r\x12\x11\n\taddresses\x18\x02 \x03(\t\"f\n\nPinRequest\x12,\n\x03pin\x18\x01 \x01(\x0b\x32\x1f.semel.protos.v1.PinTransaction\x12*\n\x05known\x18\x02 \x03(\x0b\x32\x1b.semel.protos.v1.KnownGroup\"\n\n\x08PinReply\"5\n\x0cPublishReply\x12\x12\n\nduplicates\x18\x01 \x01(\x04\x12\x11\n\tconflicts\x18\x02 \x01(\x04\"\'\n\rSettleRequest\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\"\x1e\n\x0bSettleReply\x12\x0f\n\x07settled\x18\x01 \x01(\x08\"@\n\nBeginReply\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x04\x12\x12\n\nlast_epoch\x18\x03 \x01(\x03\"o\n\rDecideRequest\x12\x32\n\x06\x64\x65\x63ide\x18\x01 \x01(\x0b\x32\".semel.protos.v1.DecideTransaction\x12*\n\x05known\x18\x02 \x03(\x0b\x32\x1b.semel.protos.v1.KnownGroup\"G\n\x0b\x44\x65\x63ideReply\x12\x11\n\tpublished\x18\x01 \x01(\x08\x12\x12\n\nduplicates\x18\x02 \x01(\x04\x12\x11\n\tconflicts\x18\x03 \x01(\x04\"\x1f\n\nAbortReply\x12\x11\n\tcommitted\x18\x01 \x01(\x08\"D\n\x1b\x44\x65scribeTransactionsRequest\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\"\xb4\x01\n\x16\x43oordinatedTransaction\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\x10\n\x08query_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\x11\n\tpublished\x18\x04 \x01(\x08\x12\x14\n\x0cparticipants\x18\x05 \x03(\r\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\x04\x12\x13\n\x0b\x62\x65gun_epoch\x18\x07 \x01(\x03\x12\x12\n\nchanged_us\x18\x08 \x01(\x03\"\x94\x01\n\x11PinnedTransaction\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\x12\x13\n\x0b\x63oordinator\x18\x04 \x01(\r\x12\x11\n\tpinned_us\x18\x05 \x01(\x03\x12\r\n\x05\x62ytes\x18\x06 \x01(\x04\x12\x10\n\x08messages\x18\x07 \x01(\x04\"\x92\x01\n\x11StagedTransaction\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tstager_id\x18\x03 \x01(\x04\x12\x0e\n\x06writer\x18\x04 \x01(\r\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\x12\x10\n\x08messages\x18\x06 \x01(\x04\x12\x12\n\nexpires_us\x18\x07 \x01(\x03\"\x99\x02\n\x19\x44\x65scribeTransactionsReply\x12<\n\x0b\x63oordinated\x18\x01 \x03(\x0b\x32\'.semel.protos.v1.CoordinatedTransaction\x12\x32\n\x06pinned\x18\x02 \x03(\x0b\x32\".semel.protos.v1.PinnedTransaction\x12\x32\n\x06staged\x18\x03 \x03(\x0b\x32\".semel.protos.v1.StagedTransaction\x12\x14\n\x0cstaged_bytes\x18\x04 \x01(\x04\x12\x18\n\x10staged_bytes_max\x18\x05 \x01(\x04\x12\x13\n\x0blog_time_us\x18\x06 \x01(\x03\x12\x11\n\ttruncated\x18\x07 \x01(\x08\x32\xd8\x08\n\x0cTransactions\x12~\n\x04Open\x12\x1b.semel.protos.v1.OpenStager\x1a .semel.protos.v1.OpenStagerReply\"7\xb2\x8d\x19/\x12\x14\x08\t\x10\x05\x1a\x0etransaction_id\x12\x17\x08\x03\x10\x02\x1a\x0fqueues.topic_id \x01\xb8\x8d\x19\x05\x12\x65\n\x04\x44rop\x12\x1c.semel.protos.v1.DropStagers\x1a!.semel.protos.v1.DropStagersReply\"\x1c\xb2\x8d\x19\x14\x12\x12\x08\t\x10\x05\x1a\nstager_ids \x01\xb8\x8d\x19\x03\x12\x61\n\x03Pin\x12\x1b.semel.protos.v1.PinRequest\x1a\x19.semel.protos.v1.PinReply\"\"\xb2\x8d\x19\x1a\x12\x18\x08\t\x10\x05\x1a\x12pin.transaction_id\xb8\x8d\x19\x03\x12p\n\x07Publish\x12#.semel.protos.v1.PublishTransaction\x1a\x1d.semel.protos.v1.PublishReply\"!\xb2\x8d\x19\x19\n\x01\x01\x12\x14\x08\t\x10\x05\x1a\x0etransaction_id\xb8\x8d\x19\x03\x12\x66\n\x06Settle\x12\x1e.semel.protos.v1.SettleRequest\x1a\x1c.semel.protos.v1.SettleReply\"\x1e\xb2\x8d\x19\x16\x12\x14\x08\t\x10\x05\x1a\x0etransaction_id\xb8\x8d\x19\x03\x12g\n\x05\x42\x65gin\x12!.semel.protos.v1.BeginTransaction\x1a\x1b.semel.protos.v1.BeginReply\"\x1e\xb2\x8d\x19\x16\x12\x14\x08\t\x10\x05\x1a\x0etransaction_id\xb8\x8d\x19\x05\x12m\n\x06\x44\x65\x63ide\x12\x1e.semel.protos.v1.DecideRequest\x1a\x1c.semel.protos.v1.DecideReply\"%\xb2\x8d\x19\x1d\x12\x1b\x08\t\x10\x05\x1a\x15\x64\x65\x63ide.transaction_id\xb8\x8d\x19\x03\x12j\n\x05\x41\x62ort\x12!.semel.protos.v1.AbortTransaction\x1a\x1b.semel.protos.v1.AbortReply\"!\xb2\x8d\x19\x19\n\x01\x01\x12\x14\x08\t\x10\x05\x1a\x0etransaction_id\xb8\x8d\x19\x03\x12\xdf\x01\n\x08\x44\x65scribe\x12,.semel.protos.v1.DescribeTransactionsRequest\x1a*.semel.protos.v1.DescribeTransactionsReply\"y\xb2\x8d\x19q\x12\x16\x08\x01\x10\x05\x1a\x0etransaction_id \x02*\x1f\n\x0b\x63oordinated\x10\x05\x1a\x0etransaction_id*\x1a\n\x06pinned\x10\x05\x1a\x0etransaction_id*\x1a\n\x06staged\x10\x05\x1a\x0etransaction_id\xb8\x8d\x19\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,57 +35,57 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'semel.protos.v1.transaction
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TRANSACTIONS'].methods_by_name['Open']._loaded_options = None
-  _globals['_TRANSACTIONS'].methods_by_name['Open']._serialized_options = b'\262\215\031/\022\024\010\t\020\005\032\016transaction_id\022\027\010\003\020\002\032\017queues.topic_id \001'
+  _globals['_TRANSACTIONS'].methods_by_name['Open']._serialized_options = b'\262\215\031/\022\024\010\t\020\005\032\016transaction_id\022\027\010\003\020\002\032\017queues.topic_id \001\270\215\031\005'
   _globals['_TRANSACTIONS'].methods_by_name['Drop']._loaded_options = None
-  _globals['_TRANSACTIONS'].methods_by_name['Drop']._serialized_options = b'\262\215\031\024\022\022\010\t\020\005\032\nstager_ids \001'
+  _globals['_TRANSACTIONS'].methods_by_name['Drop']._serialized_options = b'\262\215\031\024\022\022\010\t\020\005\032\nstager_ids \001\270\215\031\003'
   _globals['_TRANSACTIONS'].methods_by_name['Pin']._loaded_options = None
-  _globals['_TRANSACTIONS'].methods_by_name['Pin']._serialized_options = b'\262\215\031\032\022\030\010\t\020\005\032\022pin.transaction_id'
+  _globals['_TRANSACTIONS'].methods_by_name['Pin']._serialized_options = b'\262\215\031\032\022\030\010\t\020\005\032\022pin.transaction_id\270\215\031\003'
   _globals['_TRANSACTIONS'].methods_by_name['Publish']._loaded_options = None
-  _globals['_TRANSACTIONS'].methods_by_name['Publish']._serialized_options = b'\262\215\031\031\n\001\001\022\024\010\t\020\005\032\016transaction_id'
+  _globals['_TRANSACTIONS'].methods_by_name['Publish']._serialized_options = b'\262\215\031\031\n\001\001\022\024\010\t\020\005\032\016transaction_id\270\215\031\003'
   _globals['_TRANSACTIONS'].methods_by_name['Settle']._loaded_options = None
-  _globals['_TRANSACTIONS'].methods_by_name['Settle']._serialized_options = b'\262\215\031\026\022\024\010\t\020\005\032\016transaction_id'
+  _globals['_TRANSACTIONS'].methods_by_name['Settle']._serialized_options = b'\262\215\031\026\022\024\010\t\020\005\032\016transaction_id\270\215\031\003'
   _globals['_TRANSACTIONS'].methods_by_name['Begin']._loaded_options = None
-  _globals['_TRANSACTIONS'].methods_by_name['Begin']._serialized_options = b'\262\215\031\026\022\024\010\t\020\005\032\016transaction_id'
+  _globals['_TRANSACTIONS'].methods_by_name['Begin']._serialized_options = b'\262\215\031\026\022\024\010\t\020\005\032\016transaction_id\270\215\031\005'
   _globals['_TRANSACTIONS'].methods_by_name['Decide']._loaded_options = None
-  _globals['_TRANSACTIONS'].methods_by_name['Decide']._serialized_options = b'\262\215\031\035\022\033\010\t\020\005\032\025decide.transaction_id'
+  _globals['_TRANSACTIONS'].methods_by_name['Decide']._serialized_options = b'\262\215\031\035\022\033\010\t\020\005\032\025decide.transaction_id\270\215\031\003'
   _globals['_TRANSACTIONS'].methods_by_name['Abort']._loaded_options = None
-  _globals['_TRANSACTIONS'].methods_by_name['Abort']._serialized_options = b'\262\215\031\031\n\001\001\022\024\010\t\020\005\032\016transaction_id'
+  _globals['_TRANSACTIONS'].methods_by_name['Abort']._serialized_options = b'\262\215\031\031\n\001\001\022\024\010\t\020\005\032\016transaction_id\270\215\031\003'
   _globals['_TRANSACTIONS'].methods_by_name['Describe']._loaded_options = None
-  _globals['_TRANSACTIONS'].methods_by_name['Describe']._serialized_options = b'\262\215\031q\022\026\010\001\020\005\032\016transaction_id \002*\037\n\013coordinated\020\005\032\016transaction_id*\032\n\006pinned\020\005\032\016transaction_id*\032\n\006staged\020\005\032\016transaction_id'
-  _globals['_OPENSTAGERREPLY']._serialized_start=130
-  _globals['_OPENSTAGERREPLY']._serialized_end=171
-  _globals['_DROPSTAGERSREPLY']._serialized_start=173
-  _globals['_DROPSTAGERSREPLY']._serialized_end=208
-  _globals['_KNOWNGROUP']._serialized_start=210
-  _globals['_KNOWNGROUP']._serialized_end=259
-  _globals['_PINREQUEST']._serialized_start=261
-  _globals['_PINREQUEST']._serialized_end=363
-  _globals['_PINREPLY']._serialized_start=365
-  _globals['_PINREPLY']._serialized_end=375
-  _globals['_PUBLISHREPLY']._serialized_start=377
-  _globals['_PUBLISHREPLY']._serialized_end=430
-  _globals['_SETTLEREQUEST']._serialized_start=432
-  _globals['_SETTLEREQUEST']._serialized_end=471
-  _globals['_SETTLEREPLY']._serialized_start=473
-  _globals['_SETTLEREPLY']._serialized_end=503
-  _globals['_BEGINREPLY']._serialized_start=505
-  _globals['_BEGINREPLY']._serialized_end=569
-  _globals['_DECIDEREQUEST']._serialized_start=571
-  _globals['_DECIDEREQUEST']._serialized_end=682
-  _globals['_DECIDEREPLY']._serialized_start=684
-  _globals['_DECIDEREPLY']._serialized_end=755
-  _globals['_ABORTREPLY']._serialized_start=757
-  _globals['_ABORTREPLY']._serialized_end=788
-  _globals['_DESCRIBETRANSACTIONSREQUEST']._serialized_start=790
-  _globals['_DESCRIBETRANSACTIONSREQUEST']._serialized_end=858
-  _globals['_COORDINATEDTRANSACTION']._serialized_start=861
-  _globals['_COORDINATEDTRANSACTION']._serialized_end=1041
-  _globals['_PINNEDTRANSACTION']._serialized_start=1044
-  _globals['_PINNEDTRANSACTION']._serialized_end=1192
-  _globals['_STAGEDTRANSACTION']._serialized_start=1195
-  _globals['_STAGEDTRANSACTION']._serialized_end=1341
-  _globals['_DESCRIBETRANSACTIONSREPLY']._serialized_start=1344
-  _globals['_DESCRIBETRANSACTIONSREPLY']._serialized_end=1625
-  _globals['_TRANSACTIONS']._serialized_start=1628
-  _globals['_TRANSACTIONS']._serialized_end=2704
+  _globals['_TRANSACTIONS'].methods_by_name['Describe']._serialized_options = b'\262\215\031q\022\026\010\001\020\005\032\016transaction_id \002*\037\n\013coordinated\020\005\032\016transaction_id*\032\n\006pinned\020\005\032\016transaction_id*\032\n\006staged\020\005\032\016transaction_id\270\215\031\006'
+  _globals['_OPENSTAGERREPLY']._serialized_start=163
+  _globals['_OPENSTAGERREPLY']._serialized_end=204
+  _globals['_DROPSTAGERSREPLY']._serialized_start=206
+  _globals['_DROPSTAGERSREPLY']._serialized_end=241
+  _globals['_KNOWNGROUP']._serialized_start=243
+  _globals['_KNOWNGROUP']._serialized_end=292
+  _globals['_PINREQUEST']._serialized_start=294
+  _globals['_PINREQUEST']._serialized_end=396
+  _globals['_PINREPLY']._serialized_start=398
+  _globals['_PINREPLY']._serialized_end=408
+  _globals['_PUBLISHREPLY']._serialized_start=410
+  _globals['_PUBLISHREPLY']._serialized_end=463
+  _globals['_SETTLEREQUEST']._serialized_start=465
+  _globals['_SETTLEREQUEST']._serialized_end=504
+  _globals['_SETTLEREPLY']._serialized_start=506
+  _globals['_SETTLEREPLY']._serialized_end=536
+  _globals['_BEGINREPLY']._serialized_start=538
+  _globals['_BEGINREPLY']._serialized_end=602
+  _globals['_DECIDEREQUEST']._serialized_start=604
+  _globals['_DECIDEREQUEST']._serialized_end=715
+  _globals['_DECIDEREPLY']._serialized_start=717
+  _globals['_DECIDEREPLY']._serialized_end=788
+  _globals['_ABORTREPLY']._serialized_start=790
+  _globals['_ABORTREPLY']._serialized_end=821
+  _globals['_DESCRIBETRANSACTIONSREQUEST']._serialized_start=823
+  _globals['_DESCRIBETRANSACTIONSREQUEST']._serialized_end=891
+  _globals['_COORDINATEDTRANSACTION']._serialized_start=894
+  _globals['_COORDINATEDTRANSACTION']._serialized_end=1074
+  _globals['_PINNEDTRANSACTION']._serialized_start=1077
+  _globals['_PINNEDTRANSACTION']._serialized_end=1225
+  _globals['_STAGEDTRANSACTION']._serialized_start=1228
+  _globals['_STAGEDTRANSACTION']._serialized_end=1374
+  _globals['_DESCRIBETRANSACTIONSREPLY']._serialized_start=1377
+  _globals['_DESCRIBETRANSACTIONSREPLY']._serialized_end=1658
+  _globals['_TRANSACTIONS']._serialized_start=1661
+  _globals['_TRANSACTIONS']._serialized_end=2773
 # @@protoc_insertion_point(module_scope)

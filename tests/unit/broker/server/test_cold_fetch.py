@@ -43,6 +43,7 @@ class Served(TieredNode):
         self.config.fetch_shared_bytes_max = 0
         self.config.group_id = 1
         self.watchers = QueueWatchers()
+        self.pools: Any = SimpleNamespace(clients=None)
         self.log = SimpleNamespace(
             cached_record=lambda index, position, length: self.group.payload(index, position),
             read_record=self._read_record,

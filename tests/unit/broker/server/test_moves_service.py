@@ -12,6 +12,7 @@ import pytest
 from semel.broker.dedup.id_store import CorruptIndex
 from semel.broker.dedup.moved_ids import Pass
 from semel.broker.replica.message_ids import MessageIds
+from semel.broker.replica.pools import Pools
 from semel.broker.server import moves_service
 from semel.broker.server.moves_service import MovesService
 from semel.broker.state import QueueState, State
@@ -106,7 +107,7 @@ async def test_a_damaged_index_that_ids_are_copied_from_begins_anew(
     monkeypatch.setattr(Pass, "of", damaged)
     with ThreadPoolExecutor(1) as readers:
         replica: Any = SimpleNamespace(
-            wait_master=wait_master, state=state, ids=ids, readers=readers
+            wait_master=wait_master, state=state, ids=ids, pools=Pools.of_one(readers)
         )
         service = MovesService(SimpleNamespace(), replica, SimpleNamespace())  # type: ignore[arg-type]
         for abandoned in (False, True):

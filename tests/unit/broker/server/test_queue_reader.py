@@ -29,7 +29,7 @@ class Node:
         self.group.produce(header(9, last=19))
         self.acquire()
         self.state = self.group.state
-        self.readers: Any = None
+        self.pools: Any = SimpleNamespace(clients=None)
         self.bodies = BodyStore(0)
         self.log: Any = SimpleNamespace(
             cached_record=lambda index, position, length: self.group.payload(index, position)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from semel.broker.replica.pools import Pools
 from semel.broker.server import verification
 from semel.broker.state import State
 from semel.protos.v1.broker_pb2 import VerifyQueuesReply
@@ -34,8 +35,8 @@ async def test_a_check_whose_caller_has_gone_ends_and_leaves_no_error(
     failures: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
     with ThreadPoolExecutor(1) as readers:
-        log = SimpleNamespace(first_index=1)
-        replica: Any = SimpleNamespace(state=State(), log=log, readers=readers)
+        log = SimpleNamespace(first_index=1, last_index=0)
+        replica: Any = SimpleNamespace(state=State(), log=log, pools=Pools.of_one(readers))
         replies: Any = verification.verify_queues(replica, [], 0)
         await anext(replies)
         await replies.aclose()

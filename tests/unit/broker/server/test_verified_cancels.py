@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from semel.broker.replica.pools import Pools
 from semel.broker.server.verification import verify_queues
 from tests.kit.cancelling import CancelGroup
 from tests.kit.state_log import KEY
@@ -23,12 +24,14 @@ async def verified(group: CancelGroup, index: int) -> Any:
 
     log = SimpleNamespace(
         first_index=1,
+        last_index=len(group.frames),
         fit=lambda lo, hi, size: hi,
         read_frames=read_frames,
         read_record=group.read_record,
     )
     with ThreadPoolExecutor(1) as readers:
-        replica: Any = SimpleNamespace(state=group.state, log=log, readers=readers)
+        pools = Pools.of_one(readers)
+        replica: Any = SimpleNamespace(state=group.state, log=log, pools=pools)
         reports = [
             queue async for reply in verify_queues(replica, [KEY], index) for queue in reply.queues
         ]

@@ -150,6 +150,16 @@ class Extents:
     def __len__(self) -> int:
         return self.total - self.first
 
+    def copied(self) -> Extents:
+        """The same extents; whatever changes here later changes nothing there. It costs little,
+        since most of them are in blocks that do not change."""
+        copy = Extents()
+        copy.first, copy.total = self.first, self.total
+        copy._sealed = self._sealed[:]
+        copy._bases, copy._indexes = self._bases[:], self._indexes[:]
+        copy._places, copy._times, copy._rows = self._places[:], self._times[:], self._rows[:]
+        return copy
+
     def append(
         self,
         base_offset: int,
