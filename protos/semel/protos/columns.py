@@ -249,8 +249,9 @@ def encode_batch(
     deliver_at_us: int = 0,
     source_positions: bool = False,
     message_bytes_max: int = MESSAGE_BYTES_MAX,
+    front: bytes = b"",
 ) -> bytes:
-    """Returns one batch, header and body, ready to send.
+    """Returns one batch, header and body, ready to send; `front` stands in front of it.
 
     `timestamp_us` and `deliver_at_us` count for all messages unless the columns have their own.
     A codec that does not make the body smaller is left out. Raises MessageTooLarge for a message
@@ -318,7 +319,7 @@ def encode_batch(
         _check_sequences(head, columns.sequences)
     except (struct.error, CorruptBatch) as error:
         raise InvalidRequest(f"batch cannot be built: {error}") from error
-    return b"".join((packed_head, *parts))
+    return b"".join((front, packed_head, *parts))
 
 
 def _buffers(columns: Columns | FewRows) -> tuple[int, list[Buffer], list[Buffer]]:

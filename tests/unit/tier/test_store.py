@@ -217,7 +217,7 @@ def test_every_error_of_a_store_says_who_can_help(
 def test_an_upload_that_was_cut_short_is_noticed(tmp_path: Path) -> None:
     store, system = faulty(tmp_path)
     system.writes_cut_to = 3
-    with pytest.raises(CorruptTier, match="3 bytes came back where 5 were written"):
+    with pytest.raises(CorruptTier, match="other bytes came back than the 5 written"):
         store.put("x", b"12345")
     system.writes_cut_to = None
     store.put("x", b"12345")

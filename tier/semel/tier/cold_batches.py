@@ -122,7 +122,8 @@ def _batch(
     gaps = covers[1] - covers[0] != end - start
     jumps = gaps or last - first != end - start - 1
     one_time = bool((timestamps == timestamps[0]).all())
-    batch = encode_batch(
+    broker_header = _header(covers, int(numbers["arrival_time"][start]), gaps=gaps)
+    stored = encode_batch(
         Columns(
             values=columns["value"],
             keys=_unless_empty(columns["key"]),
@@ -144,8 +145,9 @@ def _batch(
         codec=codec,
         source_positions=jumps,
         message_bytes_max=MESSAGE_BYTES_MAX + COPY_BYTES_MAX,
+        front=broker_header.encode(),
     )
-    return _stored(batch, covers, int(numbers["arrival_time"][start]), gaps=gaps)
+    return ColdBatch(stored, covers[0], covers[1] - covers[0])
 
 
 def _gap(queue: QueueKey, start: int, end: int) -> ColdBatch:
@@ -170,13 +172,13 @@ def _gap(queue: QueueKey, start: int, end: int) -> ColdBatch:
         max_timestamp_us=0,
         deliver_at_us=0,
     )
-    return _stored(gap_mark(nobody), (start, end), 0, gaps=True)
+    header = _header((start, end), 0, gaps=True)
+    return ColdBatch(header.encode() + gap_mark(nobody), start, end - start)
 
 
-def _stored(batch: bytes, covers: tuple[int, int], arrival_us: int, *, gaps: bool) -> ColdBatch:
+def _header(covers: tuple[int, int], arrival_us: int, *, gaps: bool) -> BrokerHeader:
     count = covers[1] - covers[0]
-    header = BrokerHeader(Offset(covers[0]), arrival_us, _NOBODY, count if gaps else 0)
-    return ColdBatch(header.encode() + batch, covers[0], count)
+    return BrokerHeader(Offset(covers[0]), arrival_us, _NOBODY, count if gaps else 0)
 
 
 def _unless_empty(column: pa.Array) -> pa.Array | None:

@@ -4,11 +4,13 @@ How it works. Rows are cut into row groups by their bytes and not by their numbe
 is a good piece to fetch whether messages are small or large. The entry in the manifest keeps the
 CRC of every column chunk and of Parquet's own metadata at the end. So a reader fetches only the row
 groups and columns that it needs, each by a range of bytes, and still notices any byte that is
-wrong. Decoding works on those bytes alone: they are put in their places of a buffer as long as the
-file, the rest of which is memory that nobody touches.
+wrong. Decoding works on those bytes alone, where they are: Arrow reads them through a file that has
+nothing else.
 
-Equal rows written by the same version of Arrow are equal bytes, so a range that is written twice
-gets the same name.
+Memory that is touched for the first time costs a machine as much as encoding. So rows stay where
+their batches are, in as many chunks, and Parquet is written into one buffer that is large enough:
+pages of it that nobody writes to are never there. Values that no codec makes smaller are stored as
+they are, by a sample of them.
 
 Format. `docs/formats/tier.md`, "Files".
 
@@ -30,6 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from semel.protos.body import offsets_of
 from semel.protos.crc import crc32c
 from semel.protos.ids import QueueKey
 from semel.tier.digest import digest_of
@@ -45,6 +48,21 @@ ZSTD_LEVEL: Final = 1
 """Level 3 makes files of JSON 1.5 % smaller, and takes 2.7 times as long for random values."""
 PAGE_BYTES: Final = 1 << 20
 
+CHUNK_BYTES_MIN: Final = 1 << 16
+"""Rows in smaller chunks, on average, are copied into one chunk first: each takes its time."""
+SAMPLES: Final = 4
+SAMPLE_BYTES: Final = 1 << 16
+SAVED_MIN: Final = 0.05
+"""Values are compressed if this part of a sample is saved."""
+
+_LEAVES: Final = tuple(
+    leaf
+    for name in SCHEMA.names
+    for leaf in (
+        (f"{name}.list.element.key", f"{name}.list.element.value") if name == "headers" else (name,)
+    )
+)
+"""The columns as Parquet has them."""
 _DICTIONARIES: Final = (
     "key",
     "headers.list.element.key",
@@ -56,6 +74,7 @@ _DICTIONARIES: Final = (
 )
 _DELTAS: Final = ("offset", "timestamp", "sequence")
 _STATISTICS: Final = ("offset", "timestamp", "producer", "sequence", "append_time")
+_MAGIC: Final = b"PAR1"
 _TAIL_BYTES: Final = 8
 """Length of the metadata, and magic."""
 
@@ -102,7 +121,8 @@ def encode(
     """Returns the file that has `rows`, which are one or more, with SCHEMA: all that the queue has
     of the offsets from `covers[0]` to before `covers[1]`; None is from the first to the last. Its
     `nonce` makes its name unlike those of all other attempts to write these rows."""
-    rows = rows.combine_chunks()
+    if rows.column(0).num_chunks * CHUNK_BYTES_MIN > rows.nbytes:
+        rows = rows.combine_chunks()
     assert rows.num_rows and rows.schema.equals(SCHEMA), "rows of the tier's columns, at least one"
     offsets = _numbers(rows, "offset")
     start, end = covers or (int(offsets[0]), int(offsets[-1]) + 1)
@@ -155,13 +175,15 @@ def _parquet(
         "semel.nonce": nonce,
     }
     schema = SCHEMA.with_metadata(facts)
-    sink = pa.BufferOutputStream()
+    plain = () if _pays(rows.column("value")) else ("value",)
+    data = pa.allocate_buffer(_bytes_max(rows, len(ends)))
+    sink = pa.FixedSizeBufferWriter(data)
     with pq.ParquetWriter(
         sink,
         schema,
         version="2.6",
-        compression="zstd",
-        compression_level=ZSTD_LEVEL,
+        compression={leaf: "none" if leaf in plain else "zstd" for leaf in _LEAVES},
+        compression_level={leaf: ZSTD_LEVEL for leaf in _LEAVES if leaf not in plain},
         use_dictionary=list(_DICTIONARIES),
         column_encoding=dict.fromkeys(_DELTAS, "DELTA_BINARY_PACKED"),
         write_statistics=list(_STATISTICS),
@@ -172,7 +194,34 @@ def _parquet(
             piece = rows.slice(row, row_end - row)
             writer.write_table(piece.replace_schema_metadata(facts), row_group_size=row_end - row)
             row = row_end
-    return sink.getvalue()
+        writer.close()
+        length = sink.tell()
+    sink.close()
+    return data.slice(0, length)
+
+
+def _bytes_max(rows: pa.Table, groups: int) -> int:
+    """More than the file takes, whatever the rows are: dictionaries that are given up, and what a
+    codec adds, are at most as large again."""
+    headers = sum(len(chunk.flatten()) for chunk in rows.column("headers").chunks)
+    size: int = 2 * rows.nbytes + 128 * (rows.num_rows + headers)
+    return size + ((groups + 1) << 20)
+
+
+def _pays(column: pa.ChunkedArray) -> bool:
+    """Whether a codec makes the values of a column smaller, as far as a sample can tell."""
+    sample, ends = [], np.cumsum([len(chunk) for chunk in column.chunks])
+    for number in range(SAMPLES):
+        row = (2 * number + 1) * len(column) // (2 * SAMPLES)
+        at = int(np.searchsorted(ends, row, side="right"))
+        chunk = column.chunk(at)
+        offsets = offsets_of(chunk)
+        start, end = int(offsets[row - int(ends[at])]), int(offsets[-1])
+        if start < end:
+            sample.append(chunk.buffers()[2].slice(start, min(end - start, SAMPLE_BYTES)))
+    whole = b"".join(sample)
+    packed = pa.Codec("zstd", ZSTD_LEVEL).compress(whole, asbytes=True)
+    return len(packed) <= len(whole) * (1 - SAVED_MIN)
 
 
 def _chunk_places(metadata: Any, group: int) -> list[tuple[int, int]]:
@@ -198,11 +247,10 @@ class FileFooter:
         """`footer` is the last `footer_length` bytes of the file. Raises CorruptTier."""
         self._name = name
         self.entry = entry
-        self._footer = footer
         if len(footer) != entry.footer_length or crc32c(footer) != entry.footer_crc:
             raise CorruptTier(f"{name}: its metadata is damaged, or it is not whole")
         try:
-            self._metadata = pq.read_metadata(pa.BufferReader(self._file({})))
+            self._metadata = pq.read_metadata(pa.BufferReader(_MAGIC + footer))
         except (pa.ArrowException, OSError, ValueError) as error:
             raise CorruptTier(f"{name}: its metadata cannot be read: {error}") from error
         metadata = self._metadata
@@ -279,7 +327,11 @@ class FileFooter:
         return found
 
     def decode(
-        self, group: int, columns: Sequence[str], pieces: Mapping[int, bytes], wanted: Wanted
+        self,
+        group: int,
+        columns: Sequence[str],
+        pieces: Mapping[int, bytes | memoryview],
+        wanted: Wanted,
     ) -> pa.Table:
         """Returns the columns of a row group, in the order of `columns`, for the wanted offsets.
 
@@ -294,7 +346,8 @@ class FileFooter:
                     f" {place.start + place.length}"
                 )
         try:
-            file = pq.ParquetFile(pa.BufferReader(self._file(pieces)), metadata=self._metadata)
+            source = pa.PythonFile(_Pieces(self.entry.length, pieces), mode="r")
+            file = pq.ParquetFile(source, metadata=self._metadata, pre_buffer=False)
             rows = file.read_row_group(group, columns=list(columns), use_threads=False)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise CorruptTier(f"{self._name} cannot be decoded: {error}") from error
@@ -307,13 +360,41 @@ class FileFooter:
         rows = rows.select(list(columns)).slice(first, max(last - first, 0))
         return rows.cast(pa.schema([SCHEMA.field(name) for name in columns]))
 
-    def _file(self, pieces: Mapping[int, bytes]) -> pa.Buffer:
-        """The file with only some of its bytes. Memory that is not written to is never mapped."""
-        whole = np.zeros(self.entry.length, np.uint8)
-        whole[len(whole) - len(self._footer) :] = np.frombuffer(self._footer, np.uint8)
-        for start, piece in pieces.items():
-            whole[start : start + len(piece)] = np.frombuffer(piece, np.uint8)
-        return pa.py_buffer(whole)
+
+class _Pieces:
+    """A file that has only some of its bytes, as Arrow's `PythonFile` reads it: without a copy."""
+
+    closed = False
+
+    def __init__(self, length: int, pieces: Mapping[int, bytes | memoryview]) -> None:
+        self._length = length
+        self._pieces = pieces
+        self._starts = sorted(pieces)
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._pieces = {}
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, self._length)[whence]
+        return self._at
+
+    def read(self, count: int) -> memoryview:
+        """Raises OSError for bytes that are not there."""
+        number = bisect_right(self._starts, self._at) - 1
+        start = self._starts[number] if number >= 0 else 0
+        piece = memoryview(self._pieces.get(start, b""))
+        found = piece[self._at - start : self._at - start + count]
+        if len(found) != count:
+            raise OSError(f"bytes {self._at} to {self._at + count} were not fetched")
+        self._at += count
+        return found
 
 
 def decode_whole(name: str, entry: FileEntry, data: bytes) -> pa.Table:

@@ -190,7 +190,7 @@ class QueueReader:
         name = file.name(self.manifest.cluster_id, self.manifest.queue)
         place = (file.length - file.footer_length, file.footer_length)
         (footer,) = self._store.read_ranges(name, [place])
-        return FileFooter(f"{self._store.url}/{name}", file, footer)
+        return FileFooter(f"{self._store.url}/{name}", file, bytes(footer))
 
     def group(
         self, footer: FileFooter, group: int, columns: Sequence[str], wanted: Wanted

@@ -118,14 +118,15 @@ def _rows(piece: StoredRows) -> list[pa.RecordBatch]:
 
 
 def row_bytes(rows: pa.Table) -> npt.NDArray[np.int64]:
-    """Returns about how many bytes each row takes before compression. `rows` has one chunk a
-    column (`Table.combine_chunks`)."""
-    sizes = np.full(rows.num_rows, ROW_FIXED_BYTES, np.int64)
-    if not rows.num_rows:
-        return sizes
+    """Returns about how many bytes each row takes before compression."""
+    return np.concatenate([np.zeros(0, np.int64), *map(_row_bytes, rows.to_batches())])
+
+
+def _row_bytes(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    sizes = np.full(batch.num_rows, ROW_FIXED_BYTES, np.int64)
     for name in ("key", "value", "message_id"):
-        sizes += np.diff(offsets_of(rows.column(name).chunk(0)))
-    lists, names, _, values, _ = header_buffers(rows.column("headers").chunk(0))
+        sizes += np.diff(offsets_of(batch.column(name)))
+    lists, names, _, values, _ = header_buffers(batch.column("headers"))
     sizes += np.diff(names[lists]) + np.diff(values[lists])
     return sizes
 

@@ -43,6 +43,8 @@ T = TypeVar("T")
 SCHEMES: Final = ("s3", "gs", "hdfs", "file")
 GAP_BYTES_MAX: Final = 1 << 20
 """Two ranges of an object that are no farther apart are fetched as one."""
+PIECE_BYTES: Final = 1 << 20
+"""A file of a folder is compared so much at a time."""
 _S3_OPTIONS: Final = ("region", "endpoint_override", "scheme")
 
 
@@ -98,12 +100,22 @@ class Store:
         """
         what = f"writing {self._shown(name)}"
         self._call(what, lambda: self._put(name, data))
-        back = self.read(name)
-        if pa.py_buffer(back) != pa.py_buffer(data):
-            raise CorruptTier(
-                f"{what}: {len(back)} bytes came back where {len(pa.py_buffer(data))} were"
-                " written, or others"
-            )
+        whole = pa.py_buffer(data)
+        if not self._call(f"reading {self._shown(name)}", lambda: self._has(name, whole)):
+            raise CorruptTier(f"{what}: other bytes came back than the {len(whole)} written")
+
+    def _has(self, name: str, whole: pa.Buffer) -> bool:
+        """Whether the object has these bytes and no others."""
+        path = self._path(name)
+        if not self._is_local:
+            return bool(pa.py_buffer(self._read(path)) == whole)
+        piece, at = bytearray(min(len(whole) + 1, PIECE_BYTES)), 0  # memory is used again
+        with Path(path).open("rb", buffering=0) as file:
+            while count := file.readinto(piece):
+                if pa.py_buffer(piece).slice(0, count) != whole.slice(at, count):
+                    return False
+                at += count
+        return at == len(whole)
 
     def _put(self, name: str, data: bytes | pa.Buffer) -> None:
         path = self._path(name)
@@ -161,20 +173,20 @@ class Store:
         with self._filesystem.open_input_file(path) as file:
             return bytes(file.read())
 
-    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Returns the bytes of each (start, length), in few requests. What lies beyond the end of
-        the object is missing from its piece.
+    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Returns the bytes of each (start, length), in few requests; those of one request are over
+        the same memory. What lies beyond the end of the object is missing from its piece.
 
         Raises ObjectMissing, TierUnavailable, TierDenied.
         """
 
-        def work() -> list[bytes]:
-            found: dict[tuple[int, int], bytes] = {}
+        def work() -> list[memoryview]:
+            found: dict[tuple[int, int], memoryview] = {}
             with self._filesystem.open_input_file(self._path(name)) as file:
                 for start, end, inside in _joined(ranges):
-                    piece = file.read_at(end - start, start)
+                    piece = memoryview(file.read_at(end - start, start))
                     for at, length in inside:
-                        found[at, length] = bytes(piece[at - start : at - start + length])
+                        found[at, length] = piece[at - start : at - start + length]
             return [found[place] for place in ranges]
 
         return self._call(f"reading {self._shown(name)}", work) if ranges else []
