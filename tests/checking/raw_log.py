@@ -30,6 +30,7 @@ from typing import TypeAlias, cast
 
 from semel.protos.batch import (
     BROKER_HEADER_BYTES,
+    HEADER_BYTES,
     BatchFlags,
     BatchHeader,
     check_batch,
@@ -233,7 +234,7 @@ def _fold(result: Fold, frames: Mapping[int, bytes], tables_at: Collection[int])
                 _fold_batch(result, index, payload, bare=kind is RecordKind.MEMORY)
             elif kind is RecordKind.STAGED:
                 _fold_staged(result, index, payload, kept=kept)
-            elif kind is RecordKind.COPY:
+            elif kind in (RecordKind.COPY, RecordKind.MEMORY_COPY):
                 _fold_copy(result, index, payload)
             elif kind is RecordKind.PARTED:
                 _fold_part(result, index, payload, parts)
@@ -505,7 +506,8 @@ def _fold_copy(result: Fold, index: int, payload: memoryview) -> None:
         return
     try:
         placed = decode_broker_header(payload)
-        header = check_batch(payload, BROKER_HEADER_BYTES)
+        bare = len(payload) == BROKER_HEADER_BYTES + HEADER_BYTES  # of a topic in memory
+        header = (decode_header if bare else check_batch)(payload, BROKER_HEADER_BYTES)
     except CorruptBatch as error:
         result.problems.append(f"entry {index}: {error.message}")
         return
@@ -516,7 +518,7 @@ def _fold_copy(result: Fold, index: int, payload: memoryview) -> None:
             result.delayed.on_copy(header.queue_key, job, int(placed.term), batch)
         return
     counts = result.places.on_copy(queue, placed.base_offset, placed.span or header.count)
-    if counts and not placed.span:  # else it is not what was stored (`compaction.py`)
+    if counts and not placed.span and not bare:  # else it is not what was stored (`compaction.py`)
         data, append_us = bytes(payload[BROKER_HEADER_BYTES:]), placed.append_time_us
         part = stored_part(data, header, range(header.count), append_us)
         result.copies.append((queue, placed.base_offset, (stored(data, append_us), part)))

@@ -12,14 +12,13 @@ from tests.kit.state_log import KEY, Group, batch_record, control, header, ref
 SETTINGS = common_pb2.TopicSettings(storage=common_pb2.STORAGE_MEMORY, memory_bytes=1 << 20)
 
 
-class MemoryGroup(Group):
-    """A group whose queue is in memory."""
+class MemoryRecords(Group):
+    """What happens to a queue in memory."""
 
-    def __init__(self, settings: common_pb2.TopicSettings = SETTINGS) -> None:
-        super().__init__(queues=())
-        self.stored: dict[tuple[int, int], bytes] = {}
-        """Headers and bodies of all batches, by entry and position."""
-        self.raise_level(MEMORY_LEVEL)
+    bodies: dict[tuple[int, int], bytes]
+    """Headers and bodies of all batches, by entry and position."""
+
+    def create_in_memory(self, settings: common_pb2.TopicSettings = SETTINGS) -> None:
         record = control_pb2.CreateQueue(
             queue=ref(), topic="t", slot_start=0, slot_end=65_536, settings=settings
         )
@@ -39,7 +38,7 @@ class MemoryGroup(Group):
         self.entry.append((RecordKind.MEMORY, [stored[:RECORD_BYTES]]))
         self.commit()
         extent = self.state.queues[KEY].extents_from(decision.base_offset, 1)[0]
-        self.stored[extent.index, extent.position] = stored
+        self.bodies[extent.index, extent.position] = stored
         return head
 
     def lose(self, from_offset: int, to_offset: int) -> list[ApplyResult]:
@@ -52,3 +51,13 @@ class MemoryGroup(Group):
         record = control_pb2.Trim(queue=ref(), log_start_offset=log_start_offset)
         self.entry.append(control(trim=record))
         return self.commit()
+
+
+class MemoryGroup(MemoryRecords):
+    """A group whose queue is in memory."""
+
+    def __init__(self, settings: common_pb2.TopicSettings = SETTINGS) -> None:
+        super().__init__(queues=())
+        self.bodies = {}
+        self.raise_level(MEMORY_LEVEL)
+        self.create_in_memory(settings)

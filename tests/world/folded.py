@@ -115,7 +115,7 @@ class Folded:
     def _fold_rows(self, frame: bytes) -> dict[_RowKey, _Row | None]:
         touched: dict[_RowKey, _Row | None] = {}
         for _, kind, payload in iter_records(frame):
-            if kind is RecordKind.COPY:
+            if kind in (RecordKind.COPY, RecordKind.MEMORY_COPY):
                 header = decode_header(payload, BROKER_HEADER_BYTES)
                 head = decode_broker_header(payload)
                 count = head.span or header.count

@@ -152,6 +152,7 @@ class Pusher(ClientHost):
             held = dict(_rows_on(host, queue))
             number = int(key.queue_id)
             self.world.seen["message held in memory"] += len(held)
+            self.world.seen["queue in memory arrived"] += key in host.replica.state.moves.places
             self.world.seen["message lost"] += queue.lost.messages
             self.world.seen["message dropped by the bound"] += queue.log_start_offset
             if careful and queue.lost.messages:

@@ -90,8 +90,8 @@ def drops_too_much() -> Iterator[None]:
     """A trim takes the oldest batch along that stays."""
     follow = BodyStore._follow
 
-    def greedy(self: Any, key: Any, queue: Any) -> None:
-        follow(self, key, queue)
+    def greedy(self: Any, key: Any, state: Any, *, only_trimmed: bool) -> None:
+        follow(self, key, state, only_trimmed=only_trimmed)
         for _, index, position in list(self._queues.get(key, ()))[:1]:
             self._drop(index, position)
 

@@ -72,6 +72,9 @@ class RecordKind(IntEnum):
     PARTED = 9
     """A stored batch without offset: the part of a delayed batch that a child of a split gets.
     Feature level 9."""
+    MEMORY_COPY = 10
+    """A COPY of a topic in memory without its body, which is in the memory of a majority. Feature
+    level 9."""
 
 
 _KINDS: Final = {kind.value: kind for kind in RecordKind}

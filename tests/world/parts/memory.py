@@ -50,7 +50,8 @@ def with_memory(plan: Plan) -> Plan:
 def only_careful(plan: Plan) -> Plan:
     if not is_careful(plan):
         return plan
-    quiet = (CAREFUL, "checkpoint", "client crash", "client stop", "transfer", "wall clock jump")
+    quiet = {CAREFUL, "checkpoint", "client crash", "client stop", "transfer", "wall clock jump"}
+    quiet |= {"move queue", "move there and back", "move and cancel"}
     return replace(plan, steps=tuple(step for step in plan.steps if step.kind in quiet))
 
 

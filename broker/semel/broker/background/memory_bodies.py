@@ -4,7 +4,8 @@ How it works. A node that starts has no bodies, and one that got entries from a 
 lacks some. It goes through the queues in memory, asks the members for what it lacks, newest first
 and at a limited rate, and compares each batch with the header in its own log. What no member has is
 lost: the master says so in an entry (LOSE_MEMORY) once every member has answered in one round, or
-those that do not answer had `memory_wait_ms` for it.
+those that do not answer had `memory_wait_ms` for it. If that happens to a queue on its way here,
+the move is given up (`state/apply/moves.py`): its source has all of it.
 
 Invariants
 1. A batch is taken only if its header is that of the log and its body has the header's CRC.
@@ -191,7 +192,7 @@ class MemoryBodies:
                 self._blind = True
             if not is_good:
                 left.append(one)
-            elif is_wanted(replica.state, stored):
+            elif is_wanted(replica.state, extent.index, extent.position, stored):
                 replica.bodies.put(extent.index, extent.position, stored)
                 self.pulled_bytes += len(stored)
         return left
@@ -205,10 +206,10 @@ class MemoryBodies:
         if not all_answered and not waited:
             return
         for key, lost in _ranges(left):
-            queue = replica.state.queues.get(key)
+            queue = replica.state.holding(key)
             start = lost.from_offset if queue is None else queue.log_start_offset
-            if lost.to_offset <= start:
-                continue
+            if lost.to_offset <= start or (queue is not None and queue.frozen):
+                continue  # what a sealed queue has lost is said where it goes, or once it stays
             logger.error(
                 "messages of a topic in memory are lost topic=%s queue=%d offsets=%d to %d%s",
                 "" if queue is None else queue.topic,

@@ -55,12 +55,13 @@ class MemoryBounds:
                 await self._look()
 
     def _share(self) -> None:
-        """Computes this group's part of each topic's bound."""
-        queues, bounds = self._replica.state.queues, dict[int, int]()
+        """Computes this group's part of each topic's bound, with queues on their way here."""
+        state, bounds = self._replica.state, dict[int, int]()
+        queues = state.queues
         for topic_id in queues.topics():
             queue = next(queues.of_topic(topic_id))
             if queue.in_memory:
-                settings, slots = queue.settings, queues.slots_of(topic_id)
+                settings, slots = queue.settings, state.live_slots(topic_id)
                 bounds[topic_id] = share(settings.memory_bytes, slots, settings.batch_bytes_max)
         self._replica.bodies.bounds = bounds
 
@@ -68,6 +69,9 @@ class MemoryBounds:
         bodies = self._replica.bodies
         for topic_id, held in list(bodies.topics.items()):
             bound = bodies.bounds.get(topic_id)
+            if bound is not None and excess(held, bound):
+                self._share()  # a queue that moves here has its share from its first copy on
+                bound = bodies.bounds.get(topic_id)
             if bound is not None and (surplus := excess(held, bound)):
                 await self._drop(self._replica.state.queues.of_topic(topic_id), surplus)
         bound = self._replica.config.memory_topic_bytes_max
@@ -78,7 +82,8 @@ class MemoryBounds:
     async def _drop(self, queues: Iterable[QueueState], surplus: int) -> None:
         """Drops the oldest batches of so many bytes, in one entry if possible."""
         trims = []
-        for key, start in oldest(queues, surplus).items():
+        unsealed = (queue for queue in queues if not queue.frozen)
+        for key, start in oldest(unsealed, surplus).items():
             queue = self._replica.state.queues[key]
             self.dropped[queue.topic] += start - queue.log_start_offset
             trim = control_pb2.Trim(queue=queue_ref(key), log_start_offset=start)

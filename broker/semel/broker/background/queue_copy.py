@@ -10,7 +10,8 @@ Invariants
 1. A batch is proposed only after its CRCs, its queue and its offset were checked.
 2. Copying before the seal takes no more than `move_bytes_per_second`; one request at a time is
    under way.
-3. Nothing is taken from a group whose log is at a higher feature level: its queues may follow rules
+3. Of a topic in memory, nothing is ingested before a majority of this group has all bodies.
+4. Nothing is taken from a group whose log is at a higher feature level: its queues may follow rules
    that this group's members do not know.
 
 Not here: what a step means (`state/apply/moves.py`), the source's answers
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
@@ -29,6 +30,7 @@ from typing import Any, Final, Protocol, TypeVar
 from semel.broker.dedup.id_index import IdIndex
 from semel.broker.dedup.moved_ids import delayed_of
 from semel.broker.state import (
+    RECORD_BYTES,
     ApplyResult,
     CopiedIds,
     IdWindow,
@@ -38,7 +40,12 @@ from semel.broker.state import (
     State,
     ordinal_of_copy,
 )
-from semel.protos.batch import BROKER_HEADER_BYTES, check_batch, decode_broker_header
+from semel.protos.batch import (
+    BROKER_HEADER_BYTES,
+    check_batch,
+    decode_broker_header,
+    decode_header,
+)
 from semel.protos.channels import Channels
 from semel.protos.errors import (
     CorruptBatch,
@@ -89,7 +96,10 @@ class Target(Protocol):
 
     async def submit_control(self, record: control_pb2.ControlRecord) -> ApplyResult: ...
 
-    async def submit_copy(self, stored: bytes) -> ApplyResult: ...
+    @property
+    def memory_room(self) -> int: ...
+
+    async def submit_copy(self, stored: bytes, *, in_memory: bool = False) -> ApplyResult: ...
 
     @property
     def ids(self) -> Ids: ...
@@ -146,8 +156,11 @@ class QueuePull:
         *,
         bytes_per_second: int,
         on_copied: Callable[[int], None],
+        bodies_refusal: Callable[[], Awaitable[str]],
     ) -> None:
-        """`on_copied` hears how many bytes of batches have become durable here."""
+        """`on_copied` hears how many bytes of batches have become durable here. `bodies_refusal`
+        says why it is not certain that a majority has what was copied of a topic in memory; empty
+        if it is."""
         self._target = target
         self._source = source
         self._key = key
@@ -155,6 +168,7 @@ class QueuePull:
         self._rate = bytes_per_second
         self._due = 0.0
         self._on_copied = on_copied
+        self._bodies_refusal = bodies_refusal
 
     async def run(self, max_s: float, *, finish: bool) -> broker_pb2.PullQueueReply:
         """Returns at the source's present end, or when the time is over; with `finish` only when
@@ -199,7 +213,8 @@ class QueuePull:
         )
         answer: broker_pb2.CopyQueueReply = await self._source.ask("CopyQueue", request)
         self._check_level(answer.feature_level)
-        await self._target.in_reader(lambda: self._check(answer))
+        in_memory = self._incoming().queue.in_memory
+        await self._target.in_reader(lambda: self._check(answer, in_memory=in_memory))
         base = answer.batches[0].base_offset if answer.batches else answer.log_start_offset
         if base > at:
             await self._step(control_pb2.MOVE_STEP_FLOOR, offset=base)
@@ -214,19 +229,29 @@ class QueuePull:
         return answer
 
     async def _store(self, copies: Sequence[bytes]) -> None:
-        results = await asyncio.gather(*map(self._target.submit_copy, copies))
+        in_memory = self._incoming().queue.in_memory
+        if in_memory and sum(map(len, copies)) > self._target.memory_room:
+            raise Throttled(
+                f"queue {self._key.queue_id} waits for room in the memory of its new broker group,"
+                " which has as much of topics in memory as it may (--memory-topic-bytes-max)"
+            )
+        submits = (self._target.submit_copy(stored, in_memory=in_memory) for stored in copies)
+        results = await asyncio.gather(*submits)
         for result in results:
             assert isinstance(result, MoveApplied)
             if result.error is not None:
                 raise result.error
         self._on_copied(sum(map(len, copies)))
 
-    def _check(self, answer: broker_pb2.CopyQueueReply) -> None:
-        """BLOCKING for some milliseconds. Raises CorruptBatch."""
+    def _check(self, answer: broker_pb2.CopyQueueReply, *, in_memory: bool = False) -> None:
+        """BLOCKING for some milliseconds. A batch in memory that is lost has both headers alone.
+        Raises CorruptBatch."""
         at: int | None = None
         for batch in answer.batches:
             head = decode_broker_header(batch.stored)
-            found = check_batch(batch.stored, BROKER_HEADER_BYTES)
+            lost = in_memory and len(batch.stored) == RECORD_BYTES
+            check = decode_header if lost else check_batch
+            found = check(batch.stored, BROKER_HEADER_BYTES)
             count = head.span or found.count
             if (
                 found.queue_key != self._key
@@ -395,6 +420,8 @@ class QueuePull:
     # --- the slice ------------------------------------------------------------------------------
 
     async def _ingest(self, ids_to: int) -> None:
+        if self._incoming().queue.in_memory and (lacking := await self._bodies_refusal()):
+            raise Throttled(f"queue {self._key.queue_id} stays where it is: {lacking}; ask again")
         at, total, digest, time_us = 0, 1, b"", 0
         while at < total:
             request = broker_pb2.ReadSliceRequest(

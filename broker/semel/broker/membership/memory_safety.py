@@ -44,12 +44,37 @@ async def stop_refusal(replica: Replica, leaving: NodeId) -> str:
     )
 
 
+async def copies_refusal(replica: Replica) -> str:
+    """The reason why the queue that is copied here must not be given up at its source yet: it is
+    not certain that a majority of this group has the bodies of all applied entries. Empty if it is.
+
+    Asked of the master.
+    """
+    own, applied = replica.config.node_id, replica.state.applied_index
+    members, voters = replica.peers.addresses, replica.core.membership.voters
+    asked = {node: members[node] for node in voters if node != own and node in members}
+    answers = await ask_all(asked, replica.config.security)
+    having = {
+        node
+        for node, answer in answers.items()
+        if not answer.memory_pulling and answer.synced_index >= applied
+    }
+    if own in voters and not replica.bodies.missing_to:
+        having.add(own)
+    if 2 * len(having) > len(voters):
+        return ""
+    return (
+        f"only {len(having)} of {len(voters)} nodes of broker group {replica.config.group_id} have"
+        " all messages of topics in memory"
+    )
+
+
 def _has_memory(replica: Replica, *, itself: bool) -> bool:
     """Whether the node that is to stop may have bodies, as far as this node can tell."""
     if itself or replica.bodies.bytes:
         return replica.bodies.bytes > 0
     return replica.bodies.missing_to > 0 and any(
-        queue.in_memory for queue in replica.state.queues.values()
+        queue.in_memory for queue in replica.state.stored_queues()
     )
 
 

@@ -5,6 +5,6 @@ Pure: no files, no network, no clock. What the log has of such topics are header
 """
 
 from semel.broker.memory.bodies import BodyStore, Lacking
-from semel.broker.memory.carried import Carried, pack_bodies, read_bodies
+from semel.broker.memory.carried import BODILESS, Carried, pack_bodies, read_bodies
 
-__all__ = ["BodyStore", "Carried", "Lacking", "pack_bodies", "read_bodies"]
+__all__ = ["BODILESS", "BodyStore", "Carried", "Lacking", "pack_bodies", "read_bodies"]

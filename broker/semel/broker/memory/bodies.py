@@ -3,7 +3,8 @@
 How it works. A batch comes with the entry that holds its record, before the entry is acknowledged:
 from this node's own proposer, or beside the frame from the master. It is found by the index of the
 entry and the position of the record, as in the log, and goes when its entry is truncated, or when
-the state says that its offsets are trimmed, lost or deleted. A node that starts has none and pulls
+the state says that its offsets are trimmed, lost or deleted, or that its queue has moved away.
+Batches of a queue that moves here are kept in the same way. A node that starts has none and pulls
 those that its state names (`background/memory_bodies.py`); `missing_to` says up to which entry it
 has to look.
 
@@ -25,13 +26,14 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from semel.broker.memory.carried import Carried
-from semel.broker.state import ApplyResult, Done, Extent, QueueState, State
+from semel.broker.state import ApplyResult, Done, Extent, MoveApplied, QueueState, State
 from semel.protos.ids import QueueId, QueueKey, TopicId
 
 _PLACED: Final = struct.Struct("<q48xQII")
 """Base offset, topic, queue and count of a stored batch."""
 _ENDS_OFFSETS: Final = frozenset({"trim", "delete_queue", "lose_memory"})
-"""Names of the records, in control.proto, after which batches of their queue may go."""
+"""Names of the records, in control.proto, after which batches of their queue may go; so they may
+after every step of a move, and after a copy that was refused."""
 
 
 class Lacking(NamedTuple):
@@ -97,7 +99,7 @@ class BodyStore:
         for one in carried:
             if one.stored is None or self.get(index, one.position) is not None:
                 continue
-            if index > state.applied_index or is_wanted(state, one.stored):
+            if index > state.applied_index or is_wanted(state, index, one.position, one.stored):
                 self.put(index, one.position, one.stored)
 
     def truncate(self, from_index: int) -> None:
@@ -121,20 +123,24 @@ class BodyStore:
     def on_applied(self, state: State, results: Sequence[ApplyResult]) -> None:
         """An entry was applied: what it trims, loses or deletes goes."""
         for result in results:
-            if not isinstance(result, Done) or result.what not in _ENDS_OFFSETS:
+            if isinstance(result, MoveApplied):
+                if not (result.step or result.error):
+                    continue
+            elif not isinstance(result, Done) or result.what not in _ENDS_OFFSETS:
                 continue
             key = result.queue_key
             if key is not None and key in self._queues:
-                self._follow(key, state.queues.get(key))
+                trimmed = isinstance(result, Done) and result.what == "trim"
+                self._follow(key, state, only_trimmed=trimmed)
 
     def lacking(self, state: State) -> Iterator[Lacking | None]:
         """The batches that are live by the state, not lost, and not here, queue by queue, newest
         last. Now and then it yields None, so that the caller can do something else; it reads the
         state as it is then."""
         looked = 0
-        for key in [key for key, queue in state.queues.items() if queue.in_memory]:
+        for key in [queue.key for queue in state.stored_queues() if queue.in_memory]:
             offset = -1
-            while (queue := state.queues.get(key)) is not None:
+            while (queue := state.holding(key)) is not None:
                 offset = max(offset, queue.log_start_offset)
                 extents = queue.extents_from(offset, _LOOK_BYTES)
                 if not extents:
@@ -149,15 +155,17 @@ class BodyStore:
                         yield None
                 offset = extents[-1].base_offset + extents[-1].count
 
-    def _follow(self, key: QueueKey, queue: QueueState | None) -> None:
-        heap = self._queues[key]
-        start = 1 << 63 if queue is None else queue.log_start_offset
+    def _follow(self, key: QueueKey, state: State, *, only_trimmed: bool) -> None:
+        """Drops what the state no longer wants of a queue."""
+        heap, queue = self._queues[key], state.holding(key)
+        start = -1 if queue is None else queue.log_start_offset
         while heap and heap[0][0] <= start:
             self._drop(*heapq.heappop(heap)[1:])
-        if queue is not None and queue.lost.ranges:
+        if not only_trimmed:
             kept = []
             for one in heap:
-                if queue.lost.end_at(max(one[0] - 1, start)) is None:
+                # Of what is not applied yet, the queue may be another one: it left, and comes back.
+                if one[1] > state.applied_index or _is_live(queue, *one):
                     kept.append(one)
                 else:
                     self._drop(*one[1:])
@@ -202,10 +210,20 @@ _LOOK_BYTES: Final = 64 << 20
 _LOOKED_AT_ONCE: Final = 2_048
 
 
-def is_wanted(state: State, stored: bytes) -> bool:
-    """Whether the offsets of a batch whose entry is applied are neither trimmed nor lost."""
+def is_wanted(state: State, index: int, position: int, stored: bytes) -> bool:
+    """Whether the state has the batch of a record whose entry is applied, and its offsets are
+    neither trimmed nor lost."""
     base_offset, topic_id, queue_id, count = _PLACED.unpack_from(stored)
-    queue = state.queues.get(QueueKey(TopicId(topic_id), QueueId(queue_id)))
-    if queue is None or base_offset + count <= queue.log_start_offset:
+    queue = state.holding(QueueKey(TopicId(topic_id), QueueId(queue_id)))
+    return _is_live(queue, base_offset + count, index, position)
+
+
+def _is_live(queue: QueueState | None, end_offset: int, index: int, position: int) -> bool:
+    """Whether a record of an applied entry, with a batch that ends at an offset, has a place in the
+    queue, and is neither trimmed nor lost."""
+    if queue is None or not queue.log_start_offset < end_offset <= queue.log_end_offset:
         return False
-    return queue.lost.end_at(max(base_offset, queue.log_start_offset)) is None
+    if queue.lost.end_at(end_offset - 1) is not None:
+        return False
+    extent = queue.extents_from(end_offset - 1, 1)[0]
+    return (extent.index, extent.position) == (index, position)

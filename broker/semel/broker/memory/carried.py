@@ -1,7 +1,8 @@
 """The bodies that travel behind the frames of an APPEND.
 
 How it works. The frames of an APPEND come first and are the same as everywhere. If any of them has
-MEMORY records, a table follows: one length for each of those records, in order, then the bodies.
+MEMORY records, or MEMORY_COPY records, which are the same of a queue that moves here, a table
+follows: one length for each of those records, in order, then the bodies.
 The receiver puts each body behind the header that stands in the frame, and checks it against the
 CRC there. A sender that does not have a body says so, and the receiver pulls it later.
 
@@ -38,12 +39,14 @@ LENGTH: Final = struct.Struct("<I")
 CRC: Final = struct.Struct("<I")
 LACKING: Final = 0xFFFFFFFF
 """In place of a length: the sender does not have the body."""
+BODILESS: Final = frozenset({RecordKind.MEMORY, RecordKind.MEMORY_COPY})
+"""Records whose bodies travel beside the frame."""
 _BODY: Final = struct.Struct("<40xI4xI")
 """Length and CRC of the body, as the header of a stored batch has them."""
 
 
 class Carried(NamedTuple):
-    """A MEMORY record with a body, as an APPEND brought it."""
+    """A record with a body, as an APPEND brought it."""
 
     position: int
     stored: bytes | None
@@ -130,7 +133,7 @@ def _records(frame: bytes) -> Iterator[tuple[int, bytes, int]]:
     while position < end:
         length, kind, _ = unpack(frame, position)
         start = position + RECORD_HEADER_BYTES
-        if kind == RecordKind.MEMORY and length == RECORD_BYTES:
+        if kind in BODILESS and length == RECORD_BYTES:
             payload = frame[start : start + length]
             body_length = _BODY.unpack_from(payload)[0]
             if body_length:

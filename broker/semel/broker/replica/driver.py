@@ -423,7 +423,7 @@ class Driver:
         bodies: Sequence[tuple[int, bytes]] = (),
     ) -> None:
         """Appends an entry that this master makes; the caller drains. `bodies` are the stored
-        batches of MEMORY records, by their numbers."""
+        batches of records without bodies, by their numbers."""
         frame, positions = build_frame(index, term, time_us, records)
         self._append((frame,))
         for number, stored in bodies:

@@ -28,6 +28,7 @@ from itertools import chain
 from typing import assert_never
 
 from semel.broker.compaction import CompactedBatch
+from semel.broker.memory import BODILESS
 from semel.broker.replica.ack_sink import AckSink
 from semel.broker.replica.requests import (
     Batch,
@@ -191,10 +192,11 @@ class Proposer:
             self.pending_bytes += size
         return future
 
-    def submit_copy(self, stored: bytes) -> asyncio.Future[ApplyResult]:
-        """`stored` is a batch of a queue that moves here, checked; the future gives its result."""
+    def submit_copy(self, stored: bytes, *, in_memory: bool = False) -> asyncio.Future[ApplyResult]:
+        """`stored` is a batch of a queue that moves here, checked; the future gives its result.
+        With `in_memory` its body stays out of the log; both headers alone say that it is lost."""
         future: asyncio.Future[ApplyResult] = asyncio.get_running_loop().create_future()
-        self._queue.append(Copy(stored, future))
+        self._queue.append(Copy(stored, future, in_memory))
         self.pending_bytes += len(stored)
         return future
 
@@ -265,7 +267,9 @@ class Proposer:
                     owners.append(Preceding())
                 accepted = self._admit_control(item, time_us, term)
             elif isinstance(item, Copy):
-                accepted = RecordKind.COPY, (item.stored,)
+                bodiless = item.in_memory and len(item.stored) > RECORD_BYTES
+                kind = RecordKind.MEMORY_COPY if bodiless else RecordKind.COPY
+                accepted = kind, (item.stored,)
             elif isinstance(item, Release):
                 accepted = self._propose_release(item, time_us)
             elif isinstance(item, Eviction):
@@ -279,9 +283,9 @@ class Proposer:
                 owners.append(Preceding())
                 size += sum(map(len, preceding[1])) + _RECORD_OVERHEAD
             self._preceding.clear()
-            if accepted[0] is RecordKind.MEMORY:
+            if accepted[0] in BODILESS:
                 stored = bytes(accepted[1][0])
-                accepted = RecordKind.MEMORY, (stored[:RECORD_BYTES],)
+                accepted = accepted[0], (stored[:RECORD_BYTES],)
                 if len(stored) > RECORD_BYTES:
                     bodies.append((len(records), stored))
             records.append(accepted)

@@ -376,11 +376,16 @@ class Replica:
         self.driver.schedule_turn()
         return await future
 
-    async def submit_copy(self, stored: bytes) -> ApplyResult:
+    @property
+    def memory_room(self) -> int:
+        """How many more bytes of topics in memory this node may have."""
+        return self.config.memory_topic_bytes_max - self.bodies.bytes
+
+    async def submit_copy(self, stored: bytes, *, in_memory: bool = False) -> ApplyResult:
         """The result of a copied batch, once it is applied. Raises NotMaster."""
         await self.wait_master()
         assert self.mastership.proposer is not None
-        future = self.mastership.proposer.submit_copy(stored)
+        future = self.mastership.proposer.submit_copy(stored, in_memory=in_memory)
         self.driver.schedule_turn()
         return await future
 

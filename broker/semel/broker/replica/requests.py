@@ -56,6 +56,8 @@ class Copy:
 
     stored: bytes
     future: asyncio.Future[ApplyResult]
+    in_memory: bool = False
+    """Its topic is in memory: the record has both headers, and no body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +102,7 @@ class Entry:
     records: list[RecordParts]
     size: int
     bodies: list[tuple[int, bytes]]
-    """The stored batches of MEMORY records, by the numbers of the records."""
+    """The stored batches of MEMORY and MEMORY_COPY records, by the numbers of the records."""
 
 
 def answer_with(item: Item | Preceding, error: SemelError) -> None:

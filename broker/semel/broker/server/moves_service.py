@@ -7,7 +7,7 @@ between calls.
 
 Batches that a transaction published were stored before they had offsets; the broker header of the
 copy has the offsets. Of a delayed batch of which messages were cancelled each stretch that is left
-becomes a batch of its own.
+becomes a batch of its own. Of a batch in memory whose body is lost, both headers go over.
 
 Not here: the steps themselves, which come with `ApplyQueues` (`server/queue_calls.py`).
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
@@ -26,9 +26,12 @@ from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.route_cache import RoutesCopy
 from semel.broker.dedup.moved_ids import PASS_IDS, Pass, Take
 from semel.broker.log import Log
+from semel.broker.membership.memory_safety import copies_refusal
+from semel.broker.memory import BodyStore
 from semel.broker.replica.replica import Replica
 from semel.broker.replica.stored_batches import read_batch
 from semel.broker.state import (
+    RECORD_BYTES,
     DelayedExtent,
     Extent,
     MoveState,
@@ -48,7 +51,7 @@ from semel.protos.batch import (
     decode_header,
 )
 from semel.protos.columns import decode_columns
-from semel.protos.errors import InvalidRequest, Throttled
+from semel.protos.errors import InvalidRequest, Throttled, Unavailable
 from semel.protos.ids import Offset, QueueKey
 from semel.protos.kept_rows import part_of
 from semel.protos.levels import DELAYED_MOVE_LEVEL, MOVE_LEVEL
@@ -113,12 +116,18 @@ class MovesService(broker_pb2_grpc.MovesServicer):
             raise unheld(queue, request.job)
         at = max(request.offset, queue.local_start)
         extents = queue.extents_from(at, min(request.max_bytes or COPY_BYTES, COPY_BYTES))
-        log = self._replica.log
-        for extent, stored in zip(
-            extents,
-            await self._replica.in_reader(lambda: _read(log, extents), self._replica.pools.copies),
-            strict=True,
-        ):
+        log, bodies = self._replica.log, self._replica.bodies
+        if queue.in_memory:
+            work = partial(_read_bodies, log, bodies, extents, _lost_of(queue, extents))
+        else:
+            work = partial(_read, log, extents)
+        found = await self._replica.in_reader(work, self._replica.pools.copies)
+        if extents and not found:
+            raise Unavailable(
+                f"offsets from {at} on of queue {queue.key.queue_id} are not in the memory of this"
+                " node yet; ask again"
+            )
+        for extent, stored in zip(extents, found, strict=False):
             reply.batches.add(base_offset=extent.base_offset, count=extent.count, stored=stored)
         return reply
 
@@ -236,6 +245,7 @@ class MovesService(broker_pb2_grpc.MovesServicer):
             request.job,
             bytes_per_second=self._config.move_bytes_per_second,
             on_copied=self._on_copied,
+            bodies_refusal=partial(copies_refusal, self._replica),
         )
         lock = self._pulling.get(key)
         if lock is None:
@@ -279,6 +289,30 @@ def _read(log: Log, extents: Sequence[Extent]) -> list[bytes]:
                 span=head.span,
             )
             stored = head.encode() + stored[BROKER_HEADER_BYTES:]
+        found.append(stored)
+    return found
+
+
+def _lost_of(queue: QueueState, extents: Sequence[Extent]) -> frozenset[int]:
+    """The base offsets of those extents whose bodies are lost."""
+    start, lost = queue.log_start_offset, queue.lost
+    bases = (extent.base_offset for extent in extents)
+    return frozenset(base for base in bases if lost.end_at(max(base, start)) is not None)
+
+
+def _read_bodies(
+    log: Log, bodies: BodyStore, extents: Sequence[Extent], lost: Container[int]
+) -> list[bytes]:
+    """BLOCKING. The same of a topic in memory: the first batches that are here, and of those that
+    are lost both headers. Raises CorruptBatch, CorruptSegment."""
+    found: list[bytes] = []
+    for extent in extents:
+        stored = bodies.get(extent.index, extent.position)
+        if extent.base_offset in lost:
+            place = extent.index, extent.position, RECORD_BYTES
+            stored = read_batch(log, place, f"the headers of offset {extent.base_offset} are")
+        if stored is None:
+            break
         found.append(stored)
     return found
 

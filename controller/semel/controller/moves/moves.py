@@ -58,7 +58,7 @@ from semel.protos.errors import (
 from semel.protos.levels import MOVE_LEVEL, UNTOLD_MAX
 from semel.protos.v1 import control_pb2
 from semel.protos.v1.broker_pb2 import CopyQueueReply, PullQueueReply, PullQueueRequest
-from semel.protos.v1.common_pb2 import STORAGE_MEMORY, QueueRef
+from semel.protos.v1.common_pb2 import QueueRef
 from semel.protos.v1.control_pb2 import ControlRecord, CreateQueue, MoveQueue
 from semel.protos.v1.controller_pb2 import MoveStatus, UnfinishedTopic
 from semel.protos.v1.metadata_pb2 import (
@@ -229,10 +229,6 @@ class MoveService:
         if queue_id >= len(queues):
             raise UnknownQueue(f"topic {name!r} has no queue {queue_id}")
         queue = queues[queue_id]
-        if record.settings.storage == STORAGE_MEMORY:
-            raise InvalidRequest(
-                f"topic {name!r} is in memory: its queues stay with their broker groups"
-            )
         groups = self._groups.group_ids()
         if group_id not in groups:
             raise UnknownGroup(f"there is no broker group {group_id}; known are {groups}")

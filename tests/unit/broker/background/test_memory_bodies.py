@@ -44,7 +44,7 @@ class Node:
     def read_record(self, index: int, position: int, length: int) -> bytes:
         if self.blind:
             raise IndexUnavailable(index, 1, 9)
-        return self.group.stored[index, position][:length]
+        return self.group.bodies[index, position][:length]
 
     async def in_reader(self, work: Any) -> Any:
         return work()
@@ -59,7 +59,7 @@ class Node:
         return [(start, end) for start, end in self.state.queues[KEY].lost.ranges]
 
     def here(self) -> list[int]:
-        places = enumerate(sorted(self.group.stored))
+        places = enumerate(sorted(self.group.bodies))
         return [offset for offset, place in places if self.bodies.get(*place) is not None]
 
 
@@ -76,7 +76,7 @@ class Work(MemoryBodies):
             return None
         held = self.node.held[node]
         came = [
-            self.node.group.stored[one.extent.index, one.extent.position]
+            self.node.group.bodies[one.extent.index, one.extent.position]
             if one.extent.base_offset in held
             else b""
             for one in wanted
@@ -132,7 +132,7 @@ async def test_a_slave_gives_up_nothing(node: Node) -> None:
     work = Work(node)
     assert not await work.look()
     assert node.lost == []
-    assert work.missing_bytes == sum(map(len, node.group.stored.values()))
+    assert work.missing_bytes == sum(map(len, node.group.bodies.values()))
 
 
 async def test_a_master_that_cannot_read_its_headers_gives_up_nothing(node: Node) -> None:
@@ -157,7 +157,7 @@ async def test_what_was_applied_meanwhile_is_looked_at_again(node: Node) -> None
 
 
 async def test_only_the_batch_of_the_record_is_taken(node: Node) -> None:
-    (first, stored), (_, other), *_ = sorted(node.group.stored.items())
+    (first, stored), (_, other), *_ = sorted(node.group.bodies.items())
     (lacking,) = [
         one
         for one in node.bodies.lacking(node.state)

@@ -105,7 +105,9 @@ def test_batches_with_gaps_are_taken_for_the_offsets_that_they_stand_for() -> No
             base_offset=extent.base_offset, count=extent.count, stored=group.stored(extent)
         )
     node: Any = None
-    pull = QueuePull(node, node, KEY, 1, bytes_per_second=1, on_copied=lambda _: None)
+    pull = QueuePull(
+        node, node, KEY, 1, bytes_per_second=1, on_copied=lambda _: None, bodies_refusal=node
+    )
     pull._check(answer)
     answer.batches[0].count -= 1
     with pytest.raises(CorruptBatch, match="2 offsets from 0"):

@@ -20,7 +20,7 @@ def group() -> MemoryGroup:
 
 def filled(group: MemoryGroup) -> BodyStore:
     store = BodyStore(0)
-    for place, stored in group.stored.items():
+    for place, stored in group.bodies.items():
         store.put(*place, stored)
     store.missing_to = 0
     return store
@@ -28,10 +28,10 @@ def filled(group: MemoryGroup) -> BodyStore:
 
 def here(group: MemoryGroup, store: BodyStore) -> list[int]:
     """Base offsets of the batches that are here."""
-    places = enumerate(sorted(group.stored))
+    places = enumerate(sorted(group.bodies))
     found = [offset for offset, place in places if store.get(*place) is not None]
     assert store.bytes == sum(
-        len(stored) for place, stored in group.stored.items() if store.get(*place) is not None
+        len(stored) for place, stored in group.bodies.items() if store.get(*place) is not None
     )
     assert store.bytes == sum(store.entry_bytes(index) for index in range(99))
     return found
@@ -73,10 +73,10 @@ def test_a_deleted_queue_leaves_nothing(group: MemoryGroup) -> None:
 
 def test_a_truncated_entry_takes_its_batches_along(group: MemoryGroup) -> None:
     store = filled(group)
-    last = max(group.stored)
+    last = max(group.bodies)
     store.truncate(last[0])
     assert here(group, store) == [0, 1, 2, 3]
-    other = b"".join([group.stored[last][:160], bytes(16)])
+    other = b"".join([group.bodies[last][:160], bytes(16)])
     store.put(*last, other)
     assert store.get(*last) == other
     store.on_applied(group.state, group.trim(5))
@@ -85,28 +85,28 @@ def test_a_truncated_entry_takes_its_batches_along(group: MemoryGroup) -> None:
 
 def test_batches_that_are_pulled_in_any_order_go_as_well(group: MemoryGroup) -> None:
     store = BodyStore(99)
-    for place in sorted(group.stored, reverse=True):
-        store.put(*place, group.stored[place])
+    for place in sorted(group.bodies, reverse=True):
+        store.put(*place, group.bodies[place])
     store.on_applied(group.state, group.trim(4))
     assert here(group, store) == [4]
 
 
 def test_a_sender_that_lacks_a_body_leaves_it_missing(group: MemoryGroup) -> None:
     store = BodyStore(3)
-    place = max(group.stored)
+    place = max(group.bodies)
     store.missing_to = 0
     store.put_carried(place[0], [Carried(place[1], None)])
     assert store.missing_to == place[0]
     assert store.records_of(place[0]), "its records must be told to other nodes"
-    store.put_again(place[0], [Carried(place[1], group.stored[place])], group.state)
-    assert store.get(*place) == group.stored[place]
+    store.put_again(place[0], [Carried(place[1], group.bodies[place])], group.state)
+    assert store.get(*place) == group.bodies[place]
 
 
 def test_what_is_lost_or_trimmed_does_not_come_back(group: MemoryGroup) -> None:
     store = BodyStore(0)
     group.lose(1, 2)
     group.trim(1)
-    for place, stored in group.stored.items():
+    for place, stored in group.bodies.items():
         store.put_again(place[0], [Carried(place[1], stored)], group.state)
     assert here(group, store) == [2, 3, 4]
 

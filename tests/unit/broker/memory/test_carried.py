@@ -20,7 +20,7 @@ def group() -> MemoryGroup:
 
 def store_of(group: MemoryGroup) -> BodyStore:
     store = BodyStore(len(group.frames))
-    for place, stored in group.stored.items():
+    for place, stored in group.bodies.items():
         store.put(*place, stored)
     return store
 
@@ -36,28 +36,28 @@ def read(group: MemoryGroup, data: bytes, at: int = 0) -> dict[int, list[Carried
 def test_every_body_comes_back_behind_its_header(group: MemoryGroup) -> None:
     found = read(group, b"frames" + sent(group, store_of(group)), 6)
     assert found == {
-        index: [Carried(position, stored)] for (index, position), stored in group.stored.items()
+        index: [Carried(position, stored)] for (index, position), stored in group.bodies.items()
     }
 
 
 def test_a_body_that_is_not_there_is_told(group: MemoryGroup) -> None:
     store = BodyStore(len(group.frames))
-    first, second, *_ = sorted(group.stored)
-    store.put(*second, group.stored[second])
+    first, second, *_ = sorted(group.bodies)
+    store.put(*second, group.bodies[second])
     found = read(group, sent(group, store))
-    assert found[second[0]] == [Carried(second[1], group.stored[second])]
+    assert found[second[0]] == [Carried(second[1], group.bodies[second])]
     assert found[first[0]] == [Carried(first[1], None)]
 
 
 def test_the_batch_of_another_record_is_not_sent(group: MemoryGroup) -> None:
     store = BodyStore(len(group.frames))
-    first, second, *_ = sorted(group.stored)
-    store.put(*first, group.stored[second])
+    first, second, *_ = sorted(group.bodies)
+    store.put(*first, group.bodies[second])
     assert read(group, sent(group, store))[first[0]] == [Carried(first[1], None)]
 
 
 def test_frames_without_such_records_have_nothing_behind_them(group: MemoryGroup) -> None:
-    before = min(index for index, _ in group.stored)
+    before = min(index for index, _ in group.bodies)
     assert pack_bodies(1, group.frames[: before - 1], store_of(group)) == []
     assert pack_bodies(1, group.frames, BodyStore(0)) == [], "all of them were told to the store"
 
@@ -71,7 +71,7 @@ def test_a_damaged_body_is_refused(group: MemoryGroup) -> None:
 
 def test_a_table_that_is_damaged_or_does_not_fit_is_refused(group: MemoryGroup) -> None:
     data = sent(group, store_of(group))
-    for at in range(carried.HEAD.size + 4 * len(group.stored) + 4):
+    for at in range(carried.HEAD.size + 4 * len(group.bodies) + 4):
         broken = bytearray(data)
         broken[at] ^= 1
         with pytest.raises(InvalidRequest):

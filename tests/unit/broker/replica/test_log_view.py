@@ -32,7 +32,7 @@ def test_bodies_count_for_the_size_of_an_entry_and_of_an_append() -> None:
     core_log = CoreLog(log, {}, bodies)
     assert (core_log.fit(1, 11, 1_000), core_log.meta(3).size) == (11, 100)
     head = group.send(-1)
-    (stored,) = group.stored.values()
+    (stored,) = group.bodies.values()
     assert len(stored) == 160 + head.body_length
     large = stored + bytes(650 - len(stored))
     for index in (3, 4):

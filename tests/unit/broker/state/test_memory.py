@@ -145,22 +145,15 @@ def test_a_topic_in_memory_is_neither_compacted_nor_compares_ids(
     assert "in memory" in refused.error.message
 
 
-def test_delayed_and_staged_batches_and_moves_are_refused() -> None:
+def test_delayed_and_staged_batches_are_refused() -> None:
     group = MemoryGroup()
     delayed = header(-1, due_us=START_US + 10_000_000)
     stager = transaction_records_pb2.TransactionRecord(
         open_stager=transaction_records_pb2.OpenStager(stager_id=STAGER_ID_MIN, queues=[ref()])
     )
-    seal = control_pb2.MoveQueue(queue=ref(), step=control_pb2.MOVE_STEP_SEAL, job=1, group_id=2)
-    create = control_pb2.CreateQueue(queue=ref(), settings=SETTINGS)
-    begin = control_pb2.MoveQueue(
-        queue=ref(), step=control_pb2.MOVE_STEP_BEGIN, job=1, group_id=2, create=create
-    )
     for refused in (
         group.admission.admit_batch(delayed, 0, time_us=START_US),
         group.admission.admit_transaction(stager),
-        group.admission.queues.admit_move(seal),
-        group.admission.queues.admit_move(begin),
     ):
         assert isinstance(refused, Refused)
         assert isinstance(refused.error, InvalidRequest)

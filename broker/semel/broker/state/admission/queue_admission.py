@@ -216,8 +216,6 @@ class QueueAdmission:
                 return retry_later("the queue is being split")
             if queue.sealing:
                 return retry_later("the queue is being sealed already")
-            if queue.in_memory:
-                return Refused(_stays())
             bound = self._pinned(queue)
             if bound is None and self._state.feature_level < DELAYED_MOVE_LEVEL:
                 bound = held_by_delays(self._state.delays, queue)
@@ -230,8 +228,6 @@ class QueueAdmission:
         elif record.step in (control_pb2.MOVE_STEP_BEGIN, control_pb2.MOVE_STEP_ACTIVATE):
             if (lacks := self._lacks(record.create.settings)) is not None:
                 return lacks
-            if record.create.settings.storage == common_pb2.STORAGE_MEMORY:
-                return Refused(_stays())
             begin = record.step == control_pb2.MOVE_STEP_BEGIN
             ids: tuple[TopicIds, ...] = ()
             if begin or record.HasField("create"):
@@ -335,11 +331,14 @@ class QueueAdmission:
         return self.moving(pending) or pending
 
     def admit_lose_memory(self, record: control_pb2.LoseMemory) -> ControlDecision:
-        """Applied offsets of a queue in memory may be lost, again and again."""
+        """Applied offsets of a queue in memory may be lost, again and again, also of one that is on
+        its way here. Of a sealed one nothing changes: its slice says what is lost."""
         key = queue_key_of(record.queue)
-        queue, pending = self._state.queues.get(key), self._pending.queue(key)
-        if queue is None or pending is None:
+        queue, pending = self._state.holding(key), self._pending.queue(key)
+        if queue is None:
             return Refused(self._state.absent(key))
+        if pending is not None and (refused := self.moving(pending)) is not None:
+            return refused
         if not queue.in_memory:
             return Refused(InvalidRequest(f"queue {key.queue_id} is in the log, not in memory"))
         if not 0 <= record.from_offset < record.to_offset <= queue.log_end_offset:
@@ -427,10 +426,3 @@ class QueueAdmission:
         if self._pending.may_pin or self._state.transactions.staging.is_pinned(queue.key):
             return retry_later("a transaction is being committed to the queue")
         return None
-
-
-def _stays() -> InvalidRequest:
-    """The refusal of a move of a queue in memory."""
-    return InvalidRequest(
-        "a queue of a topic in memory stays with its broker group: it cannot be moved"
-    )

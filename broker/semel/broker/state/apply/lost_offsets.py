@@ -93,6 +93,13 @@ class Lost:
             return None
         return self.ranges[at].to_offset
 
+    def misfit(self, told: Lost) -> str | None:
+        """The first range that is lost here, and not in `told`; None if there is none."""
+        for start, end in self.ranges:
+            if (told.end_at(start) or start) < end:
+                return f"offsets {start} to {end} were lost after they were copied"
+        return None
+
     def parts(self, memory_bytes: int) -> bytes:
         """Canonical bytes, with the bound of the topic."""
         head = _FIXED.pack(memory_bytes, self.messages, len(self.ranges))

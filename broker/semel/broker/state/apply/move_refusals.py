@@ -50,11 +50,6 @@ def move_refusal(
             " cluster upgrade), or alter the topic to --cleanup delete, move the queue, and alter"
             " it back"
         )
-    if queue.in_memory:
-        return InvalidRequest(
-            f"queue {number} of {queue.topic!r} is of a topic in memory, and stays with its broker"
-            " group: it cannot be moved"
-        )
     if queue.children:
         return InvalidRequest(
             f"queue {number} of {queue.topic!r} was split and cannot move. Move its children once"

@@ -4,7 +4,7 @@ How it works. A move is a job with a number. The controllers decide on it and dr
 has the queue, the *target* gets it. Each broker group keeps one *place* for each queue that ever
 took part in a move:
 
-    target   BEGIN → INCOMING   hidden: takes COPY records, message ids and pieces of the slice
+    target   BEGIN → INCOMING   hidden: takes copies, message ids and pieces of the slice
              INGEST → READY     copies and slice are complete and fit each other
              ACTIVATE → HERE    an ordinary queue, with rows, windows, offsets and tokens
              ABORT → AWAY       the copies and the slice are dropped
@@ -23,7 +23,9 @@ Invariants
    ensures that of FORWARD and UNSEAL only one is ever requested, and the same for ACTIVATE and
    ABORT.
 4. An incoming queue is in no other table: nobody can read, write, lock or split it.
-5. A compacted queue is copied by the job that holds it, from HOLD to SEAL. Else a tombstone could
+5. What a queue in memory has lost at the source is lost at the target. Nothing is ingested of which
+   the target has lost what the source has.
+6. A compacted queue is copied by the job that holds it, from HOLD to SEAL. Else a tombstone could
    be removed before it is copied, after the message that it hides was.
 
 Format. docs/formats/state.md.
@@ -46,6 +48,7 @@ from semel.broker.state.apply.delayed_queue import DelayedExtent
 from semel.broker.state.apply.delays import Delays
 from semel.broker.state.apply.id_windows import IdSettings, IdWindows, arrivals_from
 from semel.broker.state.apply.locks import ConsumerGroups, unknown_queue
+from semel.broker.state.apply.lost_offsets import RECORD_BYTES
 from semel.broker.state.apply.move_ids import begin_ids, ids_misfit, supersede_ids, take_ids
 from semel.broker.state.apply.move_places import Incoming, MoveState, Place
 from semel.broker.state.apply.move_refusals import held_here, move_refusal, unheld
@@ -321,15 +324,18 @@ class Moves:
             queue.trim(record.offset)
         return None
 
-    def copy(self, index: int, position: int, payload: memoryview, level: int) -> MoveApplied:
-        """Applies a COPY record: the next batch of an incoming queue, or the next delayed one. Any
-        other changes nothing.
+    def copy(
+        self, index: int, position: int, payload: memoryview, level: int, *, bare: bool = False
+    ) -> MoveApplied:
+        """Applies a COPY record, or a `bare` one, MEMORY_COPY: the next batch of an incoming queue,
+        or the next delayed one. Any other changes nothing.
 
-        `level` is the feature level of the log. Raises CorruptBatch.
+        Of a queue in memory, a COPY has both headers alone and says that the body is lost. `level`
+        is the feature level of the log. Raises CorruptBatch.
         """
         head = decode_broker_header(payload)
         batch = decode_header(payload, BROKER_HEADER_BYTES)
-        key = batch.queue_key
+        key, length = batch.queue_key, BROKER_HEADER_BYTES + batch.batch_length
         place, incoming = self.places.get(key), self.incoming.get(key)
         error: SemelError | None = None
         if place is None or incoming is None or place.state is not MoveState.INCOMING:
@@ -339,7 +345,7 @@ class Moves:
             and (ordinal := ordinal_of_copy(head)) is not None
             and is_delayed(batch)
             and batch.count
-            and len(payload) == BROKER_HEADER_BYTES + batch.batch_length
+            and len(payload) == length
         ):
             extent = DelayedExtent(
                 batch.deliver_at_us, ordinal, index, position, len(payload), batch.count
@@ -350,7 +356,8 @@ class Moves:
             or head.append_time_us < incoming.queue.last_append_us
             or not (batch.count or head.span)
             or bool(head.span) != bool(batch.flags & BatchFlags.OFFSET)
-            or len(payload) != BROKER_HEADER_BYTES + batch.batch_length
+            or len(payload) != (RECORD_BYTES if incoming.queue.in_memory else length)
+            or (bare and not incoming.queue.in_memory)
         ):
             error = InvalidRequest(
                 f"a copy of offset {head.base_offset} does not follow the end of queue"
@@ -358,7 +365,9 @@ class Moves:
             )
         else:
             count = head.span or batch.count
-            incoming.queue.append(count, index, position, len(payload), head.append_time_us)
+            incoming.queue.append(count, index, position, length, head.append_time_us)
+            if incoming.queue.in_memory and not bare:
+                incoming.queue.lose(head.base_offset, head.base_offset + count)
             if head.span:
                 incoming.queue.compaction.gaps_to = incoming.queue.log_end_offset
         return MoveApplied(
@@ -367,6 +376,12 @@ class Moves:
             error=error,
             copied_offset=-1 if incoming is None else incoming.queue.log_end_offset,
         )
+
+    def lose(self, key: QueueKey, from_offset: int, to_offset: int) -> None:
+        """Applies a LOSE_MEMORY record to a queue on its way here, if it has come so far."""
+        incoming = self.incoming.get(key)
+        if incoming is not None and to_offset <= incoming.queue.log_end_offset:
+            incoming.queue.lose(from_offset, to_offset)
 
     def _part(self, record: control_pb2.MoveQueue, key: QueueKey, home: Home) -> SemelError | None:
         if self._is(record, key, MoveState.READY):
@@ -424,6 +439,8 @@ class Moves:
         compaction = found.queue.compaction
         if reason is None and compaction.marks and not record.source_time_us:
             reason = "it does not say how late it is at the source"
+        if reason is None:
+            reason = incoming.queue.lost.misfit(found.queue.lost)
         if reason is not None:
             return InvalidRequest(f"the copy of queue {key.queue_id} is incomplete: {reason}")
         shift_us = home.log_time_us - record.source_time_us
@@ -445,6 +462,8 @@ class Moves:
         queue.extents = incoming.queue.extents
         queue.bytes = incoming.queue.bytes
         queue.compaction = incoming.queue.compaction
+        for lost in incoming.queue.lost.ranges:
+            queue.lose(*lost)
         if record.HasField("create"):
             level = home.feature_level
             queue.alter(QueueSettings.from_message(record.create.settings, level))

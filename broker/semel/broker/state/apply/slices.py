@@ -5,8 +5,8 @@ their producers, its consumer groups and its delayed batches with their cancelle
 canonical bytes of the state. The messages are copied before, batch by batch. The slice says how
 many extents there are, how many bytes they have and where they begin and end, and it names each
 delayed batch, so that an incomplete copy is noticed before it takes effect. What the object store
-has is not copied: the slice has the pointer to its manifest. How far the queue is compacted is part
-of the queue's bytes.
+has is not copied: the slice has the pointer to its manifest. How far the queue is compacted, and
+what it has lost of what was in memory, is part of the queue's bytes.
 
 Invariants
 1. A frozen queue gives the same slice on every node of its group.
@@ -42,8 +42,8 @@ SLICE_WITH_METADATA: Final = 6
 SLICE_WITH_DELAYED: Final = 8
 """The version if batches are delayed; broker groups below level 8 cannot read it."""
 SLICE_WITH_STATE: Final = 9
-"""The version if the queue has a manifest, or is or was compacted; broker groups below level 9
-cannot read it."""
+"""The version if the queue has a manifest, is or was compacted, or is in memory; broker groups
+below level 9 cannot read it."""
 _WITH_METADATA: Final = (SLICE_WITH_METADATA, SLICE_WITH_DELAYED, SLICE_WITH_STATE)
 
 
@@ -100,7 +100,8 @@ def make_slice(
     if delayed is not None:
         version = SLICE_WITH_DELAYED
     compacted = queue.settings.compaction is not None or queue.compaction != Compaction()
-    if queue.tier.number or (compacted and level >= COMPACTED_MOVE_LEVEL):
+    compacted = compacted and level >= COMPACTED_MOVE_LEVEL
+    if queue.tier.number or compacted or queue.in_memory:
         version = SLICE_WITH_STATE
     metadata = version in _WITH_METADATA
     return control_pb2.QueueSlice(

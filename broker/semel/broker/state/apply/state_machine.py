@@ -226,10 +226,11 @@ class State:
                         results.append(self._apply_control(payload))
                     case RecordKind.MEMBERSHIP:
                         results.append(self._apply_membership(header.index, payload))
-                    case RecordKind.COPY:
-                        self._check_level(MOVE_LEVEL)
-                        level = self.feature_level
-                        results.append(self.moves.copy(header.index, position, payload, level))
+                    case RecordKind.COPY | RecordKind.MEMORY_COPY:
+                        bare = kind is RecordKind.MEMORY_COPY
+                        self._check_level(MEMORY_LEVEL if bare else MOVE_LEVEL)
+                        level, at = self.feature_level, (header.index, position)
+                        results.append(self.moves.copy(*at, payload, level, bare=bare))
                     case RecordKind.NOOP:
                         results.append(Done(what="noop"))
                     case RecordKind.STAGED:
@@ -496,6 +497,8 @@ class State:
                     f" {record.from_offset} to {record.to_offset} from memory"
                 )
             queue.lose(record.from_offset, record.to_offset)
+        else:
+            self.moves.lose(key, record.from_offset, record.to_offset)
         return Done(what="lose_memory", queue_key=key)
 
     def _compact(self, record: control_pb2.Compact) -> Compacted:
@@ -720,12 +723,20 @@ class State:
         """Total length in the log of the batches of queues, and of staged and delayed batches."""
         on_hold = self.transactions.staging.bytes + self.delays.bytes + self.moves.delayed_bytes
         queues = sum(queue.log_bytes for queue in self.queues.values())
-        return queues + sum(queue.bytes for queue in self.moves.stored()) + on_hold
+        return queues + sum(queue.log_bytes for queue in self.moves.stored()) + on_hold
 
     def stored_queues(self) -> Iterator[QueueState]:
         """Every queue whose batches are live, including incoming ones of moves."""
         yield from (self.queues[key] for key in sorted(self.queues))
         yield from self.moves.stored()
+
+    def holding(self, key: QueueKey) -> QueueState | None:
+        """The queue whose batches are live here, whether it is here or on its way; None if it is
+        neither."""
+        queue = self.queues.get(key)
+        if queue is None and (incoming := self.moves.incoming.get(key)) is not None:
+            return incoming.queue
+        return queue
 
     def live_slots(self, topic_id: int) -> int:
         """How many slots of a topic the queues of this broker group have, with those on their
