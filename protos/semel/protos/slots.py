@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from semel.protos.body import offsets_of
 from semel.protos.errors import InvalidRequest
 
 SLOT_COUNT: Final = 65_536
@@ -26,6 +27,12 @@ SLOT_MASK: Final = SLOT_COUNT - 1
 
 _COLUMN_KEY_BYTES_MAX: Final = 1_024
 """Longer keys are few in a batch, and take more steps together than alone."""
+_FEW_KEYS: Final = 32
+"""Up to this number of keys a loop in Python takes less time than the calls of numpy."""
+_KEYS_PER_LENGTH: Final = 64
+"""Keys of one length, on average, from which on they are hashed together."""
+_KEYS_AT_ONCE: Final = 1 << 14
+"""Keys whose hashes are computed together: they stay in the processor's cache."""
 Slots = npt.NDArray[np.uint16]
 
 _C1: Final = np.uint32(0xCC9E2D51)
@@ -51,6 +58,8 @@ def slots_of_keys(
     Raises InvalidRequest for a null key without `positions`.
     """
     listed: Any = keys
+    if isinstance(listed, pa.Array) and len(listed) > _FEW_KEYS and not listed.null_count:
+        return slots_of_column(listed)
     if isinstance(listed, pa.Array | pa.ChunkedArray):
         listed = listed.to_pylist()
     digest = mmh3.mmh3_32_uintdigest
@@ -89,39 +98,55 @@ def slots_of_positions(positions: npt.NDArray[np.int64]) -> Slots:
 
 
 def slots_of_column(keys: pa.Array) -> Slots:
-    """Returns the slot of each key of a binary column, without a step for each key; of a null any
-    number.
+    """Returns the slot of each key of a binary or string column; of a null any number.
 
-    All keys are hashed together, a word of each at a time; only very long ones are hashed by
-    themselves.
+    Keys of one length are hashed together, a word of each at a time. If there are many lengths,
+    each key is hashed by itself.
     """
     count = len(keys)
-    bounds = np.frombuffer(keys.buffers()[1], np.int32)[keys.offset : keys.offset + count + 1]
-    raw = keys.buffers()[2]
-    data = np.frombuffer(b"" if raw is None else raw, np.uint8)
-    starts, lengths = bounds[:-1].astype(np.int64), np.diff(bounds)
-    long = lengths > _COLUMN_KEY_BYTES_MAX
-    words = np.where(long, 0, lengths // 4)
-    h = np.zeros(count, np.uint32)
-    order = np.argsort(-words, kind="stable")
-    # How many keys have a word of each number: those come first in the order.
-    having = count - np.searchsorted(np.sort(words), np.arange(1, words.max(initial=0) + 1))
-    for word, number in enumerate(having.tolist()):
-        rows = order[:number]
-        at = starts[rows] + 4 * word
-        k = np.zeros(number, np.uint32)
-        for byte in range(4):
-            k |= data[at + byte].astype(np.uint32) << np.uint32(8 * byte)
-        h[rows] = _rotate(h[rows] ^ (_rotate(k * _C1, 15) * _C2), 13) * _M + _N
-    tails, left = starts + 4 * words.astype(np.int64), np.where(long, 0, lengths % 4)
-    k = np.zeros(count, np.uint32)
-    for byte in range(3):
-        rows = np.flatnonzero(left > byte)
-        k[rows] |= data[tails[rows] + byte].astype(np.uint32) << np.uint32(8 * byte)
-    h ^= _rotate(k * _C1, 15) * _C2
-    slots = _finished(h ^ lengths.astype(np.uint32))
-    for row in np.flatnonzero(long).tolist():
-        slots[row] = slot_of_key(data[starts[row] : starts[row] + lengths[row]].tobytes())
+    bounds = offsets_of(keys)
+    lengths = np.diff(bounds)
+    least, most = (int(lengths.min()), int(lengths.max())) if count else (0, 0)
+    if least == most <= _COLUMN_KEY_BYTES_MAX:
+        return _slots_of_rows(keys.buffers()[2], int(bounds[0]), count, most)
+    classes = np.unique(lengths) if most <= _COLUMN_KEY_BYTES_MAX else lengths
+    if len(classes) * _KEYS_PER_LENGTH > count:
+        return slots_of_keys([key or b"" for key in keys.to_pylist()])
+    slots = np.empty(count, np.uint16)
+    for length in classes.tolist():
+        rows = np.flatnonzero(lengths == length)
+        column = keys.take(pa.array(rows))
+        slots[rows] = _slots_of_rows(column.buffers()[2], 0, len(rows), length)
+    return slots
+
+
+def _slots_of_rows(data: Any, start: int, count: int, length: int) -> Slots:
+    """The slots of `count` keys of `length` bytes that follow one another from `start` on."""
+    slots = np.empty(count, np.uint16)
+    width = -(-length // 4)
+    for first in range(0, count, _KEYS_AT_ONCE):
+        rows = min(_KEYS_AT_ONCE, count - first)
+        h = np.zeros(rows, np.uint32)
+        if length:
+            at = start + first * length
+            if length % 4:
+                padded = np.zeros((rows, 4 * width), np.uint8)
+                raw = np.frombuffer(data, np.uint8, rows * length, at)
+                padded[:, :length] = raw.reshape(rows, length)
+                words = padded.view("<u4")
+            else:
+                words = np.frombuffer(data, "<u4", rows * width, at).reshape(rows, width)
+            for number in range(width):
+                k = words[:, number] * _C1
+                k = _rotate(k, 15)
+                k *= _C2
+                h ^= k
+                if 4 * number + 4 <= length:  # else these are the last one to three bytes
+                    h = _rotate(h, 13)
+                    h *= _M
+                    h += _N
+        h ^= np.uint32(length)
+        slots[first : first + rows] = _finished(h)
     return slots
 
 
@@ -135,7 +160,9 @@ def _finished(h: npt.NDArray[np.uint32]) -> Slots:
 
 
 def _rotate(x: npt.NDArray[np.uint32], bits: int) -> npt.NDArray[np.uint32]:
-    return (x << np.uint32(bits)) | (x >> np.uint32(32 - bits))
+    rotated = x << np.uint32(bits)
+    rotated |= x >> np.uint32(32 - bits)
+    return rotated
 
 
 def split_slots(queues: int) -> list[tuple[int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from itertools import pairwise
 
 import mmh3
@@ -17,6 +18,7 @@ from semel.protos.slots import (
     SLOT_COUNT,
     queue_for_slots,
     slot_of_key,
+    slots_of_column,
     slots_of_keys,
     slots_of_positions,
     split_slots,
@@ -60,6 +62,40 @@ def test_keys_have_one_slot_in_whatever_container(keys: list[bytes]) -> None:
     assert slots_of_keys(array).tolist() == expected
     assert slots_of_keys(array.slice(1)).tolist() == expected[1:]
     assert slots_of_keys(pa.chunked_array([array, array], pa.binary())).tolist() == expected * 2
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [[0], [1], [4], [16], [19], [36], [1_025], [16, 17, 36], [0, 5], range(200), [8, 1_024, 2_000]],
+    ids=str,
+)
+def test_many_keys_of_few_and_of_many_lengths_hash_as_mmh3_does(lengths: Sequence[int]) -> None:
+    random = np.random.default_rng(3)
+    keys = [
+        random.bytes(lengths[row % len(lengths)])
+        for row in range(min(3_000, 2_000_000 // (max(lengths) + 1)))
+    ]
+    keys += [random.bytes(lengths[0]) for _ in range(70)]
+    expected = [slot_of_key(key) for key in keys]
+    column = pa.array(keys, pa.binary())
+    for found in (slots_of_column(column), slots_of_keys(column)):
+        assert found.dtype == np.uint16
+        assert found.tolist() == expected
+    assert slots_of_column(column.slice(3, 60)).tolist() == expected[3:63]
+
+
+def test_more_keys_than_are_hashed_at_once() -> None:
+    keys = [b"%016d" % number for number in range(40_000)]
+    found = slots_of_column(pa.array(keys, pa.binary()))
+    assert found.tolist() == [slot_of_key(key) for key in keys]
+
+
+def test_a_null_in_a_column_has_any_slot_and_the_others_theirs() -> None:
+    for keys in ([b"a", None, b"bc"] * 100, [b"abcd", None] * 100, [None, b"x" * 2_000]):
+        found = slots_of_column(pa.array(keys, pa.binary())).tolist()
+        assert [found[row] for row, key in enumerate(keys) if key is not None] == [
+            slot_of_key(key) for key in keys if key is not None
+        ]
 
 
 def test_string_keys_are_their_utf8() -> None:

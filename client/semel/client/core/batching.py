@@ -38,7 +38,7 @@ from semel.protos.columns import Columns
 from semel.protos.errors import UnknownQueue
 from semel.protos.few_rows import FEW_ROWS_MAX, FewRows
 from semel.protos.ids import QueueKey
-from semel.protos.slots import slot_of_key, slots_of_keys, slots_of_positions
+from semel.protos.slots import slot_of_key, slots_of_column, slots_of_keys, slots_of_positions
 from semel.protos.values import value
 
 ROW_BYTES: Final = 8
@@ -297,7 +297,7 @@ def route(
     if isinstance(owners, int):
         runs = [(owners, 0, count)]
     else:
-        order = np.argsort(owners, kind="stable")
+        order = _stable_order(owners)
         chunk.order = order
         columns = take_rows(columns, order)
         positions = positions[order] if positions is not None else None
@@ -328,6 +328,14 @@ def route(
     chunk.open_parts = len(to_send)
     chunk.parts = parts
     return to_send
+
+
+def _stable_order(owners: npt.NDArray[np.integer[Any]]) -> Rows:
+    """Returns the rows by owner; those of one owner keep their order. numpy sorts short numbers by
+    their digits, in a tenth of the time."""
+    if int(owners.max()) <= np.iinfo(np.uint16).max:
+        owners = owners.astype(np.uint16)
+    return np.argsort(owners, kind="stable")
 
 
 def _few_rows(chunk: Chunk) -> FewRows | None:
@@ -408,14 +416,13 @@ def _owners(
     elif keys is None:
         assert positions is not None
         owners = topic.queues_of_slots(slots_of_positions(positions))
+    elif positions is None and isinstance(keys, list) and len(keys) == 1:
+        owners = topic.queue_of_slot(slot_of_key(keys[0]))  # without numpy's calls
     elif positions is not None or isinstance(keys, list) or not keys.null_count:
         owners = topic.queues_of_slots(slots_of_keys(keys, positions))
     else:
-        slots = [None if key is None else slot_of_key(key) for key in keys.to_pylist()]
-        keyed = np.array([0 if slot is None else slot for slot in slots], np.int32)
-        owners = np.where(
-            [slot is None for slot in slots], np.int32(sticky), topic.queues_of_slots(keyed)
-        )
+        keyed = topic.queues_of_slots(slots_of_column(keys))
+        owners = np.where(keys.is_valid().to_numpy(zero_copy_only=False), keyed, np.int32(sticky))
     if named is not None:
         places = np.array(
             [NO_QUEUE if queue == NO_QUEUE else _place(topic, queue) for queue in named],

@@ -15,7 +15,7 @@ Not here: calls to controllers and brokers (`transport/cluster.py`).
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -78,6 +78,10 @@ class TopicRoute:
         at = np.searchsorted(self.slot_starts, slots, side="right") - 1
         owners: npt.NDArray[np.int32] = self.by_slot[at]
         return owners
+
+    def queue_of_slot(self, slot: int) -> int:
+        """Returns the index in `queues` of the owner of one slot."""
+        return int(self.by_slot[bisect_right(self.slot_starts, slot) - 1])
 
     @property
     def every(self) -> tuple[QueueRoute, ...]:
