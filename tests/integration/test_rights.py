@@ -25,6 +25,9 @@ from semel.protos.rpc import CHANNEL_OPTIONS, error_from_rpc
 from semel.protos.security.credentials import channel
 from semel.protos.security.declared import declared
 from semel.protos.security.rules import Kind
+from semel.protos.v1 import broker_pb2, controller_pb2
+from semel.protos.v1.common_pb2 import QueueRef
+from semel.protos.v1.controller_pb2_grpc import ControllerStub
 from tests.kit.certificates import TestCa
 from tests.kit.declared_calls import METHODS, naming, path_of
 from tests.kit.up_process import UpProcess
@@ -188,6 +191,42 @@ def test_a_name_is_fenced_by_nobody_who_does_not_own_it(ruled: Ruled) -> None:
         with pytest.raises(PermissionDenied), bob.producer("loader") as other:
             other.send("orders", b"2").result(timeout=20)
         producer.send("orders", b"3").result(timeout=20)
+
+
+async def test_a_producer_that_has_not_begun_is_fenced_by_nobody_else(ruled: Ruled) -> None:
+    """Not without a name either, nor an id that is to be given next."""
+    ruled.acl(
+        "grant",
+        "allow user:alice own-name producer:fresh",
+        "allow user:bob write topic:orders",
+        "allow user:bob own-name producer:bobs",
+    )
+    metadata = levels_metadata(own_levels())
+    async with channel(
+        ruled.up.bootstrap, CHANNEL_OPTIONS, ruled.security("client-alice")
+    ) as opened:
+        reply = await ControllerStub(opened).OpenProducer(
+            controller_pb2.OpenProducerRequest(name="fresh", open_id=b"1"), metadata=metadata
+        )
+    with ruled.connect("admin") as client:
+        topic_id = client.admin.describe_topic("orders").topic_id
+    (fence,) = [method for method in METHODS if method.name == "FenceProducer"]
+
+    async def fenced(who: str, number: int, name: str) -> set[str]:
+        request = broker_pb2.FenceProducerRequest(
+            queues=[QueueRef(topic_id=topic_id)],
+            producer_id=number,
+            epoch=1,
+            session=9,
+            name=name,
+        )
+        brokers = [node for node in ruled.up.nodes if node.kind == "broker"]
+        got = [await call(one.address, ruled.security(who), fence, request) for one in brokers]
+        return set(got) - {"NotMaster"}
+
+    assert await fenced("client-bob", reply.producer_id, "") == {"PermissionDenied"}
+    assert await fenced("client-bob", reply.producer_id, "bobs") == {"PermissionDenied"}
+    assert await fenced("client-bob", reply.producer_id + 1, "") == {"InvalidRequest"}
 
 
 def test_a_topic_that_was_just_made_is_written_to_at_once(ruled: Ruled) -> None:

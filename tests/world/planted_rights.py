@@ -9,6 +9,7 @@ import asyncio
 from typing import Any
 from unittest.mock import patch
 
+from semel.broker.control_plane.producer_owners import ProducerOwners
 from semel.broker.control_plane.rights_copy import RightsCopy
 from semel.controller.rights import RightsService
 from semel.protos.security.enforcement import Enforcer, Gate
@@ -28,6 +29,20 @@ def lets_streams_outlive_rights() -> Any:
 def does_not_check_calls() -> Any:
     """Calls of single requests pass."""
     return patch.object(Enforcer, "check_call", lambda *_: None)
+
+
+def takes_batches_in_any_name() -> Any:
+    """A right to write to the topic is enough to write as any producer."""
+    return patch.object(Gate, "admit_producer", lambda *_: None)
+
+
+def lets_anybody_fence_the_unseen() -> Any:
+    """A producer that the group has not seen yet counts as one without a name."""
+
+    async def check(self: Any, request: Any) -> None:
+        pass
+
+    return patch.object(ProducerOwners, "check", check)
 
 
 def ignores_deny_rules() -> Any:

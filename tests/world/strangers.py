@@ -1,10 +1,14 @@
-"""Programs that try what they may not: an intruder without any right, and a guest who loses his.
+"""Programs that try what they may not: an intruder, a forger, and a guest who is turned out.
 
 How it works. An *intruder* knows all: ids of topics and queues, the producers' ids, epochs and
 sessions, the tokens of locks. It calls every method of every service at every node, and uses the
 SDK as other programs do. Each attempt must be refused, or remain without an answer; one that is
 served ends the run. What it sends is in nobody's notes, so if it were stored, the checker of
 exactly once would find it.
+
+A *forger* may write, but owns no producer's name: it tries to send in the name of named producers,
+and to end them, also before the brokers have seen them. Beside it is a *newcomer*, whose producers
+are new all the time.
 
 A *guest* writes and reads as long as it may. When all faults are over, its rights are taken away.
 From then on, after the time that the rules may take to reach every node, it gets nothing and stores
@@ -45,6 +49,7 @@ from semel.protos.security.rules import Kind
 from semel.protos.streams import FETCH_METHOD, PRODUCE_METHOD, decode_fetch_header, encode_produce
 from semel.protos.v1 import broker_pb2, control_pb2
 from tests.checking.history import Outcome
+from tests.checking.raw_log import Fold
 from tests.kit.declared_calls import METHODS, naming, path_of
 from tests.world.clients import GROUP, TOPIC, ClientHost, Sender
 from tests.world.identities import security
@@ -65,6 +70,9 @@ _OPEN: Final = frozenset({"Drop"})
 """Methods that are served if they name nothing that exists, and then do nothing."""
 
 
+_Attempt = Callable[[Any], Awaitable[None]]
+
+
 class Served(Exception):
     """A call was served, or a message was taken or given."""
 
@@ -75,7 +83,7 @@ class Intruder(ClientHost):
     def __init__(self, run: Run, name: str) -> None:
         super().__init__(run.world, name)
         self._run = run
-        self._attempts: tuple[Callable[[Any], Awaitable[None]], ...] = (
+        self._attempts: tuple[_Attempt, ...] = (
             self._call,
             self._call,
             self._call,
@@ -93,7 +101,7 @@ class Intruder(ClientHost):
             await self.pause(0.04)
         self.done = True
 
-    async def _try(self, attempt: Callable[[Any], Awaitable[None]], client: Any) -> None:
+    async def _try(self, attempt: _Attempt, client: Any) -> None:
         world, name = self.world, attempt.__name__.strip("_")
         try:
             async with compat.timeout(_ANSWER_S):
@@ -101,10 +109,10 @@ class Intruder(ClientHost):
         except Served as served:
             world.loop.errors.append(f"the intruder was served: {name}: {served}")
         except _REFUSALS as error:
-            world.count(f"intruder refused: {name}")
+            world.count(f"{type(self).__name__.lower()} refused: {name}")
             world.tell(f"{type(error).__name__}: {error.message}")
         except (SemelError, TimeoutError) as error:
-            world.count("intruder unheard")
+            world.count(f"{type(self).__name__.lower()} unheard")
             world.tell(f"{name}: {error!r}")
 
     # --- whom and what it knows
@@ -183,8 +191,10 @@ class Intruder(ClientHost):
             raise Served(f"{path} at {address}")
 
     async def _write(self, client: Any) -> None:
-        """A batch, under its own name or that of another producer."""
-        address, key, row = self._victim()
+        """A batch, in the name of another producer."""
+        await self._write_as(*self._victim())
+
+    async def _write_as(self, address: str, key: QueueKey, row: Any) -> None:
         like = cast("ProducerIdentity", row)
         batch = batch_of(self.value(0), like, key, row.session, row.last_sequence + 1)
         reply = await self._stream(
@@ -302,6 +312,103 @@ class Intruder(ClientHost):
 @program("intruder", host="xa")
 def _intruder(run: Run, host: str) -> Intruder:
     return Intruder(run, host)
+
+
+class Forger(Intruder):
+    """A client that may write to the topic, and tries to do so in the name of producers that it
+    does not own, and to end them."""
+
+    def __init__(self, run: Run, name: str) -> None:
+        super().__init__(run, name)
+        self._attempts = (self._forge, self._end, self._end, self._end)
+        self._ended: set[int] = set()
+        """Ids that it has fenced."""
+
+    def _named(self) -> tuple[str, QueueKey, Any]:
+        """The row of a named producer, at its master."""
+        rows = [
+            (host.config.listen, row.queue_key, row)
+            for host in self._run.hosts.values()
+            if host.replica is not None and host.replica.is_master
+            for row in host.replica.state.producers.rows()
+            if row.name
+        ]
+        if not rows:
+            raise UnknownTopic("there is no named producer")
+        return self.random.choice(rows)
+
+    async def _forge(self, client: Any) -> None:
+        """A batch in the name of a producer of a name."""
+        await self._write_as(*self._named())
+
+    async def _end(self, client: Any) -> None:
+        """A fence of a named producer, or of one that the brokers have not seen, under any name.
+
+        While controllers do not answer, brokers cannot know whose an unseen one is.
+        """
+        if not self._controllers_answer():
+            raise TimeoutError
+        cluster = client._session.cluster
+        queues = (await cluster.topic(TOPIC)).queues
+        queue = self.random.choice(queues)
+        *_, near = self._victim()  # ids are given one after the other
+        number = near.producer_id + self.random.randrange(1, 6)
+        names, session = [""], self.random.choice((1, 1 << 20))
+        if self.random.random() < 0.3:
+            *_, row = self._named()
+            number, session = row.producer_id, row.session + 1
+            names.append(row.name)
+        request = broker_pb2.FenceProducerRequest(
+            queues=[queue_ref(queue.key)],
+            producer_id=number,
+            epoch=self.random.choice((1, 2)),
+            session=session,
+            name=self.random.choice(names),
+            after_expiry=True,
+        )
+        home = cluster.routes.home(queue)
+        reply = await cluster.call_master(home, "FenceProducer", request, _ANSWER_S)
+        if self._controllers_answer():
+            self._ended.add(number)
+            self.world.count("forger ended a producer without a name")
+        self.world.tell(f"fenced {number}: {reply}")
+
+    def _controllers_answer(self) -> bool:
+        world = self.world
+        up = [world.hosts.get(one.name) for one in self._run.controllers]
+        return not world.network.cut and all(
+            process is not None and process.stopped_until <= world.now for process in up
+        )
+
+    def verdict(self, fold: Fold) -> str:
+        for host in self._run.hosts.values():
+            for row in host.replica.state.producers.rows() if host.replica is not None else ():
+                if row.name and row.producer_id in self._ended:
+                    return f"{self.name} could fence producer {row.producer_id}, {row.name!r}"
+        return ""
+
+
+class Newcomer(Sender):
+    """A program that sends each message under another name, which nobody has seen before."""
+
+    async def work(self, client: Any) -> None:
+        while not self.stopping:
+            name = f"{self.name}-{self.starts}-{self.number}"
+            async with client.producer(name, delivery_timeout_ms=self.timeout_ms) as producer:
+                _, settled = self.send(producer)
+                await settled
+            await self.pause(self.mean_s)
+        self.done = True
+
+
+@program("newcomer", host="nc")
+def _newcomer(run: Run, host: str) -> Newcomer:
+    return Newcomer(run.world, host, run.plan.send_mean_s, run.plan.send_timeout_ms)
+
+
+@program("forger", host="xb")
+def _forger(run: Run, host: str) -> Forger:
+    return Forger(run, host)
 
 
 class Guest(Sender):

@@ -17,6 +17,8 @@ from tests.world.soak import THIRD, _plan, first_failure, run_seeds, run_until_s
 RIGHTS = ("rights",)
 WANTED = {
     "secured world": 4,
+    "forger refused: end": 3,
+    "forger refused: forge": 5,
     "guest refused": 20,
     "intruder refused: call": 20,
     "intruder refused: commit": 3,
@@ -47,6 +49,8 @@ PLANTS: list[tuple[Plant, range]] = [
     (planted.lets_all_messages_of_streams_in, range(3)),
     (planted.lets_streams_outlive_rights, range(5, 12)),
     (planted.does_not_check_calls, range(3)),
+    (planted.takes_batches_in_any_name, range(1, 6)),
+    (planted.lets_anybody_fence_the_unseen, range(6, 14)),
     (planted.ignores_deny_rules, range(3, 10)),
     (planted.tells_of_hidden_topics, range(2, 9)),
     (planted.forgets_rules_with_the_controller, range(3, 9)),
@@ -81,5 +85,6 @@ def test_a_world_of_older_programs_knows_no_rules() -> None:
 
 def test_usual_programs_have_no_more_rights_than_they_need() -> None:
     assert rules_of("intruder", "xa1") == ()
+    assert rules_of("forger", "xb1") == ("allow user:xb1 write topic:orders",)
     assert rules_of("sender", "s1") == ("allow user:s1 write topic:orders",)
     assert "allow user:l1 own-name producer:l1" in rules_of("loader", "l1")

@@ -229,6 +229,7 @@ TARGETS: Final = {
                 "tiers/pointers",
                 "control_plane/group_calls",
                 "control_plane/kept_rights",
+                "control_plane/producer_owners",
                 "replica/confirmed_reads",
                 "replica/log_view",
                 "replica/fetch_waiters",

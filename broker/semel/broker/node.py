@@ -40,6 +40,7 @@ from semel.broker.background.tiering import Tiering
 from semel.broker.background.transaction_work import TransactionWork
 from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.group_calls import GroupCalls
+from semel.broker.control_plane.producer_owners import open_owners
 from semel.broker.control_plane.reports import Registration
 from semel.broker.control_plane.rights_copy import open_access
 from semel.broker.control_plane.route_cache import RoutesCopy
@@ -345,6 +346,7 @@ class BrokerNode:
             self._files,
         )
         enforcer = None if access is None else access.enforcer
+        owners = open_owners(config, replica, self._routes, access, self._stack)
         self._produce = produce = ProduceHandler(replica, unpackers, enforcer)
         replica.mastership.on_lost = produce.on_mastership_lost
         peer_port = PeerPort(
@@ -425,7 +427,7 @@ class BrokerNode:
         )
         broker_pb2_grpc.add_BrokerServicer_to_server(
             BrokerService(
-                producers=ProducerCalls(replica),
+                producers=ProducerCalls(replica, owners),
                 locks=LockCalls(replica),
                 groups=GroupOffsetCalls(replica),
                 queues=QueueCalls(config, replica, self._routes, cold, self._tier),

@@ -8,6 +8,9 @@ Ids come from blocks: the store holds the first id that is not yet reserved, and
 a block. So opening an anonymous producer usually writes nothing; a crash loses the rest of the
 block, and no id is given twice.
 
+Brokers ask whose an id is before somebody fences it. The names by id are in memory, from the first
+question on.
+
 Invariants
 1. A name keeps its id for ever; its epoch rises with every new open_id and is stored before any
    reply names it.
@@ -28,7 +31,11 @@ from semel.controller.epoch import ControllerEpoch
 from semel.controller.store import VersionConflict
 from semel.protos.errors import InvalidRequest, UnknownProducer
 from semel.protos.ids import ProducerId
-from semel.protos.v1.controller_pb2 import OpenProducerReply, ProducerInfo
+from semel.protos.v1.controller_pb2 import (
+    FindProducerOwnerReply,
+    OpenProducerReply,
+    ProducerInfo,
+)
 from semel.protos.v1.metadata_pb2 import ProducerIdsRecord, ProducerOpen, ProducerRecord
 
 ID_BLOCK: Final = 1_000
@@ -88,6 +95,16 @@ class IdAllocator:
         async with self._reserving:
             return await self._reserve()
 
+    async def is_given(self, producer_id: int) -> bool:
+        """Whether somebody may have the id. Raises what `take` raises."""
+        async with self._reserving:  # a block that is being reserved is not kept yet
+            entry = await self._epoch.store.get(records.PRODUCER_IDS)
+            if entry is None:
+                return False
+            record = records.load(ProducerIdsRecord, records.PRODUCER_IDS, entry)
+            kept = self._next <= producer_id < self._end
+            return 0 < producer_id < record.next_id and not kept
+
     async def raise_to(self, floor: int) -> None:
         """Never hands out an id below `floor` any more. Raises what `take` raises."""
         async with self._reserving:
@@ -130,6 +147,10 @@ class ProducerService:
         self._producers_max = producers_max
         self._named: int | None = None
         """Number of producers with a name; None until the first new one comes."""
+        self._owners: dict[int, str] = {}
+        """Names by id. A new name is here before the store has it, so that its id never looks like
+        one of nobody; all are once `_owners_known`."""
+        self._owners_known = False
         self._ids = IdAllocator(epoch)
         self._anonymous: OrderedDict[bytes, ProducerId] = OrderedDict()
 
@@ -154,6 +175,7 @@ class ProducerService:
             if entry is None:
                 await self._require_room()
                 record = ProducerRecord(name=name, producer_id=await self._ids.take())
+                self._owners[record.producer_id] = name
             else:
                 record = records.load(ProducerRecord, key, entry)
             opened, epoch = next_open(record, open_id, self._clock_us())
@@ -201,14 +223,27 @@ class ProducerService:
             for record in sorted(stored, key=lambda record: record.name)
         ]
 
+    async def owner(self, producer_id: int) -> FindProducerOwnerReply:
+        """The owner of an id. Raises what the store raises."""
+        if not self._owners_known:
+            found = await self._epoch.store.scan(records.PRODUCERS)
+            for key, entry in found.items():
+                record = records.load(ProducerRecord, key, entry)
+                self._owners[record.producer_id] = record.name
+            self._owners_known = True
+        given = await self._ids.is_given(producer_id)
+        name = self._owners.get(producer_id, "")
+        return FindProducerOwnerReply(name=name, given=given or bool(name))
+
     async def lend_ids(self) -> tuple[int, int]:
         """Ids [start, end) for a broker to give to anonymous producers."""
         return await self._ids.lend()
 
     async def raise_ids(self, floor: int) -> None:
-        """Gives no id below `floor` any more: other producers may have them."""
+        """Gives no id below `floor` any more: other producers, which were stored, may have them."""
         await self._ids.raise_to(floor)
         self._anonymous.clear()
+        self._owners_known = False
 
     async def _open_anonymous(self, open_id: bytes) -> OpenProducerReply:
         producer_id = self._anonymous.get(open_id)

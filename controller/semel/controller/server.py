@@ -208,6 +208,12 @@ class ControllerService(ControllerServicer):
         return pb.ListProducersReply(producers=await self._producers.list(request.name))
 
     @is_active
+    async def FindProducerOwner(
+        self, request: pb.FindProducerOwnerRequest, context: Any
+    ) -> pb.FindProducerOwnerReply:
+        return await self._producers.owner(request.producer_id)
+
+    @is_active
     async def JoinGroup(
         self, request: pb.JoinGroupRequest, context: Any
     ) -> pb.GroupMembershipReply:

@@ -142,6 +142,40 @@ async def test_ids_lent_to_brokers_are_nobody_elses() -> None:
     assert not set(lent[0]) & set(lent[1])
 
 
+async def test_whose_an_id_is() -> None:
+    store = MemoryStore()
+    producers = await service(store)
+    for unused in (0, 1, 2, 10**9):
+        assert not (await producers.owner(unused)).given
+    named = (await producers.open("loader", b"1")).producer_id
+    nobody = (await producers.open("", b"2")).producer_id
+    start, end = await producers.lend_ids()
+    assert not (await producers.owner(nobody + 1)).given, "it is in the block, and nobody's"
+    later = (await producers.open("later", b"3")).producer_id
+    assert (await producers.owner(later)).name == "later"
+    successor = await service(store)
+    for number, name in ((named, "loader"), (nobody, ""), (start, ""), (end - 1, "")):
+        owner = await successor.owner(number)
+        assert (owner.given, owner.name) == (True, name)
+    assert not (await successor.owner(end)).given
+
+
+async def test_the_id_of_a_name_never_looks_like_one_of_nobody() -> None:
+    """Also while the name is being stored, and whoever has its id could not know it yet."""
+    store = CountingStore()
+    producers = await service(store)
+    assert not (await producers.owner(1)).given
+    opening = asyncio.ensure_future(producers.open("loader", b"1"))
+    seen = set()
+    while not opening.done():
+        owner = await producers.owner(1)
+        seen.add((owner.given, owner.name))
+        await asyncio.sleep(0)
+    assert (await opening).producer_id == 1
+    assert seen <= {(False, ""), (True, "loader")}
+    assert (True, "loader") in seen
+
+
 async def test_one_name_too_many_is_refused_and_known_ones_go_on() -> None:
     store = MemoryStore()
     await (await service(store)).open("one", b"1")

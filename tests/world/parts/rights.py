@@ -5,8 +5,8 @@ code (`semel.protos.security`). What TLS would prove is given by the simulated n
 channel has the identity of its program's certificate, and a server checks nothing but that. The
 usual programs have the rights that they need, those of parts have rights on all topics, groups,
 producers and transactions. Rules change while programs run: of people who do nothing here, and of
-programs, which lose their rights for a while. An *intruder* and a *guest* try what they may not
-(`../strangers.py`).
+programs, which lose their rights for a while. An *intruder*, a *forger* and a *guest* try what they
+may not (`../strangers.py`).
 
 Beside upgrades there are no rules: older programs do not know them, and there is no intruder.
 
@@ -54,6 +54,8 @@ _NEEDED: Final[dict[str, tuple[str, ...]]] = {
     "watcher": (f"describe topic:{TOPIC}",),
     "guest": strangers.OF_A_GUEST,
     "intruder": (),
+    "newcomer": (f"write topic:{TOPIC}", "own-name producer:{host}-*"),
+    "forger": (f"write topic:{TOPIC}",),
 }
 """What the usual programs need."""
 _ANYTHING: Final = tuple(
@@ -86,14 +88,15 @@ def with_rights(plan: Plan) -> Plan:
         Step(round(random.uniform(0, plan.duration_s), 6), kind, random.getrandbits(32))
         for kind in kinds
     ]
-    return with_clients(with_steps(plan, steps), ("intruder 1", "guest 1"))
+    forgers = ("forger 1", "newcomer 1") if random.random() < 0.5 else ()
+    return with_clients(with_steps(plan, steps), ("intruder 1", "guest 1", *forgers))
 
 
 def _without_upgrades(plan: Plan) -> Plan:
     if not any(name.startswith("upgrader") for name in plan.clients):
         return plan
     kept = tuple(step for step in plan.steps if step.kind not in ("rights taken", _OTHERS))
-    return replace(without_clients(plan, "intruder", "guest"), steps=kept)
+    return replace(without_clients(plan, "intruder", "guest", "forger", "newcomer"), steps=kept)
 
 
 _OTHERS: Final = "rights of others"
@@ -115,7 +118,7 @@ def _of_others(nemesis: Nemesis) -> None:
 def _taken(nemesis: Nemesis) -> None:
     """A program loses its rights for a while, or what it does is forbidden by a deny rule."""
     random = nemesis.random
-    usual = _NEEDED.keys() - {"guest", "intruder"}
+    usual = _NEEDED.keys() - {"guest", "intruder", "forger"}
     losers = [name for name in nemesis.run.plan.clients if name.split()[0] in usual]
     if not losers:
         return

@@ -5,7 +5,7 @@ controller last said that it is the newest. It is replaced whole, under a tempor
 its owner can read it. A file that is damaged, or of a newer program, counts as none: then the node
 lets only administrators in until it hears the rules.
 
-Format. `docs/formats/rights.md`; a test compares its table with the struct below.
+Format. `docs/formats/hard-state.md`; a test compares its table with the struct below.
 
 Not here: what comes from controllers, and how old rules may be (`rights_copy.py`).
 """

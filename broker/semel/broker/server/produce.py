@@ -296,9 +296,10 @@ class ProduceStream:
 
 
 def _denial(gate: Gate, header: BatchHeader) -> SemelError | None:
-    """Why the client may not write to the batch's topic; None if it may."""
+    """Why the client may not write to the batch's topic, or as its producer; None if it may."""
     try:
         gate.admit((Need(Action.WRITE, Kind.TOPIC, header.topic_id),))
+        gate.admit_producer(header.producer_id)
     except SemelError as error:
         return error
     return None

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Final
 
+from semel.broker.control_plane.producer_owners import ProducerOwners
 from semel.broker.replica.replica import Replica
 from semel.broker.server.checks import check_settled, known
 from semel.broker.state import FenceApplied, OutcomeKind, ProducerState, row_message
@@ -36,8 +37,10 @@ _ROWS_AT_ONCE: Final = 64
 class ProducerCalls:
     """Serves the calls of semel.protos.v1.Broker about producers."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, owners: ProducerOwners | None = None) -> None:
+        """Without `owners` everybody may fence every producer."""
         self._replica = replica
+        self._owners = owners
 
     async def FenceProducer(  # noqa: N802
         self, request: broker_pb2.FenceProducerRequest, context: object
@@ -48,6 +51,8 @@ class ProducerCalls:
         wanted = [queue_key_of(queue) for queue in request.queues]
         if len(set(wanted)) != len(wanted):
             raise InvalidRequest("a fence names each queue once")
+        if self._owners is not None:
+            await self._owners.check(request)
         fence = control_pb2.Fence(
             queues=[queue_ref(key) for key in sorted(wanted)],
             producer_id=request.producer_id,

@@ -201,6 +201,10 @@ class Enforcer:
 
         return what.told(reply, visible)
 
+    def name_of(self, kind: Kind, number: int) -> str | None:
+        """The name of what a message names by a number; None if there is no such thing."""
+        return self._names.name_of(kind, number)
+
     @contextlib.contextmanager
     def gate(self, method: str, on_ended: Callable[[SemelError], None]) -> Iterator[Gate]:
         """The gate of a stream of the running call's caller; `on_ended` ends the stream."""
@@ -262,6 +266,15 @@ class Gate:
             if need not in self._passed:
                 self._enforcer.check_needs(self._method, (need,), self._caller)
                 self._passed.add(need)
+
+    def admit_producer(self, producer_id: int) -> None:
+        """Lets a message in the name of a producer through. Raises PermissionDenied.
+
+        The name is looked up each time: an id gets one when its producer is fenced first.
+        """
+        name = self._enforcer.name_of(Kind.PRODUCER, producer_id)
+        if name is not None:
+            self.admit((Need(Action.OWN_NAME, Kind.PRODUCER, name),))
 
     def check_again(self) -> None:
         """Ends the stream if something that it was let through with is denied by now."""

@@ -238,6 +238,20 @@ class ListProducersReply(_message.Message):
     producers: _containers.RepeatedCompositeFieldContainer[ProducerInfo]
     def __init__(self, producers: _Optional[_Iterable[_Union[ProducerInfo, _Mapping]]] = ...) -> None: ...
 
+class FindProducerOwnerRequest(_message.Message):
+    __slots__ = ("producer_id",)
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    producer_id: int
+    def __init__(self, producer_id: _Optional[int] = ...) -> None: ...
+
+class FindProducerOwnerReply(_message.Message):
+    __slots__ = ("name", "given")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    given: bool
+    def __init__(self, name: _Optional[str] = ..., given: _Optional[bool] = ...) -> None: ...
+
 class JoinGroupRequest(_message.Message):
     __slots__ = ("group", "member_id", "topics", "session_ms", "client", "grace_ms", "incarnation")
     GROUP_FIELD_NUMBER: _ClassVar[int]

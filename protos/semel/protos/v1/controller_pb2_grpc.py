@@ -86,6 +86,11 @@ class ControllerStub:
                 request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.ListProducersRequest.SerializeToString,
                 response_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.ListProducersReply.FromString,
                 _registered_method=True)
+        self.FindProducerOwner = channel.unary_unary(
+                '/semel.protos.v1.Controller/FindProducerOwner',
+                request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.FindProducerOwnerRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.FindProducerOwnerReply.FromString,
+                _registered_method=True)
         self.JoinGroup = channel.unary_unary(
                 '/semel.protos.v1.Controller/JoinGroup',
                 request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.JoinGroupRequest.SerializeToString,
@@ -232,6 +237,13 @@ class ControllerServicer:
 
     def ListProducers(self, request, context):
         """Named producers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FindProducerOwner(self, request, context):
+        """Whose a producer id is; asked by brokers, before somebody fences it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -395,6 +407,11 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.ListProducers,
                     request_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.ListProducersRequest.FromString,
                     response_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.ListProducersReply.SerializeToString,
+            ),
+            'FindProducerOwner': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindProducerOwner,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.FindProducerOwnerRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.FindProducerOwnerReply.SerializeToString,
             ),
             'JoinGroup': grpc.unary_unary_rpc_method_handler(
                     servicer.JoinGroup,
@@ -743,6 +760,33 @@ class Controller:
             '/semel.protos.v1.Controller/ListProducers',
             semel_dot_protos_dot_v1_dot_controller__pb2.ListProducersRequest.SerializeToString,
             semel_dot_protos_dot_v1_dot_controller__pb2.ListProducersReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindProducerOwner(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Controller/FindProducerOwner',
+            semel_dot_protos_dot_v1_dot_controller__pb2.FindProducerOwnerRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_controller__pb2.FindProducerOwnerReply.FromString,
             options,
             channel_credentials,
             insecure,

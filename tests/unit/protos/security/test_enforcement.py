@@ -374,6 +374,25 @@ async def test_a_gate_decides_once_and_remembers() -> None:
     assert not ended
 
 
+async def test_messages_in_a_producer_s_name_are_its_owner_s_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = enforcer()
+    own = Rule.parse("allow user:alice own-name producer:loader")
+    made.take(RuleBook([Rule.parse("allow user:bob write topic:orders")]))
+    CALLER.set(ALICE)
+    ended: list[SemelError] = []
+    with made.gate("/s/m", ended.append) as gate:
+        gate.admit_producer(TOPIC_ID + 1)  # without a name
+        monkeypatch.setattr(Names, "name_of", lambda self, kind, number: NAMES[kind])
+        with pytest.raises(PermissionDenied):
+            gate.admit_producer(TOPIC_ID + 1)  # the same one has got its name since
+        made.take(RuleBook([own]))
+        gate.admit_producer(TOPIC_ID + 1)
+        made.take(RuleBook())
+        assert [type(error) for error in ended] == [PermissionDenied]
+
+
 async def test_a_gate_refuses_and_the_stream_goes_on() -> None:
     refusals: list[Refusal] = []
     made = enforcer(refusals)
