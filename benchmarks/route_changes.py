@@ -9,11 +9,14 @@ that has no topics), and while clients ask for the routes of a topic.
     watch_kib     memory of one watch
     push_us       one watch that is told of a change
     routes_us     one question for a topic's routes
+    probe_us      one question to a broker whether it is master
 
 The model takes these costs and the clients' own waits (`semel.client.transport.controllers`) to
 tell what `--clients` clients cost at `--nodes` broker nodes when something happens. Each client is
 simulated with its random waits, in virtual time. Printed are the most calls in one second at one
-controller and at one broker, and the processor time that this second takes, in cores.
+controller and at one broker, and the processor time that this second takes, in cores. When a
+master ends, all clients use its group, of three nodes, which elects another one after `--outage`
+seconds; *at once* is what happens if every client asks as one of few does.
 
     python -m benchmarks.route_changes [--watches 900] [--clients 100000,1000000] [--nodes 300]
 
@@ -41,12 +44,14 @@ from benchmarks.harness import Comparison, arguments, number, progress, report, 
 from semel.broker.control_plane.route_cache import PUSHES_A_SECOND, WATCHES_MAX
 from semel.client import connect
 from semel.client.core.retry import Backoff
+from semel.client.transport.cluster import CROWD_POLICY, CROWD_S, SEARCH_POLICY
 from semel.client.transport.controllers import SCATTER_S, WATCH_POLICY
 from semel.controller import ControllerConfig
 from semel.protos.levels import levels_metadata, own_levels
 from semel.protos.rpc import CHANNEL_OPTIONS
-from semel.protos.v1 import common_pb2
+from semel.protos.v1 import broker_pb2, common_pb2
 from semel.protos.v1 import controller_pb2 as pb
+from semel.protos.v1.broker_pb2_grpc import BrokerStub
 from semel.protos.v1.controller_pb2_grpc import ControllerStub
 from tests.kit.cluster import Cluster, Node
 
@@ -56,6 +61,7 @@ QUESTIONS: Final = 2_000
 AT_ONCE: Final = 100
 SETTLE_S: Final = 3.0
 QUIET_GROUP: Final = 99
+GROUP_NODES: Final = 3
 SEED: Final = 1
 CONTROLLER_WATCHES: Final = ControllerConfig(data=Path()).watches_max
 
@@ -68,6 +74,7 @@ class Costs:
     watch_kib: float
     push_us: float
     routes_us: float
+    probe_us: float = 0.0
 
     def figures(self) -> Mapping[str, float]:
         """As figures of a report."""
@@ -76,6 +83,7 @@ class Costs:
             "watch_kib": self.watch_kib,
             "push_us": self.push_us,
             "routes_us": self.routes_us,
+            "probe_us": self.probe_us,
         }
 
 
@@ -170,12 +178,22 @@ async def measured(
             asked = pb.GetRoutesRequest(topics=["orders"])
             await asyncio.gather(*(stub.GetRoutes(asked, metadata=TOLD) for _ in range(AT_ONCE)))
     asked_us = cpu_us() - start
+    start = cpu_us()
+    async with grpc.aio.insecure_channel(node.address, options=CHANNEL_OPTIONS) as channel:
+        broker: Any = BrokerStub(channel)
+        for _ in range(QUESTIONS // AT_ONCE if node.kind == "broker" else 0):
+            looked = broker_pb2.NodeStatusRequest()
+            await asyncio.gather(
+                *(broker.GetNodeStatus(looked, metadata=TOLD) for _ in range(AT_ONCE))
+            )
+    probed_us = cpu_us() - start
     progress("")
     return Costs(
         open_us=(opened - before) / options.watches,
         watch_kib=grown / 1024 / options.watches,
         push_us=pushed_us / CHANGES / options.watches,
         routes_us=asked_us / QUESTIONS,
+        probe_us=probed_us / QUESTIONS,
     )
 
 
@@ -194,7 +212,11 @@ def _report(cluster_id: str, term: int) -> pb.ReportNodeRequest:
 class Model:
     """What happens at a controller and at one broker when something changes for all clients."""
 
-    def __init__(self, clients: int, nodes: int, controller: Costs, broker: Costs) -> None:
+    def __init__(
+        self, clients: int, nodes: int, controller: Costs, broker: Costs, outage_s: float
+    ) -> None:
+        self._clients = clients
+        self._outage_s = outage_s
         self._at_controller = min(clients, CONTROLLER_WATCHES)
         self._a_broker = math.ceil((clients - self._at_controller) / nodes)
         """Watches at one broker."""
@@ -215,12 +237,38 @@ class Model:
 
     def change(self) -> Mapping[str, float]:
         """A group has a new master, or a group is new: every watch is told."""
-        controller = np.zeros(self._at_controller)
-        paced = np.arange(self._a_broker) / PUSHES_A_SECOND
-        paced[paced < 0.1] = 0.0
+        controller, paced = np.zeros(self._at_controller), self._paced()
         return self._peaks(
             controller, self._controller.push_us, paced, self._broker.push_us, told=paced
         )
+
+    def _paced(self) -> Any:
+        """When a broker tells each of those who watch it, in s after the change."""
+        paced = np.arange(self._a_broker) / PUSHES_A_SECOND
+        paced[paced < 0.1] = 0.0
+        return paced
+
+    def master_ends(self, *, at_once: bool = False) -> Mapping[str, float]:
+        """The master of a group that all clients use dies: they ask one of its two other nodes.
+        With `at_once` all of them ask as those do whose watches are at the controllers."""
+        asked: list[float] = []
+        told = self._paced() if self._a_broker else np.zeros(1)
+        last = 0.0
+        for client in range(self._clients):
+            crowded = client >= self._at_controller
+            until = self._outage_s + (float(told[client % len(told)]) if crowded else 0.0)
+            scattered = crowded and not at_once
+            backoff = Backoff(CROWD_POLICY if scattered else SEARCH_POLICY, self._random.random)
+            now = self._random.uniform(0, CROWD_S) if scattered else 0.0
+            while now < until:
+                node = self._random.randrange(GROUP_NODES) if scattered else 0
+                asked += [now] if node == 0 else []
+                if now >= self._outage_s and node < GROUP_NODES - 1:
+                    until = now  # it is told by whom it asks
+                now += backoff.next_ms() / 1000
+            last = max(last, until)
+        found = self._peaks(np.zeros(0), 0.0, np.array(asked), self._broker.probe_us)
+        return {**found, "last_told_s": last}
 
     def controller_ends(self) -> Mapping[str, float]:
         """The active controller ends: those who watched it come to the next one, or to brokers."""
@@ -279,6 +327,7 @@ def main() -> int:
     parser.add_argument("--watches", type=number(1, 900), default=900)
     parser.add_argument("--clients", type=counts, default=[100_000, 1_000_000])
     parser.add_argument("--nodes", type=number(2, 100_000), default=300, help="broker nodes")
+    parser.add_argument("--outage", type=float, default=0.8, help="until a master is elected, in s")
     options = parser.parse_args()
     whole = Comparison(title=f"routes, {options.watches:,} watches at each node")
     with (
@@ -296,9 +345,10 @@ def main() -> int:
     whole.rounds["controller"] = [controller.figures()]
     whole.rounds["broker"] = [broker.figures()]
     for clients in options.clients:
-        model = Model(clients, options.nodes, controller, broker)
-        for name in ("places", "change", "move", "controller_ends", "broker_ends"):
+        model = Model(clients, options.nodes, controller, broker, options.outage)
+        for name in ("places", "change", "move", "controller_ends", "broker_ends", "master_ends"):
             whole.rounds[f"{clients:,} clients: {name}"] = [getattr(model, name)()]
+        whole.rounds[f"{clients:,} clients: … at once"] = [model.master_ends(at_once=True)]
     return report(whole, options)
 
 

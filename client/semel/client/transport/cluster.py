@@ -2,10 +2,12 @@
 
 How it works. The client fetches the route of a topic at its first use and keeps it. A watch on the
 controllers reports changes of masters. When a group's master fails, the client asks all replicas at
-once, repeatedly with short waits, until one of them is master. A broker's own answer with a higher
-term overrules a controller's. While all controllers are down the client continues with what it
-knows. A client that starts meanwhile takes the routes from a file on this machine, or from a broker
-whose address it was given.
+once, repeatedly with short waits, until one of them is master. A client that found no room for its
+watch at the controllers is one of very many. It asks one replica at a time, the first one after a
+random time, and most are told by their watch before: else ten thousand clients would keep the
+replicas from electing. A broker's own answer with a higher term overrules a controller's. While all
+controllers are down the client continues with what it knows. A client that starts meanwhile takes
+the routes from a file on this machine, or from a broker whose address it was given.
 
 Invariants
 1. At most one search per group is under way, and all callers that need the master share it.
@@ -63,6 +65,9 @@ it passes, the client takes the node for hung and asks the group's other nodes."
 KEPT_PATIENCE_S: Final = 1.0
 """Seconds for which the client asks controllers before it uses the routes of the file."""
 SEARCH_POLICY: Final = BackoffPolicy(initial_ms=15, max_ms=400)
+CROWD_S: Final = 2.0
+"""Seconds over which very many clients spread their first questions for a master."""
+CROWD_POLICY: Final = BackoffPolicy(initial_ms=500, max_ms=4_000)
 CALL_POLICY: Final = BackoffPolicy(initial_ms=20, max_ms=300)
 
 
@@ -93,6 +98,8 @@ class Cluster:
         """All routes so far are from the file."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._searches: dict[GroupId, asyncio.Task[Master]] = {}
+        self._news = asyncio.Event()
+        """Set by each new version of the routes."""
 
     async def start(self) -> None:
         """Fetches the broker groups from a controller, or else from the file.
@@ -163,6 +170,7 @@ class Cluster:
                 self.routes.forget()
         self.routes.on_routes(routes)
         self._keeper.on_routes(routes)
+        self._news.set()
         if routes.controllers:
             self.controllers.learn(routes.controllers)
 
@@ -215,8 +223,12 @@ class Cluster:
         return await asyncio.shield(search)
 
     async def _search(self, group_id: GroupId) -> Master:
-        backoff = Backoff(SEARCH_POLICY, random.random)
-        asked: dict[str, asyncio.Task[UnsupportedVersion | None]] = {}
+        crowded = self.controllers.crowded
+        backoff = Backoff(CROWD_POLICY if crowded else SEARCH_POLICY, random.random)
+        if crowded:
+            await self._wait_for_news(group_id, random.uniform(0, CROWD_S))
+        strangers: dict[str, UnsupportedVersion] = {}
+        asked: dict[str, asyncio.Task[None]] = {}
         try:
             while True:
                 known = self.routes.master(group_id)
@@ -227,27 +239,23 @@ class Cluster:
                     await self._look_up(group_id)
                     await asyncio.sleep(backoff.next_ms() / 1000)
                     continue
-                for address in addresses:
+                for address in random.sample(addresses, 1) if crowded else addresses:
                     # A node that has not answered yet is not asked again: many clients that ask a
                     # busy node over and over would keep it busy.
                     if address not in asked:
-                        asked[address] = asyncio.ensure_future(self._probe(group_id, address))
-                strangers = await self._answers(group_id, asked)
-                if len(strangers) == len(addresses):
-                    raise strangers[0]
-                if self.routes.master(group_id) is None:
-                    await asyncio.sleep(backoff.next_ms() / 1000)
+                        probe = self._probe(group_id, address, strangers)
+                        asked[address] = asyncio.ensure_future(probe)
+                await self._take_answers(group_id, asked)
+                if strangers.keys() >= set(addresses):
+                    raise strangers[addresses[0]]
+                await self._wait_for_news(group_id, backoff.next_ms() / 1000)
         finally:
-            for probe in asked.values():
-                probe.cancel()
+            for probing in asked.values():
+                probing.cancel()
 
-    async def _answers(
-        self, group_id: GroupId, asked: dict[str, asyncio.Task[UnsupportedVersion | None]]
-    ) -> list[UnsupportedVersion]:
+    async def _take_answers(self, group_id: GroupId, asked: dict[str, asyncio.Task[None]]) -> None:
         """Takes answers off `asked` for `ROUND_S` seconds, or until one tells who is master: a node
-        that hangs must not delay the next questions to the others. Returns the errors of those that
-        can never answer this client."""
-        strangers: list[UnsupportedVersion] = []
+        that hangs must not delay the next questions to the others."""
         give_up = time.monotonic() + ROUND_S
         while asked and self.routes.master(group_id) is None:
             left = give_up - time.monotonic()
@@ -257,9 +265,15 @@ class Cluster:
                 asked.values(), timeout=left, return_when=asyncio.FIRST_COMPLETED
             )
             for address in [address for address, probe in asked.items() if probe in done]:
-                if (error := asked.pop(address).result()) is not None:
-                    strangers.append(error)
-        return strangers
+                asked.pop(address).result()
+
+    async def _wait_for_news(self, group_id: GroupId, seconds: float) -> None:
+        """Returns when the time is over, or routes have come that name the group's master."""
+        with contextlib.suppress(TimeoutError):
+            async with compat.timeout(seconds):
+                while self.routes.master(group_id) is None:
+                    self._news.clear()
+                    await self._news.wait()
 
     async def _look_up(self, group_id: GroupId) -> None:
         """Fetches the groups for one that is not in the routes: a queue may have moved to a group
@@ -277,17 +291,22 @@ class Cluster:
         if not self.routes.replicas(group_id) and not routes.copied:
             raise UnknownGroup(f"no broker group {group_id} in the routes")
 
-    async def _probe(self, group_id: GroupId, address: str) -> UnsupportedVersion | None:
-        """Asks a node for its status. Returns the error if it can never answer this client."""
+    async def _probe(
+        self, group_id: GroupId, address: str, strangers: dict[str, UnsupportedVersion]
+    ) -> None:
+        """Asks a node for its status. If it can never answer this client, the error is noted."""
+        strangers.pop(address, None)
         try:
             status = await self.connections.call(
                 address, BROKER, "GetNodeStatus", broker_pb2.NodeStatusRequest(), PROBE_S
             )
-        except SemelError as error:
-            return error if isinstance(error, UnsupportedVersion) else None
-        if status.group_id == group_id:
-            self.routes.on_node_status(group_id, status)
-        return None
+        except UnsupportedVersion as error:
+            strangers[address] = error
+        except SemelError:
+            pass
+        else:
+            if status.group_id == group_id:
+                self.routes.on_node_status(group_id, status)
 
     def on_master_error(self, group_id: GroupId, master: Master, error: SemelError) -> None:
         """Handles the error of a call or stream to `master`: takes its hint, or searches again."""

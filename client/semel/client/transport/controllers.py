@@ -74,6 +74,9 @@ class Controllers:
         self._watched = ""
         self._crowded_until = 0.0
         """Monotonic time until which brokers are watched: the controllers had no room."""
+        self.crowded = False
+        """There are very many clients: the watch of this one is not, or not yet, at a controller,
+        because they have no room for it."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -146,7 +149,7 @@ class Controllers:
 
         while True:
             copies = list(self._copies())
-            crowded = bool(copies) and time.monotonic() < self._crowded_until
+            crowded = self.crowded = bool(copies) and time.monotonic() < self._crowded_until
             if crowded:
                 asked = Round(random.sample(copies, len(copies)))
             else:  # a broker that was given as an address names the controllers
@@ -175,6 +178,7 @@ class Controllers:
                     full_ms = known.retry_after_ms
                     if not crowded:
                         self._crowded_until = time.monotonic() + CROWDED_S
+                        self.crowded = True
                         break
                 elif crowded and time.monotonic() - began > SCATTER_S:
                     await asyncio.sleep(random.uniform(0, SCATTER_S))

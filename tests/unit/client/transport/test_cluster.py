@@ -120,3 +120,57 @@ async def test_a_node_that_does_not_answer_is_asked_once_and_the_others_again() 
     assert nodes.asked["b:1"] == 1
     assert nodes.asked["b:2"] == nodes.master_tells_at
     assert nodes.asked["b:3"] >= nodes.master_tells_at - 1
+
+
+def with_replicas(version: int, term: int, master: int) -> controller_pb2.Routes:
+    routes = controller_pb2.Routes(version=version, cluster_id="c")
+    group = routes.groups.add(group_id=2, master_id=master, term=term)
+    for node in (1, 2, 3):
+        group.nodes.add(node_id=node, address=f"b:{node}")
+    return routes
+
+
+async def without_master(monkeypatch: pytest.MonkeyPatch) -> tuple[Played, list[str]]:
+    """A client that has just lost a master, and the nodes that it asks."""
+    cluster, asked = Played(), list[str]()
+    cluster._on_routes(with_replicas(1, 3, 1))
+    cluster.routes.on_master_failed(GroupId(2), await cluster.master(GroupId(2)))
+
+    async def call(address: str, *_: Any) -> Any:
+        asked.append(address)
+        raise Unavailable("no answer")
+
+    monkeypatch.setattr(cluster.connections, "call", call)
+    return cluster, asked
+
+
+async def test_one_of_very_many_clients_is_told_of_a_master_and_asks_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster, asked = await without_master(monkeypatch)
+    cluster.controllers.crowded = True
+    monkeypatch.setattr("random.uniform", lambda *_: 60.0)
+    search = asyncio.ensure_future(cluster.master(GroupId(2)))
+    await asyncio.sleep(0)
+    cluster._on_routes(with_replicas(2, 3, 1))  # of before
+    await asyncio.sleep(0.01)
+    assert not search.done()
+    cluster._on_routes(with_replicas(3, 4, 2))
+    assert (await search).address == "b:2"
+    assert asked == []
+
+
+@pytest.mark.parametrize("crowded", [True, False])
+async def test_one_of_very_many_clients_asks_one_node_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, crowded: bool
+) -> None:
+    cluster, asked = await without_master(monkeypatch)
+    cluster.controllers.crowded = crowded
+    monkeypatch.setattr("random.uniform", lambda *_: 0.0)
+    search = asyncio.ensure_future(cluster.master(GroupId(2)))
+    while not asked:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(asked) == (1 if crowded else 3)
+    cluster._on_routes(with_replicas(3, 4, 2))
+    assert (await search).address == "b:2"
