@@ -3,7 +3,6 @@ readers end with the newest values wherever the queues are."""
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from semel.protos.v1 import control_pb2
 from tests.checking.compaction import purges_of
 from tests.checking.small_run import REF, START_US, Run
 from tests.world.planted_compacted_moves import PLANTS
-from tests.world.soak import first_failure, run_seeds
+from tests.world.soak import first_failure, run_until_seen
 
 BOTH = ("moves", "compaction")
 RARE = {
@@ -25,10 +24,7 @@ RARE = {
 
 @pytest.mark.timeout(600)
 def test_queues_of_a_compacted_topic_move_under_faults() -> None:
-    seen, failures, _ = run_seeds(range(14), more=BOTH)
-    assert not failures
-    missing = Counter(RARE) - seen
-    assert not missing, f"too rare, by so many: {dict(missing)}"
+    run_until_seen(range(14), RARE, more=BOTH)
 
 
 @pytest.mark.timeout(600)

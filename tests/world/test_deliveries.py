@@ -18,6 +18,8 @@ from tests.world.parts.deliveries import (
 from tests.world.planted_copies import PLANTS
 
 SEEDS = 12
+"""At most; a test ends before, once everything rare has happened."""
+SEEDS_MIN = 4
 RARE = {
     "dead letter": 120,
     "sorter crash": 2,
@@ -49,6 +51,8 @@ def test_every_message_is_processed_or_a_dead_letter_and_never_both() -> None:
         counts, failure = run_delivery(seed)
         assert not failure, f"seed {seed}: {failure}"
         seen += counts
+        if seed >= SEEDS_MIN - 1 and not Counter(RARE) - seen:
+            break
     missing = Counter(RARE) - seen
     assert not missing, f"too rare, by so many: {dict(missing)}"
 
@@ -91,16 +95,22 @@ def test_a_planted_bug_is_found(name: str) -> None:
 )
 @pytest.mark.timeout(300)
 def test_messages_are_tried_again_or_moved_meanwhile(more: tuple[str, ...]) -> None:
+    wanted = {
+        f"message {RETRIED}": 21 * ("retries" in more),
+        "move: activated": 1 * ("moves" in more),
+        "letter brought back": 1 * ("redrive" in more),
+        "producer expired": 101 * ("idle" in more),
+        "redrive went on": 1 * (more == ("moves", "redrive")),
+    }
     seen: Counter[str] = Counter()
     for seed in range(4):
         counts, failure = run_delivery(seed, *more)
         assert not failure, f"seed {seed}: {failure}"
         seen += counts
-    assert seen[f"message {RETRIED}"] > 20 or "retries" not in more
-    assert seen["move: activated"] or "moves" not in more
-    assert seen["letter brought back"] or "redrive" not in more
-    assert seen["producer expired"] > 100 or "idle" not in more
-    assert seen["redrive went on"] or more != ("moves", "redrive")
+        if seed and not Counter(wanted) - seen:
+            break
+    missing = Counter(wanted) - seen
+    assert not missing, f"too rare, by so many: {dict(missing)}"
 
 
 PLACE = (0, 1)

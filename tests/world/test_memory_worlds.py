@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
 from tests.world import planted_memory as planted
 from tests.world.planted import Plant
-from tests.world.soak import first_failure, run_seeds
+from tests.world.soak import first_failure, run_until_seen
 
 RARE = {
-    "at rest": 12,
+    "at rest": 5,
     "careful kill": 8,
     "message in memory read": 500,
     "message held in memory": 1_000,
@@ -23,18 +21,14 @@ RARE = {
 
 @pytest.mark.timeout(300)
 def test_nothing_is_lost_silently_under_faults() -> None:
-    seen, failures, _ = run_seeds(range(100, 116), more=("memory",))
-    assert not failures
-    missing = Counter(RARE) - seen
-    assert not missing, f"too rare, by so many: {dict(missing)}"
+    run_until_seen(range(100, 116), RARE, more=("memory",))
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("others", [("splits",), ("moves",)], ids=",".join)
 def test_topics_in_memory_beside(others: tuple[str, ...]) -> None:
-    seen, failures, _ = run_seeds(range(4), more=(*others, "memory"))
-    assert not failures
-    assert seen["message held in memory"] >= 100
+    wanted = {"at rest": 2, "message held in memory": 100}
+    run_until_seen(range(4), wanted, more=(*others, "memory"))
 
 
 @pytest.mark.timeout(300)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
 from tests.world import planted
 from tests.world.planted import Plant
-from tests.world.soak import first_failure, run_seeds
+from tests.world.soak import first_failure, run_until_seen
 
 SEEDS = range(32)
 RARE = {
@@ -31,10 +29,7 @@ RARE = {
 
 @pytest.mark.timeout(300)
 def test_queues_move_between_groups_under_faults() -> None:
-    seen, failures, _ = run_seeds(SEEDS, more=("moves",))
-    assert not failures
-    missing = Counter(RARE) - seen
-    assert not missing, f"too rare, by so many: {dict(missing)}"
+    run_until_seen(SEEDS, RARE, more=("moves",))
 
 
 @pytest.mark.timeout(300)

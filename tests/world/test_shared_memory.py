@@ -6,22 +6,20 @@ from __future__ import annotations
 import pytest
 
 from tests.world import planted
-from tests.world.soak import first_failure, run_seeds
+from tests.world.soak import first_failure, run_until_seen
 
 
 @pytest.mark.timeout(300)
 def test_what_comes_through_memory_is_what_was_stored_under_faults() -> None:
-    seen, failures, _ = run_seeds(range(40), more=("shared_memory",))
-    assert not failures
-    assert seen["answer through memory"] >= 300
+    wanted = {"at rest": 12, "answer through memory": 100}
+    run_until_seen(range(40), wanted, more=("shared_memory",))
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("other", ["splits", "moves", "transactions", "delays"])
 def test_memory_beside(other: str) -> None:
-    seen, failures, _ = run_seeds(range(6), more=(other, "shared_memory"))
-    assert not failures
-    assert seen["answer through memory"] >= 30
+    wanted = {"at rest": 2, "answer through memory": 30}
+    run_until_seen(range(6), wanted, more=(other, "shared_memory"))
 
 
 def test_a_place_that_is_named_twice_is_found() -> None:

@@ -10,7 +10,7 @@ import pytest
 from semel.broker.state.apply.producers import SequenceTable
 from semel.client.reading.fetch import _FetchLink
 from semel.protos.queue_refs import queue_key_of
-from tests.world.soak import first_failure, run_seeds
+from tests.world.soak import first_failure, run_seeds, run_until_seen
 
 SEEDS = 4
 
@@ -60,9 +60,7 @@ RETRIES = ("alone", "deliveries", "retries", "splits")
 
 @pytest.mark.timeout(300)
 def test_messages_to_be_tried_again_come_though_their_queues_are_split() -> None:
-    seen, failures, _ = run_seeds(range(6), more=RETRIES)
-    assert not failures
-    assert seen["queue split"] >= 6
+    run_until_seen(range(6), {"at rest": 3, "queue split": 6}, more=RETRIES)
 
 
 @pytest.mark.timeout(300)
