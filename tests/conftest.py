@@ -17,6 +17,7 @@ import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
 
+from tests.kit import forking
 from tests.kit.distribution import Pieces, in_order
 from tests.kit.zookeeper import Server, running_server
 
@@ -104,6 +105,13 @@ def module_path(
     yield directory
     if request.session.testsfailed == failed:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def forked_programs() -> Iterator[None]:
+    """Nodes and consoles are forks of processes that have imported them (tests/kit/forking.py)."""
+    with forking.enabled():
+        yield
 
 
 @pytest.fixture(scope="session")

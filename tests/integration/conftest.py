@@ -14,6 +14,11 @@ from tests.kit.loading import staged
 from tools.demo.stage import Stage
 
 
+@pytest.fixture(scope="session", autouse=True)
+def programs_are_forked(forked_programs: None) -> None:
+    """Hundreds of nodes are started here; `semel up` starts its own as ever."""
+
+
 @pytest.fixture(scope="module", autouse=True)
 def spark_leaves_no_client() -> Iterator[None]:
     """Tests that call the data source in this process leave its shared clients connected."""

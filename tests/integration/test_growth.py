@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,20 @@ from benchmarks.growth_client import FIRST_ID
 from benchmarks.growth_points import site
 from benchmarks.workloads import ClientError
 from semel.protos.v1 import broker_pb2, broker_pb2_grpc
+from tests.kit import forking
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = (
     *("--points", "2", "--rounds", "1", "--warm-ups", "0"),
     *("--scale", "0.0001", "--seconds", "0.1"),
 )
+
+
+@pytest.fixture(autouse=True)
+def programs_are_started() -> Iterator[None]:
+    """Benchmarks measure what users start, and leave no process behind."""
+    with forking.enabled(False):
+        yield
 
 
 def children() -> set[int]:

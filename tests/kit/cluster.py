@@ -32,6 +32,7 @@ from typing import Self
 import grpc
 
 from semel.protos.v1 import broker_pb2, broker_pb2_grpc, controller_pb2, controller_pb2_grpc
+from tests.kit import forking
 from tests.kit.ports import free_ports
 
 HOST = "127.0.0.1"
@@ -42,6 +43,17 @@ LAUNCHER = (
     "ctypes.CDLL(None).prctl(1, signal.SIGKILL);"
     "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
 )
+_BY_EXEC = [sys.executable, "-S", "-E", "-c", LAUNCHER, "-m"]
+
+
+def _forked(node: Node, output: tuple[int, int]) -> forking.Forked | None:
+    """The node as a fork of what has imported its program, if there is such a thing, and the node
+    runs nothing else."""
+    program, *arguments = node.command[len(_BY_EXEC) :]
+    if node.command[: len(_BY_EXEC)] != _BY_EXEC:
+        return None
+    with Path(os.devnull).open("rb") as nothing:
+        return forking.begin(program, arguments, node.id, (nothing.fileno(), *output))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,7 +68,7 @@ class Node:
     address: str
     data: Path
     command: list[str] = field(repr=False)
-    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    process: subprocess.Popen[bytes] | forking.Forked | None = field(default=None, repr=False)
 
     @property
     def pid(self) -> int:
@@ -143,7 +155,7 @@ class Cluster:
 
     def _node(self, kind: str, number: int, group: int, address: str, flags: list[str]) -> Node:
         data = self.data / f"{kind}-{number}"
-        command = [sys.executable, "-S", "-E", "-c", LAUNCHER, "-m", f"semel.{kind}", "--json"]
+        command = [*_BY_EXEC, f"semel.{kind}", "--json"]
         command += ["--data", str(data), "--listen", address, "--cluster-id", CLUSTER_ID, *flags]
         return Node(kind=kind, id=number, group=group, address=address, data=data, command=command)
 
@@ -337,7 +349,7 @@ class Cluster:
 
     def _spawn(self, node: Node) -> None:
         with node.log_file.open("ab") as log, node.output_file.open("wb") as output:
-            node.process = subprocess.Popen(
+            node.process = _forked(node, (output.fileno(), log.fileno())) or subprocess.Popen(
                 node.command, stdin=subprocess.DEVNULL, stdout=output, stderr=log
             )
 

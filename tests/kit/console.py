@@ -7,7 +7,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
+
+from tests.kit import forking
 
 
 class Console:
@@ -19,8 +22,22 @@ class Console:
     def __call__(
         self, *arguments: str | Path, stdin: bytes = b""
     ) -> subprocess.CompletedProcess[bytes]:
+        words = [*map(str, arguments)]
+        with TemporaryFile() as given, TemporaryFile() as out, TemporaryFile() as errors:
+            given.write(stdin)
+            given.seek(0)
+            files = (given.fileno(), out.fileno(), errors.fileno())
+            forked = forking.begin("semel.console", words, 0, files, self._environment)
+            if forked is not None:
+                try:
+                    status = forked.wait(60)
+                finally:
+                    forked.kill()
+                out.seek(0)
+                errors.seek(0)
+                return subprocess.CompletedProcess(words, status, out.read(), errors.read())
         return subprocess.run(
-            [sys.executable, "-m", "semel.console", *map(str, arguments)],
+            [sys.executable, "-m", "semel.console", *words],
             input=stdin,
             capture_output=True,
             env=self._environment,
