@@ -9,6 +9,9 @@ looked up are in the window. Figures of time are per id.
 
 from __future__ import annotations
 
+import semel.broker.numpy_features  # noqa: F401  as in a broker, before numpy is imported
+
+# isort: split
 import argparse
 import resource
 import sys
@@ -22,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from rocksdict import Options, Rdict, WriteBatch
 
+from semel.broker import c_malloc
 from semel.broker.dedup.fingerprints import U64
 from semel.broker.dedup.id_index import IdIndex
 from semel.broker.dedup.id_places import Places
@@ -171,6 +175,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.ids < BATCH or options.ids % BATCH or options.plain % BATCH or options.plain < 0:
         parser.error(f"numbers of ids are multiples of {BATCH:,}")
+    c_malloc.tune()
     with tempfile.TemporaryDirectory(prefix="semel-ids-") as directory:
         print(f"index of {options.ids:,} ids")
         measure(Path(directory) / "index", options.ids)

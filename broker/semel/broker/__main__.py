@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import functools
 import json
 import logging
@@ -31,6 +30,8 @@ from typing import Any, cast
 
 import click
 
+import semel.broker.numpy_features  # noqa: F401  before all that import numpy
+from semel.broker import c_malloc
 from semel.broker.config import BrokerConfig
 from semel.broker.log import FileLayer, LogConfig, OsFiles, Reserve
 from semel.broker.log.log_config import SYNC_BY
@@ -64,9 +65,6 @@ RATE = click.IntRange(1 << 10)
 node_option = functools.partial(option, BrokerConfig)
 log_option = functools.partial(option, LogConfig)
 
-_M_TRIM_THRESHOLD = -1
-_M_MMAP_THRESHOLD = -3
-_M_ARENA_MAX = -8
 
 EPILOG = """\b
 Examples:
@@ -235,7 +233,7 @@ def main(
         check_exposed(settings.listen, settings.security, insecure=insecure)
     except InvalidRequest as error:
         raise click.UsageError(str(error)) from None
-    _tune_malloc()
+    c_malloc.tune()
     _raise_descriptor_limit()
     try:
         files = files or OsFiles(Reserve(KEPT_BACK))
@@ -319,24 +317,6 @@ def _raise_descriptor_limit() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _tune_malloc() -> None:
-    """Tells glibc's malloc to reuse large blocks instead of giving them back at once, and to use
-    one arena for all threads.
-
-    A broker allocates and frees blocks of up to some megabytes all the time. If the kernel maps and
-    unmaps them each time, every page costs a fault; measured, that is a third of the time of a
-    fetch. If each thread has an arena, each arena keeps the memory that it once needed, and memory
-    creeps up as long as new peaks come. Measured: one arena makes nothing slower, under the GIL.
-    """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return  # Another C library is in use; the broker works without the tuning.
-    mallopt(_M_MMAP_THRESHOLD, 32 << 20)
-    mallopt(_M_TRIM_THRESHOLD, 64 << 20)
-    mallopt(_M_ARENA_MAX, 1)
 
 
 def _uvloop_run() -> Callable[[Coroutine[Any, Any, int]], int] | None:

@@ -31,12 +31,14 @@ import numpy.typing as npt
 from semel.broker.dedup.fingerprints import U64
 from semel.broker.dedup.id_filter import IdFilter, Probes
 from semel.broker.dedup.id_places import PLACE_BYTES, PLACE_COLUMNS, Found, Places
-from semel.broker.dedup.id_store import CorruptIndex, IdStore, Writes
+from semel.broker.dedup.id_store import PREFIX_BYTES, CorruptIndex, IdStore, Writes
 from semel.broker.dedup.sorted_ids import ID_BYTES, ID_COLUMNS, Hits, SortedIds
 
 Rows = npt.NDArray[np.int64]
 
 CHUNK_IDS: Final = 128
+LARGE_RUN_IDS: Final = 1 << 19
+"""From this number of ids on, 16 MiB, a run is kept apart from others."""
 _FILTER_PART_WORDS: Final = 1 << 17
 _WRITE_BYTES: Final = 1 << 20
 """RocksDB keeps other threads of Python waiting while it takes so much: less than a millisecond."""
@@ -67,7 +69,9 @@ def topic_prefix(topic_id: int) -> bytes:
 
 def run_prefix(topic_id: int, number: int) -> bytes:
     """What all keys of a run begin with; those of the next run follow them."""
-    return _TOPIC.pack(topic_id) + b"r" + _RUN.pack(number)
+    prefix = _TOPIC.pack(topic_id) + b"r" + _RUN.pack(number)
+    assert len(prefix) == PREFIX_BYTES
+    return prefix
 
 
 def _numbered(prefix: bytes, kind: bytes, numbers: Iterable[int]) -> list[bytes]:
@@ -212,6 +216,8 @@ class RunWriter:
         self._topic_id = topic_id
         self._number = number
         self._prefix = run_prefix(topic_id, number)
+        if ids_max >= LARGE_RUN_IDS:
+            store.keep_apart(self._prefix)
         self._filter = IdFilter.for_keys(ids_max)
         self._first_keys: list[U64] = []
         self._ids = 0

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from semel.protos.errors import CorruptSegment
+
+PREFIX_BYTES: Final = 13
+"""Keys that are kept apart begin with the same so many bytes: topic, "r" and run."""
 
 
 class CorruptIndex(CorruptSegment):
@@ -44,8 +47,14 @@ class IdStore(Protocol):
         """The values of keys, None for those that are not there."""
         ...
 
+    def keep_apart(self, prefix: bytes) -> None:
+        """Has the keys with a prefix of PREFIX_BYTES, which will be many, kept where all of them
+        are dropped at no cost, before the first one is written."""
+        ...
+
     def write(self, writes: Writes) -> None:
-        """Makes the changes, in memory at least."""
+        """Makes the changes, in memory at least. A range that is dropped has all keys with a
+        prefix that are kept apart, or none."""
         ...
 
     def sync(self) -> None:
@@ -77,6 +86,9 @@ class MemoryIdStore:
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values of keys."""
         return [self._values.get(key) for key in keys]
+
+    def keep_apart(self, prefix: bytes) -> None:
+        """Does nothing: all is dropped at little cost."""
 
     def write(self, writes: Writes) -> None:
         """Makes the changes."""

@@ -61,13 +61,13 @@ def prints_of(fingerprints: Fingerprints, columns: Columns) -> Prints:
     return Prints(rows, *fingerprints.both(columns))
 
 
-def prints_in(fingerprints: Fingerprints, header: BatchHeader, data: bytes) -> Prints:
+def prints_in(fingerprints: Fingerprints, header: BatchHeader, data: bytes | memoryview) -> Prints:
     """The same of a batch as it is stored. Raises CorruptBatch and InvalidRequest."""
     return _read(fingerprints, header, data)[0]
 
 
 def _read(
-    fingerprints: Fingerprints, header: BatchHeader, data: bytes
+    fingerprints: Fingerprints, header: BatchHeader, data: bytes | memoryview
 ) -> tuple[Prints, Columns | None]:
     """Returns the columns, too, unless a few messages were read without Arrow, which takes less
     time for them than its calls alone."""

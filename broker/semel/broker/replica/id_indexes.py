@@ -280,7 +280,7 @@ class IdIndexes:
         topic = self._topics.get(checked.topic_id)
         if topic is None or checked.first_arrival + checked.ids <= topic.ids.end_arrival:
             return
-        data = bytes(record[BROKER_HEADER_BYTES:])
+        data = record[BROKER_HEADER_BYTES:]
         header = decode_header(data)
         prints = prints_in(topic.fingerprints, header, data)
         if len(prints.rows) != checked.ids:

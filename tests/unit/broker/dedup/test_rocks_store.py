@@ -6,24 +6,33 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
+from rocksdict import Options
 
 from semel.broker.dedup.id_store import CorruptIndex, Writes
 from semel.broker.dedup.rocks_store import RocksIdStore
 
+APART = (b"3-for itself ", b"4-for itself ")
+"""Prefixes that are kept apart."""
 VALUES = {
-    b"%d-%03d" % (part, number): bytes([number]) * 900 for part in (1, 2) for number in range(60)
+    prefix + b"%03d" % number: bytes([number]) * 900
+    for prefix in (b"1-", b"2-", APART[0])
+    for number in range(60)
 }
 
 
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
-    """A store with two files of values."""
+    """A store with three files of values."""
     store = RocksIdStore(tmp_path / "ids")
-    for part in (b"1", b"2"):
+    for part in (b"1", b"2", b"3"):
+        if part == b"3":
+            store.keep_apart(APART[0])
         store.write(Writes(puts=[each for each in VALUES.items() if each[0].startswith(part)]))
         store.sync()
     store.close()
@@ -103,7 +112,10 @@ def limit(size):
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 store = RocksIdStore(Path(sys.argv[1]))
-many = [(b"%04d" % number, bytes(4096)) for number in range(500)]
+many = [(b"%04d" % number, bytes(4096)) for number in range(200)]
+apart = bytes(13)
+store.keep_apart(apart)
+many += [(apart + b"%04d" % number, bytes(4096)) for number in range(300)]
 store.write(Writes(puts=many[:100]))
 store.sync()
 limit(1 << 20)
@@ -183,3 +195,70 @@ def test_a_range_that_is_dropped_gives_its_space_back(tmp_path: Path) -> None:
     assert store.get([pairs[7][0]]) == [pairs[7][1]]
     store.close()
     assert RocksIdStore(tmp_path / "ids").get([b"1-007", pairs[7][0]]) == [None, pairs[7][1]]
+
+
+def _size(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.glob("*.sst"))
+
+
+def _fill(store: RocksIdStore, prefix: bytes) -> dict[bytes, bytes]:
+    random = Random(prefix)
+    pairs = {prefix + b"%03d" % number: random.randbytes(10_000) for number in range(200)}
+    store.write(Writes(puts=list(pairs.items())))
+    store.sync()
+    return pairs
+
+
+def test_what_is_kept_apart_is_dropped_without_being_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = RocksIdStore(tmp_path / "ids")
+    for prefix in APART:
+        store.keep_apart(prefix)
+    gone, kept, plain = (_fill(store, prefix) for prefix in (*APART, b"5-"))
+    assert _size(tmp_path / "ids") > 6_000_000
+    changes: list[object] = []
+    change = store._change
+
+    def counted(work: Callable[[Any], None]) -> None:
+        changes.append(work)
+        change(work)
+
+    monkeypatch.setattr(store, "_change", counted)
+    store.drop(APART[0], APART[0] + b"\xff")
+    assert len(changes) == 1, "no range is compacted"
+    assert _size(tmp_path / "ids") < 4_400_000
+    assert store.get(list(gone)) == [None] * len(gone)
+    everything = {**kept, **plain}
+    assert store.get(list(everything)) == list(everything.values())
+    store.close()
+    opened = RocksIdStore(tmp_path / "ids")
+    assert opened.get([*gone, *everything]) == [None] * len(gone) + list(everything.values())
+    opened.keep_apart(APART[0])  # a run that a crash has cut off may be begun again
+    assert opened.get(list(gone)) == [None] * len(gone)
+    again = _fill(opened, APART[0])
+    opened.close()
+    assert RocksIdStore(tmp_path / "ids").get(list(again)) == list(again.values())
+
+
+def test_what_an_earlier_version_did_not_keep_apart_is_read_and_dropped(tmp_path: Path) -> None:
+    store = RocksIdStore(tmp_path / "ids")
+    old = _fill(store, APART[0])
+    store.keep_apart(APART[1])
+    new = _fill(store, APART[1])
+    store.close()
+    opened = RocksIdStore(tmp_path / "ids")
+    assert opened.get([*old, *new]) == [*old.values(), *new.values()]
+    opened.drop(APART[0], APART[1])
+    assert opened.get([*old, *new]) == [*[None] * len(old), *new.values()]
+    assert _size(tmp_path / "ids") < 2_200_000
+    opened.close()
+
+
+def test_a_column_family_of_another_format_is_damage(tmp_path: Path) -> None:
+    store = RocksIdStore(tmp_path / "ids")
+    store.write(Writes(puts=[(b"a", b"1")]))
+    store._db.create_column_family("other", Options(raw_mode=True))
+    store.close()
+    with pytest.raises(CorruptIndex, match="column family of another format"):
+        RocksIdStore(tmp_path / "ids").get([b"a"])
