@@ -11,10 +11,10 @@ time from the brokers by running at all, whatever it sends. So it runs at the lo
 nobody: what is lost beside it is the machine's loss, not the broker's. The target is against
 `quiet` all the same.
 
-`loop_ms` is the CPU of the master's event loop between a message and its acknowledgement: what it
-does for the message, and what it does before and meanwhile for others. A machine that is busy with
-other things does not change it. Of a flood there is also how many calls a second were answered, and
-how many refused.
+`loop_p50_ms` and `loop_p99_ms` are the CPU of the master's event loop between a message and its
+acknowledgement: what it does for the message, and what it does for others before that and while the
+slaves write. Of a flood there is also how many calls a second were answered, and how many refused.
+On a machine that is busy with other things all figures are too large, and ratios say little.
 
     python -m benchmarks.floods [--rounds 5] [--seconds 3] [--kind metadata …]
 
