@@ -13,21 +13,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
-from google.protobuf.message_factory import GetMessageClass
 
 from semel.client import Security, connect
 from semel.protos.errors import PermissionDenied, UnknownTopic
-from semel.protos.levels import levels_metadata, own_levels
-from semel.protos.rpc import CHANNEL_OPTIONS, error_from_rpc
+from semel.protos.rpc import CHANNEL_OPTIONS
 from semel.protos.security.credentials import channel
 from semel.protos.security.declared import declared
 from semel.protos.security.rules import Kind
 from semel.protos.v1 import broker_pb2, controller_pb2
 from semel.protos.v1.common_pb2 import QueueRef
 from semel.protos.v1.controller_pb2_grpc import ControllerStub
+from tests.kit.calls import call_on
 from tests.kit.certificates import TestCa
 from tests.kit.declared_calls import METHODS, naming, path_of
 from tests.kit.up_process import UpProcess
@@ -126,7 +124,15 @@ def test_who_has_no_right_sees_nothing_and_may_do_nothing(ruled: Ruled) -> None:
         (line,) = done.stderr.splitlines()
         assert line.startswith("error: user:nobody may not")
     who = json.loads(ruled.console("client-nobody", "whoami", "--json").stdout)
-    assert who == {"principal": "user:nobody", "groups": [], "administrator": False}
+    assert who.pop("expires_s") > time.time()
+    assert who == {
+        "principal": "user:nobody",
+        "groups": [],
+        "administrator": False,
+        "login": "certificate",
+        "narrowed_to": None,
+        "checked": True,
+    }
 
 
 def test_rights_are_given_taken_and_told(ruled: Ruled) -> None:
@@ -299,26 +305,8 @@ async def test_the_whole_table_on_every_node(ruled: Ruled) -> None:
 
 async def call(address: str, security: Security, method: MethodDescriptor, request: Any) -> str:
     """The class of the error; "" for an answer."""
-    decode = GetMessageClass(method.output_type).FromString
-    options: dict[str, Any] = {"timeout": 5, "metadata": levels_metadata(own_levels())}
-    path, encode = path_of(method), type(request).SerializeToString
     async with channel(address, CHANNEL_OPTIONS, security) as opened:
-        try:
-            if method.client_streaming:
-                stream = opened.stream_stream(path, encode, decode)(**options)
-                # A write to a stream that was just refused fails in gRPC before the refusal is
-                # read, and that error would be the call's.
-                if not declared(path).for_nodes_only:
-                    await stream.write(request)
-                await stream.read()
-            elif method.server_streaming:
-                replies = opened.unary_stream(path, encode, decode)(request, **options)
-                await anext(aiter(replies), None)
-            else:
-                await opened.unary_unary(path, encode, decode)(request, **options)
-        except grpc.aio.AioRpcError as error:
-            return type(error_from_rpc(error)).__name__
-    return ""
+        return await call_on(opened, method, request)
 
 
 def test_brokers_go_on_by_their_rules_without_controllers_also_after_a_restart(

@@ -41,6 +41,21 @@ class TestCa:
         )
         return certificates.certificate_pem(certificate), certificates.key_pem(key)
 
+    def sign_authority(self, other: TestCa, *, authority: bool = True) -> bytes:
+        """A certificate of this CA for the key of another one, which makes it a CA or does not."""
+        made = (
+            x509.CertificateBuilder()
+            .subject_name(other.certificate.subject)
+            .issuer_name(self.certificate.subject)
+            .public_key(other.certificate.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(_now() - datetime.timedelta(hours=1))
+            .not_valid_after(_now() + datetime.timedelta(days=2))
+            .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
+            .sign(self._key, hashes.SHA256())
+        )
+        return certificates.certificate_pem(made)
+
     def issue_machine(self, host: str) -> tuple[bytes, bytes]:
         """A certificate, and its key, for a server of another program at an IP address."""
         key = ec.generate_private_key(ec.SECP256R1())

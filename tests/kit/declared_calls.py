@@ -14,6 +14,7 @@ from semel.protos.v1 import (
     broker_pb2,
     common_pb2,
     controller_pb2,
+    login_pb2,
     metadata_store_pb2,
     raft_pb2,
     restores_pb2,
@@ -25,6 +26,7 @@ METHODS: list[MethodDescriptor] = [
     for file in (
         broker_pb2,
         controller_pb2,
+        login_pb2,
         metadata_store_pb2,
         raft_pb2,
         restores_pb2,

@@ -20,9 +20,11 @@ from unittest.mock import patch
 from semel.broker import node as broker_node
 from semel.client.transport import cluster as client_cluster
 from semel.controller import node as controller_node
-from semel.protos.security import credentials
+from semel.protos.security import credentials, peers
 from semel.protos.security.credentials import Security
-from semel.protos.security.identity import Identity
+from semel.protos.security.identity import Identity, identity_of_auth_context
+from semel.protos.security.login_facts import CERTIFICATE
+from semel.protos.security.peers import Peer
 
 
 class _Files:
@@ -31,8 +33,33 @@ class _Files:
     def __init__(self, identity: Identity) -> None:
         self.identity = identity
 
+    @property
+    def cluster(self) -> str:
+        return self.identity.cluster
+
     def current(self) -> Any:
         return SimpleNamespace(version=1, identity=self.identity)
+
+
+class _Peer(Peer):
+    """A caller whose certificate does not expire."""
+
+    @property
+    def ends(self) -> bool:
+        return False
+
+
+class _Peers:
+    """Takes the place of `Peers`: a caller is whoever it says it is."""
+
+    def __init__(self, _: _Files) -> None:
+        pass
+
+    def of(self, auth_context: Any) -> Peer | None:
+        identity = identity_of_auth_context(auth_context)
+        if identity is None:
+            return None
+        return _Peer(identity=identity, login=CERTIFICATE, scopes=None, expires_s=0.0)
 
 
 def security(identity: Identity) -> Security:
@@ -50,6 +77,7 @@ def exchanged() -> Iterator[None]:
     with ExitStack() as stack:
         for target, name, value in (
             (Security, "of_node", staticmethod(_of_node)),
+            (peers, "Peers", _Peers),
             (credentials, "_Channel", lambda files, connect: connect(files.current())),
             (credentials, "_credentials", lambda loaded: loaded.identity),
             (credentials, "server_credentials", lambda files: files.identity),

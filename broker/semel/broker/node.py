@@ -337,8 +337,10 @@ class BrokerNode:
         replica.driver.on_snapshot_offer = self.catch_up.on_offer
         unpackers = ThreadPoolExecutor(_UNPACKERS, thread_name_prefix="unpacker")
         self._stack.callback(unpackers.shutdown, wait=True, cancel_futures=True)
+        guard = self.identity.guard
         access = await open_access(
             config,
+            guard,
             replica,
             self._routes,
             self._stack,
@@ -401,6 +403,7 @@ class BrokerNode:
             replica.levels,
             tls=self._tls,
             connections=self._stream_connections,
+            left_s=guard.left_s,
         )
         streams = {
             "Produce": grpc.stream_stream_rpc_method_handler(produce.produce),

@@ -12,7 +12,7 @@ from semel.client.admin.inspection import Inspection
 from semel.client.admin.nodes import DrainResult, MemberProgress, MembershipResult
 from semel.client.admin.resets import OffsetReset, Shift
 from semel.client.admin.restore import RestorePlan, RestoreResult
-from semel.client.admin.rights import AccessDecision, AccessRules, WhoAmI
+from semel.client.admin.rights import AccessDecision, AccessRules, PasswordUser, WhoAmI
 from semel.client.admin.stored_message import StoredMessage
 from semel.client.admin.tier_restore import TierRestorePlan, TierRestoreProgress
 from semel.client.admin.topic_settings import Compaction, IdDedup
@@ -44,6 +44,7 @@ from semel.client.core.due_in_second import DueInSecond
 from semel.client.core.letters import Origin
 from semel.client.dead_letters.listing import DeadLetter, LetterFilter
 from semel.client.dead_letters.redrive import RedriveProgress, RedriveResult
+from semel.client.login import Login
 from semel.client.message import ARROW_SCHEMA, Message, RecordMetadata
 from semel.client.producer.futures import BulkFuture, BulkSummary, SendFuture
 from semel.client.producer.topic import ProducerStats
@@ -87,11 +88,13 @@ __all__ = [
     "IdDedup",
     "Inspection",
     "LetterFilter",
+    "Login",
     "MemberProgress",
     "MembershipResult",
     "Message",
     "OffsetReset",
     "Origin",
+    "PasswordUser",
     "Producer",
     "ProducerConfig",
     "ProducerStats",

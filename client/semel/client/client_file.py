@@ -2,16 +2,19 @@
 
 How it works. `SEMEL_CLIENT_CONFIG` names a TOML file, or `SEMEL_PROFILE` a table of
 `profiles.toml` in the user's configuration directory. Both have the same keys, and paths in them
-are relative to the file:
+are relative to the file. A client has a certificate, or logs in:
 
-    bootstrap = "10.0.0.1:7070,10.0.0.2:7070"
-    ca = "ca.pem"
-    certificate = "cert.pem"
-    key = "key.pem"
+    bootstrap = "10.0.0.1:7070,10.0.0.2:7070"       bootstrap = "10.0.0.1:7070,10.0.0.2:7070"
+    ca = "ca.pem"                                   ca = "ca.pem"
+    certificate = "cert.pem"                        login = "10.0.0.1:7072,10.0.0.2:7072"
+    key = "key.pem"                                 token_file = "token"
 
-A file is chosen for one cluster, so its `bootstrap` comes before `SEMEL_BOOTSTRAP`.
+In place of `token_file` there may be `token` itself, or `user` and `password_file`. `SEMEL_TOKEN`
+(a token) and `SEMEL_TOKEN_FILE` come before what the file says, if it has `login`. A file is chosen
+for one cluster, so its `bootstrap` comes before `SEMEL_BOOTSTRAP`.
 
-Not here: making the certificates (`semel security issue`, which writes such a file as well).
+Not here: making the certificates (`semel security issue`, which writes such a file as well),
+logging in (`login.py`).
 """
 
 from __future__ import annotations
@@ -22,13 +25,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from semel.protos.errors import InvalidRequest
+from semel.client.login import Login, check_secret_mode
+from semel.protos.errors import InvalidRequest, Unauthenticated
 from semel.protos.security.credentials import Security
 
 CONFIG: Final = "SEMEL_CLIENT_CONFIG"
 PROFILE: Final = "SEMEL_PROFILE"
-_TLS: Final = ("ca", "certificate", "key")
-_KEYS: Final = ("bootstrap", *_TLS)
+TOKEN: Final = "SEMEL_TOKEN"  # noqa: S105 (the name of a variable)
+TOKEN_FILE: Final = "SEMEL_TOKEN_FILE"  # noqa: S105 (the name of a variable)
+_CERTIFIED: Final = ("certificate", "key")
+_PROOFS: Final = ("token", "token_file", "user", "password_file")
+_KEYS: Final = ("bootstrap", "ca", *_CERTIFIED, "login", "cluster_id", *_PROOFS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +45,27 @@ class ClientFile:
     bootstrap: str = ""
     """The controllers; empty if the file names none."""
     security: Security | None = None
+    """The client's certificate."""
+    login: Login | None = None
+    """How it logs in, if it has none."""
 
 
 def chosen(environment: Mapping[str, str]) -> ClientFile:
-    """BLOCKING. Reads the file that the environment names. Raises InvalidRequest."""
+    """BLOCKING. Reads the file that the environment names. Raises InvalidRequest, and
+    Unauthenticated for one that says where to log in, and neither says as whom."""
+    found = ClientFile()
     if path := environment.get(CONFIG):
-        return read(Path(path))
-    if name := environment.get(PROFILE):
-        return read(profiles_path(environment), name)
-    return ClientFile()
+        found = read(Path(path), environment=environment)
+    elif name := environment.get(PROFILE):
+        found = read(profiles_path(environment), name, environment=environment)
+    if found.login is None:
+        for name in (TOKEN, TOKEN_FILE):
+            if environment.get(name):
+                raise InvalidRequest(
+                    f"{name} is set, and no client file says where to log in: name one with `login`"
+                    " and `ca`, as `semel security init` writes it"
+                )
+    return found
 
 
 def profiles_path(environment: Mapping[str, str]) -> Path:
@@ -56,8 +75,10 @@ def profiles_path(environment: Mapping[str, str]) -> Path:
     return directory / "semel" / "profiles.toml"
 
 
-def read(path: Path, profile: str = "") -> ClientFile:
-    """BLOCKING. Reads a file, or one profile of it. Raises InvalidRequest."""
+def read(
+    path: Path, profile: str = "", *, environment: Mapping[str, str] | None = None
+) -> ClientFile:
+    """BLOCKING. Reads a file, or one profile of it. Raises as `chosen`."""
     try:
         table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -74,14 +95,57 @@ def read(path: Path, profile: str = "") -> ClientFile:
     for key, value in table.items():
         if key not in _KEYS or not isinstance(value, str):
             raise InvalidRequest(f"{where}: {key!r} is no setting: it has {', '.join(_KEYS)}")
-    given = [key for key in _TLS if key in table]
-    security = None
-    if given:
-        # It brings cryptography, which clients without TLS need not load.
-        from semel.protos.security.tls_files import TlsFiles
+    if "token" in table:
+        check_secret_mode(path)
+    security = login = None
+    if "login" in table:
+        login = _login(path.parent, where, table, environment or {})
+    elif any(key in table for key in ("ca", *_CERTIFIED, *_PROOFS, "cluster_id")):
+        security = _certified(path.parent, where, table)
+    return ClientFile(bootstrap=table.get("bootstrap", ""), security=security, login=login)
 
-        if len(given) < len(_TLS):
-            raise InvalidRequest(f"{where} needs all of {', '.join(_TLS)}, or none")
-        paths = [path.parent / Path(table[name]).expanduser() for name in _TLS]
-        security = Security(TlsFiles(*paths))
-    return ClientFile(bootstrap=table.get("bootstrap", ""), security=security)
+
+def _certified(directory: Path, where: str, table: Mapping[str, str]) -> Security:
+    # It brings cryptography, which clients without TLS need not load.
+    from semel.protos.security.tls_files import TlsFiles
+
+    given = ("ca", *_CERTIFIED)
+    if not all(key in table for key in given):
+        raise InvalidRequest(
+            f"{where} needs all of {', '.join(given)}, or ca and login, or nothing of that"
+        )
+    if wrong := [key for key in (*_PROOFS, "cluster_id") if key in table]:
+        raise InvalidRequest(f"{where}: {wrong[0]!r} is for logging in, and it has no `login`")
+    return Security(TlsFiles(*(_path(directory, table[key]) for key in given)))
+
+
+def _login(
+    directory: Path, where: str, table: Mapping[str, str], environment: Mapping[str, str]
+) -> Login:
+    if "ca" not in table:
+        raise InvalidRequest(f"{where} needs ca: it says to whom a token may be shown")
+    if wrong := [key for key in _CERTIFIED if key in table]:
+        raise InvalidRequest(f"{where} has {wrong[0]} and login: one of them is enough")
+    proof: dict[str, Any] = {key: table[key] for key in _PROOFS if key in table}
+    for key in ("token_file", "password_file"):
+        if key in proof:
+            proof[key] = _path(directory, proof[key])
+    if token := environment.get(TOKEN):
+        proof = {"token": token}
+    elif file := environment.get(TOKEN_FILE):
+        proof = {"token_file": Path(file)}
+    if not proof:
+        raise Unauthenticated(
+            f"{where} says where to log in and not as whom: set {TOKEN} or {TOKEN_FILE}, or write"
+            " token_file, or user and password_file"
+        )
+    return Login(
+        addresses=table["login"],
+        ca=_path(directory, table["ca"]),
+        cluster_id=table.get("cluster_id", ""),
+        **proof,
+    )
+
+
+def _path(directory: Path, name: str) -> Path:
+    return directory / Path(name).expanduser()

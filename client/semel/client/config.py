@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, TypeVar
 
+from semel.client.login import Login
 from semel.protos.addresses import Address
 from semel.protos.batch import BATCH_BYTES_DEFAULT, HEADER_BYTES, Codec
 from semel.protos.errors import InvalidRequest
@@ -90,6 +91,9 @@ class ClientConfig:
     security: Security | None = None
     """The client's CA, certificate and key, for a cluster with TLS: `Security.read(directory)`. By
     default what the file has that `SEMEL_CLIENT_CONFIG` or `SEMEL_PROFILE` names, or no TLS."""
+    login: Login | None = None
+    """In place of a certificate: how the client logs in, with a token or a password. It then has a
+    certificate for a short time, which it renews by itself."""
     level_max: int = LEVEL_MAX
     """The highest feature level that the client uses, by default the highest it knows. With a lower
     one it behaves as an older program would, to rehearse an upgrade."""
@@ -105,6 +109,14 @@ class ClientConfig:
         require(
             self.security is None or isinstance(self.security, Security),
             f"security must be a Security, not {self.security!r}",
+        )
+        require(
+            self.login is None or isinstance(self.login, Login),
+            f"login must be a Login, not {type(self.login).__name__}",
+        )
+        require(
+            self.login is None or self.security is None,
+            "a client has a certificate (security) or logs in (login), not both",
         )
 
 

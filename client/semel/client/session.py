@@ -24,6 +24,7 @@ from semel.client.config import (
     build,
     parse_bootstrap,
 )
+from semel.client.login import LoggedIn
 from semel.client.producer.intake import Intake
 from semel.client.producer.memory import ProducerMemory
 from semel.client.producer.producer import ProducerCore
@@ -34,6 +35,7 @@ from semel.client.transport.routes_file import routes_directory
 from semel.client.transport.runtime import Runtime, shared_runtime
 from semel.protos import compat
 from semel.protos.errors import Closed, InvalidRequest, SemelError, TimedOut
+from semel.protos.security.credentials import Security
 
 logger = logging.getLogger(__name__)
 
@@ -52,15 +54,19 @@ class Session:
     """One client's connection to a cluster."""
 
     def __init__(self, bootstrap: str | None, options: Mapping[str, Any]) -> None:
-        if options.get("security") is None:
+        if options.get("security") is None and options.get("login") is None:
             file = chosen(os.environ)
             bootstrap = bootstrap or file.bootstrap or None
-            options = {**options, "security": file.security}
+            options = {**options, "security": file.security, "login": file.login}
         if bootstrap is None:
             bootstrap = os.environ.get("SEMEL_BOOTSTRAP") or DEFAULT_BOOTSTRAP
         controllers = parse_bootstrap(bootstrap)
         self.bootstrap = bootstrap
         self.config = build(ClientConfig, options)
+        self._logged_in: LoggedIn | None = None
+        if self.config.login is not None:
+            self._logged_in = LoggedIn(self.config.login)
+            self.config = replace(self.config, security=Security(self._logged_in), login=None)
         self.pid = os.getpid()
         self.runtime: Runtime = shared_runtime()
         directory = routes_directory(os.environ) if self.config.keep_routes else None
@@ -74,8 +80,12 @@ class Session:
         _sessions.add(self)
 
     async def open(self) -> None:
-        """Connects. Raises Unavailable."""
+        """Connects, and logs in before if that is how the client proves who it is. Raises
+        Unavailable, Unauthenticated."""
         try:
+            if self._logged_in is not None:
+                await self._logged_in.start(self.config.connect_timeout_ms / 1000)
+                self.cluster.spawn(self._logged_in.run(), "semel-login")
             await self.cluster.start()
         except BaseException:
             self.closed = True

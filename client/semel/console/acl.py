@@ -5,6 +5,8 @@ Not here: what rules mean (`semel.protos.security.rules`).
 
 from __future__ import annotations
 
+import datetime
+
 import click
 
 from semel.console import render
@@ -102,6 +104,12 @@ def whoami(bootstrap: str, as_json: bool) -> None:
         found = client.admin.who_am_i()
     lines = [found.principal, *found.groups]
     lines += ["administrator: no rule limits it"] if found.administrator else []
+    if found.login and found.expires_s is not None:
+        until = datetime.datetime.fromtimestamp(found.expires_s, datetime.UTC)
+        lines.append(f"by {found.login}, until {until:%Y-%m-%d %H:%M:%S} UTC")
+    if found.narrowed_to is not None:
+        lines.append(f"narrowed to: {', '.join(found.narrowed_to) or 'nothing'}")
+    lines += [] if found.checked else ["no rules are checked in this cluster"]
     render.Output(as_json=as_json).show(found.as_dict(), "\n".join(lines))
 
 

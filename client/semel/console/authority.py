@@ -6,17 +6,26 @@ How it works. Each identity has a directory of its own, which is copied to where
     DIR/broker-1/  ca.pem cert.pem key.pem      and so on for each node
     DIR/admin/     the same, and client.toml for `--client-config`
     DIR/client-NAME/  the same
+    DIR/clients-ca.pem, clients-ca-key.pem      the clients' CA, for those who log in
+    DIR/token-key.pem, token-keys.json          the key that signs tokens, and its public half
+    DIR/login/     ca.pem, and client.toml for those who log in: nothing in it is secret
+
+Nodes trust the clients' CA for callers, so clients-ca.pem is in the directory of each node. The
+controllers log clients in: clients-ca-key.pem and token-keys.json are in theirs as well.
 
 Files are replaced one by one, each by a rename: whoever reads one has the old or the new, and
 running programs use what fits together (`tls_files.py`).
 
 A change of the CA takes three steps, between which the files are copied to all machines: `add_ca`
 makes a new CA and lets everybody trust both, `renew` issues all certificates by the new one, and
-`forget_old_cas` ends the trust in those before.
+`forget_old_cas` ends the trust in those before. The clients' CA and the key of tokens change in two
+steps: `renew_logins` makes new ones beside those before, `forget_old_logins` ends the trust in
+these.
 
 Invariants
 1. Private keys have mode 0600 from the moment they exist.
 2. The CA that issues is the one in ca.pem to which ca-key.pem belongs.
+3. All nodes have the clients' CA before a controller has its key.
 
 Not here: what a certificate states (`certificates.py` of the protos), output (`security.py`).
 """
@@ -34,12 +43,14 @@ from typing import Any, Final
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from semel.console.cluster_file import CLIENT_FILE
+from semel.console.cluster_file import CLIENT_FILE, SECURITY
 from semel.protos.errors import InvalidRequest
-from semel.protos.security import certificates
-from semel.protos.security.identity import ADMIN, CLIENT, Identity, cluster_of_uri
+from semel.protos.security import certificates, token_keys
+from semel.protos.security.identity import ADMIN, CLIENT, CONTROLLER, Identity, cluster_of_uri
 from semel.protos.security.tls_files import (
+    CLIENTS_CA,
     TlsFileError,
     check_key_mode,
     identity_of_certificate,
@@ -53,6 +64,11 @@ _CA: Final = "ca.pem"
 _CA_KEY: Final = "ca-key.pem"
 _CERTIFICATE: Final = "cert.pem"
 _KEY: Final = "key.pem"
+_CLIENTS_CA_KEY: Final = "clients-ca-key.pem"
+_TOKEN_KEY: Final = "token-key.pem"  # noqa: S105 (the name of a file)
+_TOKEN_KEYS: Final = "token-keys.json"  # noqa: S105 (the name of a file)
+LOGIN: Final = "login"
+"""The directory of those who log in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +144,10 @@ class Authority:
         _write(directory / _CA, self._ca_pem())
         _write(directory / _KEY, certificates.key_pem(key), secret=True)
         _write(directory / _CERTIFICATE, certificates.certificate_pem(certificate))
+        if identity.is_node and self.has_logins:
+            self._give_trust(directory)
+            if identity.kind == CONTROLLER:
+                self._give_keys(directory)
         if identity.kind in (ADMIN, CLIENT) and (
             bootstrap or not (directory / CLIENT_FILE).exists()
         ):
@@ -174,6 +194,74 @@ class Authority:
         self._cas = [self._ca]
         self._distribute()
 
+    @property
+    def has_logins(self) -> bool:
+        """Whether there is a clients' CA and a key of tokens."""
+        return (self.directory / _TOKEN_KEYS).exists()
+
+    def renew_logins(self, days: int = CA_DAYS) -> None:
+        """Makes a clients' CA and a key of tokens, which are used from now on; those before stay
+        good."""
+        ca_path, keys_path = self.directory / CLIENTS_CA, self.directory / _TOKEN_KEYS
+        certificate, key = certificates.new_clients_authority(self.cluster, _now(), days)
+        before = _read(ca_path) if ca_path.exists() else b""
+        signing = token_keys.new_key()
+        public = [token_keys.public_jwk(signing)]
+        if keys_path.exists():
+            public += json.loads(_read(keys_path))["keys"]
+        _write(ca_path, certificates.certificate_pem(certificate) + before)
+        self._give_to_nodes()  # all trust it before it issues
+        _write(self.directory / _CLIENTS_CA_KEY, certificates.key_pem(key), secret=True)
+        _write(self.directory / _TOKEN_KEY, token_keys.private_pem(signing), secret=True)
+        _write(keys_path, json.dumps({"keys": public}, indent=2).encode())
+        self._give_to_nodes()
+
+    def forget_old_logins(self) -> None:
+        """Ends the trust in all clients' CAs and keys of tokens but the newest. Raises
+        InvalidRequest without one."""
+        if not self.has_logins:
+            raise InvalidRequest(f"{self.directory} has no clients' CA: make one with --logins")
+        path = self.directory / CLIENTS_CA
+        newest = read_certificates(_read(path), path)[0]
+        public = token_keys.public_keys(self.token_key())
+        _write(self.directory / _TOKEN_KEYS, public.encode())
+        _write(path, certificates.certificate_pem(newest))
+        self._give_to_nodes()
+
+    def token_key(self) -> Ed25519PrivateKey:
+        """The key that signs tokens. Raises TlsFileError."""
+        path = self.directory / _TOKEN_KEY
+        check_key_mode(path)
+        return token_keys.read_private(_read(path))
+
+    def write_login_file(self, bootstrap: str, login: str) -> Path:
+        """Writes the file for --client-config of those who log in at the addresses `login`."""
+        directory = self.directory / LOGIN
+        directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+        lines = [f"bootstrap = {json.dumps(bootstrap)}"] if bootstrap else []
+        lines += [f'ca = "{_CA}"', f"login = {json.dumps(login)}"]
+        lines += [f"cluster_id = {json.dumps(self.cluster)}"]
+        _write(directory / _CA, self._ca_pem())
+        _write(directory / CLIENT_FILE, ("\n".join(lines) + "\n").encode())
+        return directory / CLIENT_FILE
+
+    def _give_to_nodes(self) -> None:
+        nodes = [one for one in self.issued() if one.identity.is_node]
+        for one in nodes:
+            self._give_trust(one.directory)
+        if self.has_logins:
+            for one in nodes:
+                if one.identity.kind == CONTROLLER:
+                    self._give_keys(one.directory)
+
+    def _give_trust(self, directory: Path) -> None:
+        _write(directory / CLIENTS_CA, _read(self.directory / CLIENTS_CA))
+
+    def _give_keys(self, directory: Path) -> None:
+        key = _read(self.directory / _CLIENTS_CA_KEY)
+        _write(directory / _CLIENTS_CA_KEY, key, secret=True)
+        _write(directory / _TOKEN_KEYS, _read(self.directory / _TOKEN_KEYS))
+
     def _distribute(self) -> None:
         _write(self.ca_path, self._ca_pem())
         for path in self.directory.glob(f"*/{_CA}"):
@@ -184,9 +272,15 @@ class Authority:
 
 
 def ensure(
-    directory: Path, cluster: str, nodes: Iterable[Identity], bootstrap: str, renew_days: int
+    directory: Path,
+    cluster: str,
+    nodes: Iterable[Identity],
+    bootstrap: str,
+    login: str,
+    renew_days: int,
 ) -> Authority:
-    """BLOCKING. Makes what is missing: the CA, the nodes' certificates and an administrator's.
+    """BLOCKING. Makes what is missing: the CA, the nodes' certificates and an administrator's, and
+    what those need who log in at the addresses `login`.
 
     Those that expire within `renew_days` are renewed.
     """
@@ -201,7 +295,17 @@ def ensure(
     admin = Identity(ADMIN, "admin", cluster)
     if not (authority.place(admin) / _CERTIFICATE).exists():
         authority.issue(admin, bootstrap=bootstrap)
+    if not authority.has_logins:
+        authority.renew_logins()
+    if login and not (authority.directory / LOGIN / CLIENT_FILE).exists():
+        authority.write_login_file(bootstrap, login)
     return authority
+
+
+def within_up(directory: Path) -> Path:
+    """BLOCKING. The directory of the CA, which in that of a `semel up --secure` is below it."""
+    below = directory / SECURITY
+    return below if (below / _CA).exists() and not (directory / _CA).exists() else directory
 
 
 def show(certificate: Path) -> Issued:

@@ -11,9 +11,9 @@ metadata in ZooKeeper, else 2 once a broker joined later, else 1), `cluster_id`,
 in ZooKeeper (`zookeeper` for one of our own, else its address), `tier` if brokers have an object
 store (its URL), `tier_restore` if it may be that of a lost cluster, `secure` with TLS,
 `authorization` with rules, and one table per node under `[[zookeepers]]` and `[[controllers]]`
-(`id`, `address`) and `[[brokers]]` (`id`, `group`, `address`; `joined` for a broker that did not
-found its group, `replaces` with the node whose place it takes, `retired` for one that no longer
-runs).
+(`id`, `address`, and `login` with TLS) and `[[brokers]]` (`id`, `group`, `address`; `joined` for a
+broker that did not found its group, `replaces` with the node whose place it takes, `retired` for
+one that no longer runs).
 
 Not here: starting any node (`supervisor.py`).
 """
@@ -47,6 +47,8 @@ CLIENT_FILE: Final = "client.toml"
 CONTROLLER_PORT: Final = 7070
 BROKER_PORT_STEP: Final = 101
 """Brokers listen from the first controller's port + 101 up: 7070 and 7171."""
+LOGIN_PORT_STEP: Final = 2_000
+"""Controllers log clients in 2,000 above the port they listen on: 9070."""
 ZOOKEEPER_PORT_STEP: Final = 90
 """A ZooKeeper of our own listens on the first controller's port + 90: 7160."""
 ZOOKEEPER: Final = "zookeeper"
@@ -71,6 +73,8 @@ class NodePlan:
     """Broker group; None for a node that is not a broker."""
     address: str
     """HOST:PORT it listens on."""
+    login: str = ""
+    """HOST:PORT on which clients log in at a controller with TLS; empty for none."""
     joined: bool = False
     """True for a broker that joined an existing group."""
     replaces: int = 0
@@ -120,6 +124,11 @@ class ClusterPlan:
     def bootstrap(self) -> str:
         """The addresses to which clients connect."""
         return ",".join(node.address for node in self.controllers)
+
+    @property
+    def logins(self) -> str:
+        """The addresses at which clients log in; empty without TLS."""
+        return ",".join(node.login for node in self.controllers if node.login)
 
     @property
     def groups(self) -> list[int]:
@@ -199,6 +208,28 @@ def _ports(listen: Address, controllers: int, brokers: int) -> Iterator[int]:
             yield port
 
 
+def with_logins(plan: ClusterPlan) -> ClusterPlan:
+    """The plan with a port for logins at each controller, if it has TLS: preferably
+    `LOGIN_PORT_STEP` above its own."""
+    taken = {node.address for node in plan.nodes} | {node.login for node in plan.controllers}
+    controllers: list[NodePlan] = []
+    for node in plan.controllers:
+        if plan.secure and not node.login:
+            own = Address.parse(node.address)
+            above = own.port + LOGIN_PORT_STEP
+            near = [above] if above < PRIVATE_PORTS.start else []
+            for port in (*near, *random.sample(PRIVATE_PORTS, len(PRIVATE_PORTS))):
+                login = str(own.with_port(port))
+                if login not in taken and not is_taken(login):
+                    break
+            else:
+                raise InvalidRequest(f"no port is free for logins at {node.name}")
+            taken.add(login)
+            node = dataclasses.replace(node, login=login)
+        controllers.append(node)
+    return dataclasses.replace(plan, controllers=tuple(controllers))
+
+
 def is_taken(address: str) -> bool:
     """True when HOST:PORT is in use; raises OSError for a host that is not this machine's."""
     wanted = Address.parse(address)
@@ -252,6 +283,7 @@ def _node(kind: Kind, row: dict[str, Any]) -> NodePlan:
         id=int(row["id"]),
         group=group,
         address=str(row["address"]),
+        login=str(row.get("login", "")),
         joined=bool(row.get("joined", False)),
         replaces=int(row.get("replaces", 0)),
         retired=bool(row.get("retired", False)),
@@ -278,6 +310,7 @@ def save(directory: Path, plan: ClusterPlan) -> None:
         lines += ["", f"[[{node.kind}s]]", f"id = {node.id}"]
         lines += [f"group = {node.group}"] if node.group is not None else []
         lines += [f'address = "{node.address}"']
+        lines += [f'login = "{node.login}"'] if node.login else []
         lines += ["joined = true"] if node.joined else []
         lines += [f"replaces = {node.replaces}"] if node.replaces else []
         lines += ["retired = true"] if node.retired else []

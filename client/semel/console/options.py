@@ -50,15 +50,23 @@ def _choose_bootstrap(ctx: click.Context, _: click.Parameter, value: str | None)
     return os.environ.get("SEMEL_BOOTSTRAP") or DEFAULT_BOOTSTRAP
 
 
+def _choose_token_file(_: click.Context, __: click.Parameter, value: str | None) -> None:
+    """Makes the file that of this process, in the place of any other token."""
+    if value is not None:
+        os.environ.pop("SEMEL_TOKEN", None)
+        os.environ["SEMEL_TOKEN_FILE"] = value
+
+
 def file_options(function: _Function) -> _Function:
-    """Adds --client-config and --profile."""
+    """Adds --client-config, --profile and --token-file."""
     config = click.option(
         "--client-config",
         metavar="FILE",
         expose_value=False,
         is_eager=True,
         callback=_choose_file,
-        help="TOML file with bootstrap, ca, certificate and key.  [env var: SEMEL_CLIENT_CONFIG]",
+        help="TOML file with bootstrap and ca, and certificate and key, or login.  [env var:"
+        " SEMEL_CLIENT_CONFIG]",
     )
     profile = click.option(
         "--profile",
@@ -68,11 +76,20 @@ def file_options(function: _Function) -> _Function:
         callback=_choose_file,
         help="The same from a table of ~/.config/semel/profiles.toml.  [env var: SEMEL_PROFILE]",
     )
-    return config(profile(function))
+    token = click.option(
+        "--token-file",
+        metavar="FILE",
+        expose_value=False,
+        is_eager=True,
+        callback=_choose_token_file,
+        help="Log in with the token in FILE, where the client's file says.  [env var:"
+        " SEMEL_TOKEN_FILE, or the token itself in SEMEL_TOKEN]",
+    )
+    return config(profile(token(function)))
 
 
 def bootstrap_option(function: _Function) -> _Function:
-    """Adds --bootstrap, --client-config and --profile."""
+    """Adds --bootstrap, --client-config, --profile and --token-file."""
     bootstrap = click.option(
         "--bootstrap",
         callback=_choose_bootstrap,

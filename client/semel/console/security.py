@@ -1,6 +1,7 @@
 """`semel security`: a cluster's CA and certificates, without any other program.
 
-Not here: the files (`authority.py`), using them (`semel.protos.security`).
+Not here: the files (`authority.py`), tokens and users (`logins.py`), using all that
+(`semel.protos.security`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from semel.console import render
+from semel.console import logins, render
 from semel.console.options import examples, json_option
 
 if TYPE_CHECKING:
@@ -52,7 +53,11 @@ _bootstrap_option = click.option(
 
 @click.group()
 def security() -> None:
-    """Certificates for TLS: make a CA, issue, renew and show."""
+    """Certificates, tokens and users: make a CA, issue, renew, show."""
+
+
+security.add_command(logins.token)
+security.add_command(logins.user)
 
 
 @security.command(
@@ -68,6 +73,12 @@ def security() -> None:
 @click.option("--brokers", type=click.IntRange(0, 1000), default=3, show_default=True)
 @click.option("--controllers", type=click.IntRange(0, 5), default=3, show_default=True)
 @_bootstrap_option
+@click.option(
+    "--login",
+    metavar="HOST:PORT[,…]",
+    default="",
+    help="The controllers' ports for logins (--login-listen), for login/client.toml.",
+)
 @_days_option
 @click.option(
     "--ca-days",
@@ -83,6 +94,7 @@ def init(
     brokers: int,
     controllers: int,
     bootstrap: str,
+    login: str,
     days: int,
     ca_days: int,
     as_json: bool,
@@ -92,6 +104,9 @@ def init(
     from semel.protos.security.identity import ADMIN, BROKER, CONTROLLER, Identity
 
     authority = Authority.create(directory, cluster_id, ca_days)
+    authority.renew_logins(ca_days)
+    if login:
+        authority.write_login_file(bootstrap, login)
     numbers = [(CONTROLLER, n) for n in range(1, controllers + 1)]
     numbers += [(BROKER, n) for n in range(1, brokers + 1)]
     issued = [authority.issue(Identity(kind, str(n), cluster_id), days) for kind, n in numbers]
@@ -145,7 +160,10 @@ def issue(
         "semel security renew --within 30",
         more="A change of the CA: `renew --ca`, copy all ca.pem to their machines; `renew`, copy"
         " all files; `renew --forget-old-ca`, copy all ca.pem. Programs notice replaced files by"
-        " themselves, and nothing is restarted.",
+        " themselves, and nothing is restarted. The clients' CA and the key of tokens: `renew"
+        " --logins`, copy clients-ca.pem to all nodes, then the rest to the controllers; when all"
+        " tokens have been replaced, and at least an hour later, `renew --forget-old-logins`, and"
+        " copy again.",
     )
 )
 @_directory_option
@@ -157,6 +175,14 @@ def issue(
     "--ca", "new_ca", is_flag=True, help="Make a new CA, which is trusted beside the old."
 )
 @click.option("--forget-old-ca", is_flag=True, help="Trust the newest CA alone.")
+@click.option(
+    "--logins",
+    is_flag=True,
+    help="Make a new clients' CA and a new key of tokens, which are trusted beside the old.",
+)
+@click.option(
+    "--forget-old-logins", is_flag=True, help="Trust the newest of these alone: older tokens end."
+)
 @json_option
 def renew(
     directory: Path,
@@ -164,19 +190,27 @@ def renew(
     within: int | None,
     new_ca: bool,
     forget_old_ca: bool,
+    logins: bool,
+    forget_old_logins: bool,
     as_json: bool,
 ) -> None:
-    """Issues all certificates anew, or changes the CA."""
+    """Issues all certificates anew, or changes a CA."""
     from semel.console.authority import Authority
 
-    if new_ca and forget_old_ca:
-        raise click.UsageError("--ca and --forget-old-ca are two steps: see the help")
+    if new_ca + forget_old_ca + logins + forget_old_logins > 1:
+        raise click.UsageError("--ca, --forget-old-ca and the others are steps: see the help")
     authority = Authority(directory)
     if new_ca:
         authority.add_ca()
         issued: Sequence[Issued] = ()
     elif forget_old_ca:
         authority.forget_old_cas()
+        issued = ()
+    elif logins:
+        authority.renew_logins()
+        issued = ()
+    elif forget_old_logins:
+        authority.forget_old_logins()
         issued = ()
     else:
         issued = authority.renew(days, within)

@@ -275,6 +275,7 @@ def node_command(plan: ClusterPlan, node: NodePlan, directory: Path) -> list[str
         command += ["--insecure"]  # `up` was told so, or would not have started
     if node.kind == "controller":
         command += ["--controller-id", str(node.id)]
+        command += ["--login-listen", node.login] if node.login else []
         if plan.metadata_address:
             command += ["--metadata", plan.metadata_address]
         elif len(plan.controllers) > 1:

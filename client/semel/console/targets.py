@@ -50,6 +50,7 @@ def addresses(directory: Path) -> dict[str, str]:
 def _choose(plan: ClusterPlan, node: NodePlan, known: dict[str, str]) -> str:
     own = Address.parse(node.address)
     taken = {other.address for other in plan.nodes} | set(known.values())
+    taken |= {other.login for other in plan.nodes}
     above = own.port + PORT_STEP
     near = [above] if above < PRIVATE_PORTS.stop else []
     for choice in (*near, *random.sample(PRIVATE_PORTS, len(PRIVATE_PORTS))):

@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import dataclasses
 import fcntl
+import importlib.util
 import os
 import signal
 import time
@@ -230,6 +231,7 @@ def _plan(
         )
         _check_exposed(plan, insecure=insecure)
         _check_ports(plan)
+        plan = _with_logins(plan)
         cluster_file.save(directory, plan)
         return plan
     if tier_restore and not plan.tier_restore:
@@ -259,11 +261,19 @@ def _plan(
         secure=secure or plan.secure,
         authorization=authorization or plan.authorization,
     )
+    newest = _with_logins(newest)
     _check_exposed(newest, insecure=insecure)
     _check_ports(newest)
     if newest != plan:
         cluster_file.save(directory, newest)
     return newest
+
+
+def _with_logins(plan: ClusterPlan) -> ClusterPlan:
+    """The plan with ports for logins, where the libraries for them are installed."""
+    if all(importlib.util.find_spec(name) is not None for name in ("argon2", "jwt")):
+        return cluster_file.with_logins(plan)
+    return plan
 
 
 def _check_exposed(plan: ClusterPlan, *, insecure: bool) -> None:
@@ -294,20 +304,21 @@ def _security(plan: ClusterPlan, directory: Path) -> Security | None:
         if node.kind != "zookeeper"
     ]
     where = directory / cluster_file.SECURITY
-    authority.ensure(where, plan.cluster_id, nodes, plan.bootstrap, RENEW_DAYS)
+    authority.ensure(where, plan.cluster_id, nodes, plan.bootstrap, plan.logins, RENEW_DAYS)
     return Security.read(where / ADMIN)
 
 
 def _check_ports(plan: ClusterPlan) -> None:
     deadline = time.monotonic() + PORT_WAIT_S
     for node in plan.nodes:
-        while cluster_file.is_taken(node.address):
-            if time.monotonic() > deadline:
-                raise Unavailable(
-                    f"{node.address} is in use, {node.name} cannot listen there: stop the other"
-                    " program, or choose another --port"
-                )
-            time.sleep(0.1)
+        for address in filter(None, (node.address, node.login)):
+            while cluster_file.is_taken(address):
+                if time.monotonic() > deadline:
+                    raise Unavailable(
+                        f"{address} is in use, {node.name} cannot listen there: stop the other"
+                        " program, or choose another --port"
+                    )
+                time.sleep(0.1)
 
 
 async def _run(plan: ClusterPlan, directory: Path, *, restart: bool, as_json: bool) -> int:

@@ -116,7 +116,10 @@ def _secure(plan: ClusterPlan, directory: Path) -> dict[str, str]:
     if not plan.secure:
         return {}
     where = directory / SECURITY
-    return {"ca": str(where / "ca.pem"), "admin_config": str(where / "admin" / CLIENT_FILE)}
+    found = {"ca": str(where / "ca.pem"), "admin_config": str(where / "admin" / CLIENT_FILE)}
+    if plan.logins:
+        found |= {"login": plan.logins, "login_config": str(where / "login" / CLIENT_FILE)}
+    return found
 
 
 class LiveView:

@@ -102,6 +102,12 @@ def _read_peers(_: click.Context, __: click.Parameter, text: str | None) -> dict
 @_option("tls_dir")
 @_option("authorization")
 @_option("audit_log")
+@_option("login_listen")
+@_option("login_ms_max")
+@_option("oidc_issuer")
+@_option("oidc_keys")
+@_option("oidc_audience")
+@_option("oidc_user_claim")
 @_option("metrics_port")
 @_option("node_timeout_ms")
 @_option("preferred_rack")
@@ -167,6 +173,7 @@ def _ready(node: ControllerNode) -> dict[str, object]:
         "data": str(node.config.data),
         "cluster_id": node.cluster_id,
         "metrics": node.metrics_address,
+        "login": node.login_address,
     }
 
 

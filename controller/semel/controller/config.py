@@ -20,6 +20,8 @@ GROUP_SIZES: Final = (1, 3, 5)
 SQLITE: Final = "sqlite"
 EMBEDDED: Final = "embedded"
 ZOOKEEPER: Final = "zookeeper://"
+LOGIN_MS_MIN: Final = 1_000
+LOGIN_MS_MAX: Final = 24 * 3_600_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +72,33 @@ class ControllerConfig:
     cluster may do everything."""
 
     audit_log: Path | None = None
-    """File of the audit log, which gets a line of JSON for each refusal and each
-    change of rules. It rotates at 64 MiB, and 8 older files are kept; needs --authorization.
-    Default: none."""
+    """File of the audit log, which gets a line of JSON for each refusal, each login and each
+    change of rules and users. It rotates at 64 MiB, and 8 older files are kept; needs
+    --authorization or --login-listen. Default: none."""
+
+    login_listen: str = ""
+    """HOST:PORT of the port on which clients without a certificate log in, with a token or a user
+    and a password, and get a certificate for a short time; port 0 takes a free one. Needs
+    --tls-dir with `clients-ca.pem`, `clients-ca-key.pem` and `token-keys.json`, as `semel security
+    init` makes them. Default: none, nobody logs in here."""
+
+    login_ms_max: int = 3_600_000
+    """How long a certificate is valid that a client gets for a login; with a token it ends with the
+    token if that is earlier. Default 1 h: so long goes on what was taken away from a user."""
+
+    oidc_issuer: str = ""
+    """Issuer of an OpenID provider whose tokens are good for logging in. Default: none, only
+    Semel's own are."""
+
+    oidc_keys: str = ""
+    """The provider's keys, a JWK set: a file, or an HTTPS address, which is asked now and then.
+    Default: none; --oidc-issuer needs it."""
+
+    oidc_audience: str = ""
+    """The audience that the provider's tokens must be for. Default: the id of the cluster."""
+
+    oidc_user_claim: str = "sub"
+    """The claim of the provider's tokens that is the user. Default `sub`."""
 
     security: Security | None = field(init=False, default=None)
     """What `tls_dir` holds."""
@@ -151,8 +177,11 @@ class ControllerConfig:
             raise InvalidRequest(f"controller_id is {self.controller_id}; it begins at 1")
         if self.authorization and self.tls_dir is None:
             raise InvalidRequest("authorization needs tls_dir: callers are known by certificates")
-        if self.audit_log is not None and not self.authorization:
-            raise InvalidRequest("audit_log needs authorization: without it nothing is refused")
+        if self.audit_log is not None and not (self.authorization or self.login_listen):
+            raise InvalidRequest(
+                "audit_log needs authorization or login_listen: without them nothing is refused"
+            )
+        self._check_login()
         if self.tls_dir is not None:
             security = Security.of_node(
                 self.tls_dir, CONTROLLER, self.controller_id, self.cluster_id
@@ -201,6 +230,21 @@ class ControllerConfig:
         for name in ("connections_max", "connections_per_address_max"):
             if getattr(self, name) < 0:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; 0 is no limit")
+
+    def _check_login(self) -> None:
+        if self.login_listen:
+            Address.parse(self.login_listen, what="address for logins")
+            if self.tls_dir is None:
+                raise InvalidRequest("login_listen needs tls_dir: what clients show is secret")
+        if not LOGIN_MS_MIN <= self.login_ms_max <= LOGIN_MS_MAX:
+            raise InvalidRequest(
+                f"login_ms_max is {self.login_ms_max}; from {LOGIN_MS_MIN} to {LOGIN_MS_MAX} (a"
+                " day) make sense, because a certificate cannot be taken back"
+            )
+        if bool(self.oidc_issuer) is not bool(self.oidc_keys):
+            raise InvalidRequest("oidc_issuer and oidc_keys need each other")
+        if self.oidc_issuer and not self.login_listen:
+            raise InvalidRequest("oidc_issuer needs login_listen: tokens are shown there")
 
     @property
     def metadata_kind(self) -> str:

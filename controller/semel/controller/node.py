@@ -17,7 +17,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any
@@ -28,7 +28,7 @@ from semel.controller.active.active_controller import ActiveController, Clocks
 from semel.controller.active.succession import Succession
 from semel.controller.config import ControllerConfig
 from semel.controller.opening import open_store
-from semel.controller.probe import Probe
+from semel.controller.probe import LoginCounts, Probe
 from semel.controller.server import ControllerService
 from semel.controller.store import ControllerAddress, MetadataStore
 from semel.protos import compat
@@ -36,12 +36,13 @@ from semel.protos.addresses import Address
 from semel.protos.bounds_probe import BoundsProbe
 from semel.protos.call_gates import CallGates
 from semel.protos.connection_limits import ConnectionLimits
-from semel.protos.errors import InternalError, SemelError, Unavailable
+from semel.protos.errors import InternalError, InvalidRequest, SemelError, Unavailable
 from semel.protos.grpc_port import GrpcPortWatch, server_options
 from semel.protos.levels import own_levels
 from semel.protos.metrics import MetricsServer
 from semel.protos.rpc import ServerInterceptor
 from semel.protos.security.access import AccessControl
+from semel.protos.security.audit import AuditLog
 from semel.protos.security.credentials import Contexts, add_port
 from semel.protos.security.guard import Guard
 from semel.protos.security.rules import Kind
@@ -83,7 +84,11 @@ class ControllerNode:
         self._given_store = store
         self._clocks = Clocks(sessions_ms=clock, loop_ms=loop_clock, wall_us=clock_us)
         self._succession: Succession | None = None
+        self.login_address = ""
+        """HOST:PORT on which clients log in, once it serves; empty when they cannot."""
         self._access: AccessControl | None = None
+        self._audit: AuditLog | None = None
+        self._logins: LoginCounts | None = None
         self._failed: asyncio.Future[SemelError] | None = None
         self._exits = AsyncExitStack()
 
@@ -142,7 +147,8 @@ class ControllerNode:
             )
         )
         exits.callback(self.grpc_port.close)
-        access = await self._open_access(succession)
+        await self._open_audit()
+        access = self._open_access(succession, guard)
         service = ControllerService(
             succession,
             request_timeout_s=config.request_timeout_ms / 1000,
@@ -150,6 +156,7 @@ class ControllerNode:
             watches_max=config.watches_max,
             guard=guard,
             access=access,
+            audit=self.audit,
         )
         server = grpc.aio.server(
             interceptors=[
@@ -176,6 +183,7 @@ class ControllerNode:
         )
         running.append(asyncio.ensure_future(self._run(store, succession)))
         await self._decided(succession)
+        await self._serve_logins(succession)
         log.info("controller serves address=%s active=%s", self.address, succession.is_active)
 
     async def _begin(self, store: MetadataStore) -> ActiveController:
@@ -186,26 +194,49 @@ class ControllerNode:
             return await begin(store, self.config, self._clocks, controllers)
         return await begin(store, self.config, self._clocks, controllers, self._access.take)
 
-    async def _open_access(self, succession: Succession) -> AccessControl | None:
-        """The check of rules, if there is to be one. Raises Unavailable for its audit log."""
-        config = self.config
-        if not config.authorization:
-            return None
-        loop = asyncio.get_running_loop()
+    async def _open_audit(self) -> None:
+        """Raises Unavailable."""
+        if self.config.audit_log is None:
+            return
         try:
-            access = await loop.run_in_executor(
-                None,
-                AccessControl,
-                config.cluster_id,
-                _Names(),
-                config.audit_log,
-                lambda: succession.is_active,
-            )
+            self._audit = await asyncio.to_thread(AuditLog, self.config.audit_log, time.time)
         except OSError as error:
             raise Unavailable(f"cannot open the audit log: {error}") from error
-        self._exits.push_async_callback(loop.run_in_executor, None, access.close)
-        self._access = access
-        return access
+        self._exits.push_async_callback(asyncio.to_thread, self._audit.close)
+
+    def audit(self, event: Mapping[str, str | int | bool]) -> None:
+        """Writes a line into the audit log, if there is one."""
+        if self._audit is not None:
+            self._audit.write(event)
+
+    def _open_access(self, succession: Succession, guard: Guard) -> AccessControl | None:
+        """The check of rules, if there is to be one."""
+        config = self.config
+        if config.authorization:
+            self._access = AccessControl(
+                config.cluster_id, guard, _Names(), self._audit, lambda: succession.is_active
+            )
+        return self._access
+
+    async def _serve_logins(self, succession: Succession) -> None:
+        """Opens the port for logins, if there is to be one. Raises InvalidRequest for its files."""
+        if not self.config.login_listen:
+            return
+        try:
+            from semel.controller.login.login_port import LoginPort
+        except ImportError as error:
+            raise InvalidRequest(
+                f"logins need {error.name}, which is not installed: pip install 'semel[security]'"
+            ) from None
+
+        async def hash_of(user: str) -> str | None:
+            return await succession.active().users.hash_of(user)
+
+        port = await asyncio.to_thread(LoginPort, self.config, hash_of, self.audit)
+        self._exits.push_async_callback(port.close)
+        await port.serve()
+        self._logins = port.service
+        self.login_address = port.address
 
     def _bind(self, server: grpc.aio.Server) -> None:
         config = self.config
@@ -222,7 +253,14 @@ class ControllerNode:
         if config.metrics_port is None:
             return
         host = Address.parse(config.listen).host
-        probe = Probe(config.controller_id, succession.active_or_none, self._access, bounds)
+        probe = Probe(
+            config.controller_id,
+            succession.active_or_none,
+            self._access,
+            self._audit,
+            lambda: self._logins,
+            bounds,
+        )
         metrics = MetricsServer(
             host,
             config.metrics_port,

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import Final
+from typing import Final, Protocol
 
 from semel.controller.active.active_controller import ActiveController
 from semel.controller.brokers.liveness import MASTER
 from semel.protos.bounds_probe import BoundsProbe, bounds_metrics
 from semel.protos.metrics import Metric, Samples
 from semel.protos.security.access import AccessControl
+from semel.protos.security.audit import AuditLog
 from semel.protos.v1.controller_pb2 import GroupStatus
 
 MEMBER_ROLES: Final = (MASTER, "slave")
@@ -64,7 +65,15 @@ METRICS: Final = (
     _counter(
         "audit_dropped_lines_total",
         "lines",
-        "Lines of the audit log that were lost. With --authorization only.",
+        "Lines of the audit log that were lost. With --authorization or --login-listen only.",
+    ),
+    _counter(
+        "logins_total",
+        "certificates",
+        "Certificates that clients got for a token or a password. With --login-listen only.",
+    ),
+    _counter(
+        "refused_logins_total", "logins", "Logins that were refused. With --login-listen only."
     ),
     *bounds_metrics("controller"),
 )
@@ -80,6 +89,13 @@ def under_replicated(group: GroupStatus) -> bool:
     return not all(node.alive and node.role in MEMBER_ROLES for node in group.nodes)
 
 
+class LoginCounts(Protocol):
+    """Totals of the port for logins."""
+
+    logins: int
+    refused: int
+
+
 class Probe:
     """The figures of one controller. `active` gives the active controller, None while a standby."""
 
@@ -88,10 +104,15 @@ class Probe:
         controller_id: int,
         active: Callable[[], ActiveController | None],
         access: AccessControl | None = None,
+        audit: AuditLog | None = None,
+        logins: Callable[[], LoginCounts | None] = lambda: None,
         bounds: BoundsProbe | None = None,
     ) -> None:
+        """`logins` gives the counts of the port for logins; None while there is none."""
         self._access = access
         self._bounds = bounds
+        self._audit = audit
+        self._logins = logins
         self._controller_id = controller_id
         self._active = active
 
@@ -105,7 +126,11 @@ class Probe:
             self._bounds.add(page, "controller")
         if self._access is not None:
             page.add("semel_controller_refused_calls_total", self._access.refused)
-            page.add("semel_controller_audit_dropped_lines_total", self._access.dropped)
+        if self._audit is not None:
+            page.add("semel_controller_audit_dropped_lines_total", self._audit.dropped)
+        if (logins := self._logins()) is not None:
+            page.add("semel_controller_logins_total", logins.logins)
+            page.add("semel_controller_refused_logins_total", logins.refused)
         if active is not None:
             _add_cluster(page, active)
         return page

@@ -10,7 +10,7 @@ Not here: the store (`store/`), what the records mean (`topics/topics.py`, `prod
 from __future__ import annotations
 
 from typing import Final, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from google.protobuf.message import DecodeError, Message
 
@@ -31,6 +31,7 @@ MOVES: Final = "/moves/"
 RESTORE: Final = "/restore"
 RESTORING: Final = "/restoring/"
 RIGHTS: Final = "/rights"
+USERS: Final = "/users/"
 
 M = TypeVar("M", bound=Message)
 
@@ -73,6 +74,16 @@ def move_key(topic_id: int, queue_id: int) -> str:
 def restoring_key(topic_id: int) -> str:
     """Key of a topic that comes from a tier."""
     return f"{RESTORING}{topic_id}"
+
+
+def user_key(name: str) -> str:
+    """Key of a user that has a password."""
+    return USERS + quote(name, safe="")
+
+
+def user_of(key: str) -> str:
+    """The user of a `user_key`."""
+    return unquote(key.removeprefix(USERS))
 
 
 def load(kind: type[M], key: str, entry: Versioned) -> M:

@@ -16,8 +16,9 @@ Not here: any decision.
 
 from __future__ import annotations
 
+import asyncio
 import functools
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, Final, Protocol, TypeVar, cast
 
 import grpc.aio
@@ -31,7 +32,7 @@ from semel.controller.topics.topics import TopicService
 from semel.protos import compat
 from semel.protos.errors import InvalidRequest, NotMaster, Throttled
 from semel.protos.levels import own_levels, program_version
-from semel.protos.security.access import AccessControl
+from semel.protos.security.access import AccessControl, certified
 from semel.protos.security.enforcement import CALLER, Caller
 from semel.protos.security.guard import Guard
 from semel.protos.security.identity import BROKER
@@ -42,6 +43,11 @@ from semel.protos.v1.metadata_pb2 import RightsRecord
 
 WATCH_AGAIN_MS: Final = 60_000
 """After so long a client that found no room for its watch may ask again."""
+_VERBS: Final = {
+    pb.USER_CHANGE_ADD: "add",
+    pb.USER_CHANGE_PASSWORD: "change password of",
+    pb.USER_CHANGE_REMOVE: "remove",
+}
 DEADLINE_SHARE: Final = 0.9
 """Share of the caller's time that a call may use; the rest is for the answer's way back."""
 
@@ -87,12 +93,16 @@ class ControllerService(ControllerServicer):
         watches_max: int,
         guard: Guard | None = None,
         access: AccessControl | None = None,
+        audit: Callable[[Mapping[str, str | int | bool]], None] = lambda event: None,
     ) -> None:
         """`guard` checks that reports are from the nodes that they name; None for no TLS. `access`
-        decides by the rules; None if none are checked."""
+        decides by the rules; None if none are checked. `audit` writes into the audit log."""
         self.role = role
+        self._audit = audit
         self._access = access
         self._guard = guard or Guard(None)
+        self._hashing = asyncio.Semaphore(1)
+        """The hash of one password at a time is made: it takes tens of megabytes."""
         self.watches = 0
         """How many clients watch the routes now."""
         self._watches_max = watches_max
@@ -299,18 +309,10 @@ class ControllerService(ControllerServicer):
     async def ChangeRights(
         self, request: pb.ChangeRightsRequest, context: Any
     ) -> pb.ChangeRightsReply:
-        access, caller = self._checked()
+        _, caller = self._checked()
         changed = await self.role.active().rights.change(request)
         for line in changes_of(request):
-            access.audit(
-                {
-                    "who": caller.principal,
-                    "from": caller.address,
-                    "method": "/semel.protos.v1.Controller/ChangeRights",
-                    "change": line,
-                    "result": "changed" if changed else "unchanged",
-                }
-            )
+            self._note(caller, "ChangeRights", line, changed=changed)
         return pb.ChangeRightsReply(changed=changed)
 
     @is_active
@@ -324,14 +326,43 @@ class ControllerService(ControllerServicer):
         return check_right(access.enforcer.book, request)
 
     @is_active
+    async def ChangeUser(self, request: pb.ChangeUserRequest, context: Any) -> pb.ChangeUserReply:
+        caller = self._certified(context)
+        hashed = ""
+        if request.change != pb.USER_CHANGE_REMOVE:
+            try:
+                from semel.protos.security.passwords import check_new, new_hash
+            except ImportError as error:
+                raise InvalidRequest(
+                    f"passwords need {error.name} at the controllers: pip install 'semel[security]'"
+                ) from None
+
+            check_new(request.password)
+            async with self._hashing:
+                hashed = await asyncio.to_thread(new_hash, request.password)
+        users = self.role.active().users
+        changed = await users.change(request.user, request.change, hashed)
+        verb = _VERBS.get(request.change, "?")
+        self._note(caller, "ChangeUser", f"{verb} user:{request.user}", changed=changed)
+        return pb.ChangeUserReply(changed=changed)
+
+    @is_active
+    async def ListUsers(self, request: pb.ListUsersRequest, context: Any) -> pb.ListUsersReply:
+        self._certified(context)
+        return pb.ListUsersReply(users=await self.role.active().users.list())
+
+    @is_active
     async def WhoAmI(self, request: pb.WhoAmIRequest, context: Any) -> pb.WhoAmIReply:
-        access, caller = self._checked()
+        caller, access = self._certified(context), self._access
         return pb.WhoAmIReply(
             principal=caller.principal,
-            groups=access.enforcer.book.groups_of(caller.principal),
+            groups=[] if access is None else access.enforcer.book.groups_of(caller.principal),
             administrator=caller.administrator,
             scopes=map(str, caller.scopes or ()),
+            narrowed=caller.scopes is not None,
             expires_us=int((caller.expires_s or 0) * 1_000_000),
+            login=caller.login,
+            unchecked=access is None,
         )
 
     async def WatchRights(
@@ -339,6 +370,26 @@ class ControllerService(ControllerServicer):
     ) -> AsyncGenerator[RightsRecord]:
         async for record in self.role.active().rights.watch():
             yield record
+
+    def _note(self, caller: Caller, method: str, change: str, *, changed: bool) -> None:
+        self._audit(
+            {
+                "who": caller.principal,
+                "from": caller.address,
+                "method": f"/semel.protos.v1.Controller/{method}",
+                "change": change,
+                "result": "changed" if changed else "unchanged",
+            }
+        )
+
+    def _certified(self, context: Any) -> Caller:
+        """The caller. Raises InvalidRequest without TLS."""
+        peer = self._guard.peer(context)
+        if peer is None:
+            raise InvalidRequest(
+                "nobody is known in this cluster: start its nodes with TLS (--tls-dir)"
+            )
+        return certified(peer, str(context.peer()))
 
     def _checked(self) -> tuple[AccessControl, Caller]:
         """The check of rules, and the caller. Raises InvalidRequest without one."""

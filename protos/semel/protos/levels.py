@@ -67,6 +67,9 @@ this level, whatever level its log is at."""
 RIGHTS_LEVEL: Final = 9
 """From here on the controllers' metadata may hold rules of who may do what."""
 
+USERS_LEVEL: Final = 9
+"""From here on the controllers' metadata may hold users with passwords."""
+
 LEVEL_MIN: Final = 0
 """The lowest level that this program knows; a log that never needed another is at 0."""
 LEVEL_MAX: Final = 9
@@ -84,7 +87,7 @@ _FEATURES: Final = {
     NULL_LEVEL: "null values, compaction, limits of what is due in a second, the history of"
     " releases, and moves of queues with delayed messages,",
     TIER_LEVEL: "tiers, memory topics, moves of compacted queues, splits of queues with delayed"
-    " messages, and rules of who may do what",
+    " messages, rules of who may do what, and users with passwords",
 }
 
 

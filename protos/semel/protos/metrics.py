@@ -178,7 +178,7 @@ class MetricsServer:
     ) -> None:
         """`page` gathers the figures, on the event loop. Port 0 takes a free port. With `tls` it is
         HTTPS, for those with a certificate of `cluster`."""
-        self._tls = None if tls is None else tls.server()
+        self._tls = None if tls is None else tls.server(logins=True)
         self._cluster = cluster
         self._host = host
         self._port = port

@@ -12,6 +12,8 @@ Invariants
 2. Cancellation passes through untouched.
 3. No handler sees anything of a caller that speaks none of this program's feature levels, or of a
    call that the server's checks refuse.
+4. A stream ends when its caller's certificate expires, with an error after which the caller
+   connects again.
 
 Not here: the layout inside stream messages (`streams.py`), reconnecting and retrying (clients).
 """
@@ -20,8 +22,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
@@ -29,6 +31,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from semel.protos import compat
 from semel.protos.call_gates import OPEN, CallGates, Gate
 from semel.protos.errors import (
     InternalError,
@@ -143,15 +146,16 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
     def __init__(
         self,
         levels: Levels | None = None,
-        check_caller: Callable[[str, Any], None] = lambda *_: None,
+        check_caller: Callable[[str, Any], float | None] = lambda *_: None,
         checks: CallChecks | None = None,
         gates: CallGates | None = None,
     ) -> None:
         """`levels` are this program's, by default those that its code speaks.
 
         `check_caller` gets the method and the context of each call, and raises a SemelError for a
-        caller that may not make it. `checks` stands before each handler; None lets every call in.
-        `gates` bound how many calls go on; None for no bound.
+        caller that may not make it; it returns the seconds after which the caller's streams end,
+        None for never. `checks` stands before each handler; None lets every call in. `gates` bound
+        how many calls go on; None for no bound.
         """
         self._gates = gates
         self._check_caller = check_caller
@@ -230,17 +234,15 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
 
         async def answer(request: Any, context: Any) -> None:
             try:
-                self._admit(method, context)
+                left_s = self._admit(method, context)
                 await gate.enter(0 if decode is None else len(request))
                 try:
                     replies = behavior(_decoded(decode, request), context)
-                    if isinstance(replies, AsyncGenerator):
-                        # What gRPC does with a generator; to wrap it in another would cost more.
-                        async with aclosing(replies):
-                            async for reply in replies:
-                                await context.write(reply)
+                    if left_s is None:
+                        await _send(replies, context)
                     else:
-                        await replies
+                        async with until_expiry(left_s):
+                            await _send(replies, context)
                 finally:
                     gate.leave()
             except Exception as error:
@@ -248,8 +250,8 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
 
         return answer
 
-    def _admit(self, method: str, context: Any) -> None:
-        self._check_caller(method, context)
+    def _admit(self, method: str, context: Any) -> float | None:
+        left_s = self._check_caller(method, context)
         told = told_levels(context.invocation_metadata())
         if told is not None:
             try:
@@ -259,6 +261,34 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
                     self._strangers.add(error.message)  # it may ask again and again
                     logger.warning("call refused method=%s reason=%s", method, error)
                 raise
+        return left_s
+
+
+@asynccontextmanager
+async def until_expiry(left_s: float | None) -> AsyncIterator[None]:
+    """Ends what runs in it after `left_s`, when its caller's certificate expires; never for None.
+
+    Raises Unavailable then.
+    """
+    try:
+        async with compat.timeout(left_s) as limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise Unavailable(
+            "the certificate of the stream's caller has expired: connect again"
+        ) from None
+
+
+async def _send(replies: Any, context: Any) -> None:
+    if isinstance(replies, AsyncGenerator):
+        # What gRPC does with a generator; to wrap it in another would cost more.
+        async with aclosing(replies):
+            async for reply in replies:
+                await context.write(reply)
+    else:
+        await replies
 
 
 def _decoded(decode: Decode | None, request: Any) -> Any:

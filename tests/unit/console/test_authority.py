@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import datetime
+import json
 from pathlib import Path
 
 import pytest
 
-from semel.console.authority import Authority, ensure
+from semel.client.client_file import read
+from semel.console.authority import Authority, ensure, within_up
+from semel.controller.login.clients_ca import ClientsCa
 from semel.protos.errors import InvalidRequest
 from semel.protos.security.identity import ADMIN, BROKER, CLIENT, Identity
 from semel.protos.security.tls_files import TlsFileError, TlsFiles
+from semel.protos.security.token_keys import key_id
 
 ONE = Identity(BROKER, "1", "orders")
 ADMINISTRATOR = Identity(ADMIN, "admin", "orders")
@@ -97,13 +101,68 @@ def test_a_change_that_was_cut_short_leaves_a_ca_that_issues(tmp_path: Path) -> 
 
 
 def test_up_makes_what_is_missing_and_renews_what_expires(tmp_path: Path) -> None:
-    ensure(tmp_path, "orders", [ONE], "127.0.0.1:7070", 30)
+    ensure(tmp_path, "orders", [ONE], "127.0.0.1:7070", "127.0.0.1:9070", 30)
     assert 'bootstrap = "127.0.0.1:7070"' in (tmp_path / "admin" / "client.toml").read_text()
     key = (tmp_path / "broker-1" / "key.pem").read_bytes()
     two = Identity(BROKER, "2", "orders")
-    ensure(tmp_path, "orders", [ONE, two], "127.0.0.1:7070", 30)
+    ensure(tmp_path, "orders", [ONE, two], "127.0.0.1:7070", "127.0.0.1:9070", 30)
     assert (tmp_path / "broker-1" / "key.pem").read_bytes() == key
     Authority(tmp_path).issue(two, days=10)
     key = (tmp_path / "broker-2" / "key.pem").read_bytes()
-    ensure(tmp_path, "orders", [ONE, two], "127.0.0.1:7070", 30)
+    ensure(tmp_path, "orders", [ONE, two], "127.0.0.1:7070", "127.0.0.1:9070", 30)
     assert (tmp_path / "broker-2" / "key.pem").read_bytes() != key
+
+
+def files(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()}
+
+
+def test_nodes_trust_the_clients_ca_and_controllers_have_its_key(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path, "orders")
+    authority.renew_logins()
+    broker = authority.issue(Identity(BROKER, "1", "orders")).directory
+    controller = authority.issue(Identity("controller", "1", "orders")).directory
+    client = authority.issue(Identity(CLIENT, "a", "orders")).directory
+    assert "clients-ca.pem" in files(broker)
+    assert not files(broker) & {"clients-ca-key.pem", "token-keys.json", "token-key.pem"}
+    assert files(controller) >= {"clients-ca.pem", "clients-ca-key.pem", "token-keys.json"}
+    assert "token-key.pem" not in files(controller)
+    assert not files(client) & {"clients-ca.pem", "clients-ca-key.pem", "token-keys.json"}
+    for key in (*tmp_path.rglob("*-key.pem"), *tmp_path.rglob("key.pem")):
+        assert key.stat().st_mode & 0o777 == 0o600, key
+    assert TlsFiles.in_directory(broker).current().clients_ca
+    ClientsCa(controller, "orders")
+
+
+def test_new_logins_stand_beside_the_old_until_these_are_forgotten(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path, "orders")
+    authority.renew_logins()
+    node = authority.issue(Identity("controller", "1", "orders")).directory
+    first_ca, first_key = (node / "clients-ca.pem").read_bytes(), authority.token_key()
+    authority.renew_logins()
+    second_key = authority.token_key()
+    assert (node / "clients-ca.pem").read_bytes().endswith(first_ca)
+
+    def known() -> list[str]:
+        return [key["kid"] for key in json.loads((node / "token-keys.json").read_text())["keys"]]
+
+    assert known() == [key_id(second_key), key_id(first_key)]
+    authority.forget_old_logins()
+    assert first_ca not in (node / "clients-ca.pem").read_bytes()
+    assert known() == [key_id(second_key)]
+    ClientsCa(node, "orders")
+
+
+def test_logins_that_are_not_there_cannot_be_forgotten(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="--logins"):
+        Authority.create(tmp_path, "orders").forget_old_logins()
+
+
+def test_the_file_of_those_who_log_in_has_nothing_secret(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path, "orders")
+    path = authority.write_login_file("h:7070", "h:9070")
+    assert files(path.parent) == {"ca.pem", "client.toml"}
+    login = read(path, environment={"SEMEL_TOKEN": "t"}).login
+    assert login is not None
+    assert (login.addresses, login.cluster_id) == ("h:9070", "orders")
+    assert within_up(tmp_path) == tmp_path

@@ -38,7 +38,9 @@ from semel.protos.errors import DiskFull, InvalidRequest, NotMaster
 from semel.protos.levels import levels_metadata
 from semel.protos.rpc import CHANNEL_OPTIONS, error_from_rpc
 from semel.protos.security.access import AccessControl
+from semel.protos.security.audit import AuditLog
 from semel.protos.security.credentials import Security, channel
+from semel.protos.security.guard import Guard
 from semel.protos.security.rules import Kind
 from semel.protos.v1 import controller_pb2, controller_pb2_grpc
 from semel.protos.v1.metadata_pb2 import RightsRecord
@@ -217,6 +219,7 @@ class BrokerNames:
 
 async def open_access(
     config: BrokerConfig,
+    guard: Guard,
     replica: Replica,
     routes: RoutesCopy,
     stack: AsyncExitStack,
@@ -229,10 +232,11 @@ async def open_access(
         return None
     loop = asyncio.get_running_loop()
     names = BrokerNames(replica, routes)
-    access = await loop.run_in_executor(
-        None, AccessControl, config.cluster_id, names, config.audit_log
-    )
-    stack.push_async_callback(loop.run_in_executor, None, access.close)
+    audit = None
+    if config.audit_log is not None:
+        audit = await loop.run_in_executor(None, AuditLog, config.audit_log, time.time)
+        stack.push_async_callback(loop.run_in_executor, None, audit.close)
+    access = AccessControl(config.cluster_id, guard, names, audit)
     rights = RightsCopy(
         lambda: (*config.controllers, *routes.controllers),
         config.security,

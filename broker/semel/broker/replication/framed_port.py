@@ -97,12 +97,13 @@ class TicketPort:
         strangers_max: int = 64,
         length_max: int = MESSAGE_BYTES_MAX,
         tls: Contexts | None = None,
+        logins: bool = False,
         plaintext: Callable[[str], bool] = lambda _: False,
         connections: Connections | None = None,
     ) -> None:
-        """`tls` is None for a port in plaintext. `plaintext` says of a host (its IP address) if it
-        may do without TLS, with a ticket for that. `connections` admits new ones; None for no
-        limit."""
+        """`tls` is None for a port in plaintext; with `logins` certificates of the clients' CA will
+        do. `plaintext` says of a host (its IP address) if it may do without TLS, with a ticket for
+        that. `connections` admits new ones; None for no limit."""
         if connections is None:
             connections = Connections(ConnectionLimits(), "")
         self._connections = connections
@@ -111,7 +112,7 @@ class TicketPort:
         self.length_max = length_max
         """Bytes of the longest message."""
         self.area = new_area()
-        self.tls = None if tls is None else tls.server()
+        self.tls = None if tls is None else tls.server(logins=logins)
         """The context of each connection; None for plaintext."""
         self._plaintext = plaintext
         self._tls_area = memoryview(bytearray(AREA_BYTES if tls is not None else 0))

@@ -134,6 +134,7 @@ class PeerPort(raft_pb2_grpc.RaftPeerServicer):
         own = self._identity
         identity = None
         if self._tls is not None:
+            # That the certificate is of the CA has been checked for the call (`guard.py`).
             identity = check_peer(
                 identity_of_auth_context(context.auth_context()),
                 own.cluster_id,

@@ -9,8 +9,9 @@ Backpressure. A stream is not read while `_HELD_BYTES` wait for its handler, and
 when the socket has taken all but some 64 KiB.
 
 Invariants
-1. A handler is cancelled when its connection is lost. It runs in the context of the call that gave
-   its ticket, and so for the caller of that call.
+1. A handler is cancelled when its connection is lost, and when the certificate of its caller
+   expires. It runs in the context of the call that gave its ticket, and so for the caller of that
+   call.
 2. The connection stays open for a moment after its handler has ended, so that the last messages
    arrive: a socket that is closed with unread bytes in it takes back what it sent.
 
@@ -33,7 +34,7 @@ from semel.broker.server.stream import StreamContext
 from semel.protos.connection_limits import Connections
 from semel.protos.errors import InvalidRequest
 from semel.protos.framed import DIRECT_SILENCE_MAX_S
-from semel.protos.rpc import semel_error_of
+from semel.protos.rpc import semel_error_of, until_expiry
 from semel.protos.security.credentials import Contexts
 from semel.protos.security.identity import identity_of_auth_context
 from semel.protos.streams import STREAM_MESSAGE_BYTES_MAX
@@ -60,9 +61,11 @@ class DirectStreams:
         *,
         tls: Contexts | None = None,
         connections: Connections | None = None,
+        left_s: Callable[[Any], float | None] = lambda _: None,
     ) -> None:
         """`handlers` by `broker_pb2.DirectStream`; `levels` are the node's, as they are now. `tls`
-        is None for plaintext, `connections` for no limit of them."""
+        is None for plaintext, `connections` for no limit of them. `left_s` returns, for the context
+        of a call, the seconds after which its caller's stream ends; None for never."""
         self._handlers = handlers
         self._levels = levels
         self._port = TicketPort(
@@ -71,7 +74,9 @@ class DirectStreams:
             length_max=STREAM_MESSAGE_BYTES_MAX,
             tls=tls,
             connections=connections,
+            logins=True,
         )
+        self._left_s = left_s
         self._tasks: set[asyncio.Task[None]] = set()
         self.serve = self._port.serve
 
@@ -87,14 +92,15 @@ class DirectStreams:
         metadata = context.invocation_metadata()
         caller = context.auth_context() if self._port.tls is not None else {}
         called = copy_context()
+        left_s = self._left_s(context)
+        loop = asyncio.get_running_loop()
+        ends_at = None if left_s is None else loop.time() + left_s
 
         def taker(stream: FramedStream) -> _Context:
             if told.active and self._levels().active != told.active:
                 raise InvalidRequest("the group's feature level rose since the ticket was given")
             taken = _Context(stream, metadata, caller)
-            taken.task = task = asyncio.get_running_loop().create_task(
-                _run(handler, taken), context=called
-            )
+            taken.task = task = loop.create_task(_run(handler, taken, ends_at), context=called)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             return taken
@@ -114,17 +120,25 @@ class DirectStreams:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _run(handler: Handler, context: _Context) -> None:
+async def _run(handler: Handler, context: _Context, ends_at: float | None) -> None:
+    """Serves a stream until the loop's time `ends_at`."""
+    over = False
     try:
-        await handler(None, context)
+        if ends_at is None:
+            await handler(None, context)
+        else:
+            async with until_expiry(ends_at - asyncio.get_running_loop().time()):
+                await handler(None, context)
     except Exception as error:
+        over = ends_at is not None and asyncio.get_running_loop().time() >= ends_at
         known = semel_error_of(error)
         if known is None:
             logger.exception("stream failed")
         else:
-            logger.warning("stream refused error=%s", known)
+            logger.log(logging.INFO if over else logging.WARNING, "stream refused error=%s", known)
     finally:
-        context.end()
+        # Nothing was said to a client whose time is over, and it connects again the sooner.
+        context.end(0 if over else _LAST_WORDS_S)
 
 
 class _Context:
@@ -204,11 +218,11 @@ class _Context:
         if self.task is not None:
             self.task.cancel()
 
-    def end(self) -> None:
-        """The handler has ended."""
+    def end(self, last_words_s: float) -> None:
+        """The handler has ended; what it has sent has so long to arrive."""
         self._ended = True
         self._messages.clear()
         if self._paused:
             self._paused = False
             self._stream.resume_reading()
-        asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._stream.abort)
+        asyncio.get_running_loop().call_later(last_words_s, self._stream.abort)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from semel.client.admin.descriptions import Described
+from semel.client.login import LoggedIn
 from semel.protos import compat
 from semel.protos.addresses import Address
 from semel.protos.security.credentials import Security, client_context
@@ -41,7 +42,9 @@ async def expiring(
     if security is None:
         return []
     loaded = security.files.current()
-    ends = {"this client": loaded.expires_at, "the CA": loaded.ca_expires_at}
+    ends = {"the CA": loaded.ca_expires_at}
+    if not isinstance(security.files, LoggedIn):  # which renews its certificate by itself
+        ends["this client"] = loaded.expires_at
     context = client_context(security.files)
     context.set_alpn_protocols(["h2"])  # gRPC's ports take nothing else
     name = security.tls_name()

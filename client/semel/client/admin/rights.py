@@ -1,4 +1,4 @@
-"""Rules of who may do what: what `client.admin` asks the controllers about them.
+"""Rules of who may do what, and users: what `client.admin` asks the controllers about them.
 
 Not here: what rules mean (`semel.protos.security.rules`).
 """
@@ -56,6 +56,15 @@ class WhoAmI:
     """Groups that it is in, as `group:NAME`."""
     administrator: bool
     """True if no rule limits it."""
+    login: str
+    """How it has proved who it is: `certificate`, `token`, `oidc` or `password`; empty for a
+    node."""
+    expires_s: float | None
+    """Seconds since the epoch at which its certificate expires; None for a node."""
+    narrowed_to: tuple[str, ...] | None
+    """All that it may do under this login, each as `ACTION RESOURCE`; None for no limit."""
+    checked: bool
+    """False if no rules are checked in the cluster."""
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain values."""
@@ -63,7 +72,25 @@ class WhoAmI:
             "principal": self.principal,
             "groups": list(self.groups),
             "administrator": self.administrator,
+            "login": self.login,
+            "expires_s": self.expires_s,
+            "narrowed_to": None if self.narrowed_to is None else list(self.narrowed_to),
+            "checked": self.checked,
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PasswordUser:
+    """A user that has a password."""
+
+    user: str
+    """The name, as in `user:NAME`."""
+    changed_s: float
+    """Seconds since the epoch at which it got its password."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return asdict(self)
 
 
 async def change_rules(
@@ -111,7 +138,39 @@ async def who_am_i(cluster: Cluster) -> WhoAmI:
         principal=str(reply.principal),
         groups=tuple(reply.groups),
         administrator=bool(reply.administrator),
+        login=str(reply.login),
+        expires_s=reply.expires_us / 1e6 or None,
+        narrowed_to=tuple(reply.scopes) if reply.narrowed else None,
+        checked=not reply.unchecked,
     )
+
+
+async def add_user(cluster: Cluster, user: str, password: str) -> None:
+    """Adds a user with a password. Raises SemelError."""
+    await _change_user(cluster, user, controller_pb2.USER_CHANGE_ADD, password)
+
+
+async def change_password(cluster: Cluster, user: str, password: str) -> None:
+    """Gives a user a new password. Raises SemelError."""
+    await _change_user(cluster, user, controller_pb2.USER_CHANGE_PASSWORD, password)
+
+
+async def remove_user(cluster: Cluster, user: str) -> bool:
+    """Removes a user; False if there is none. Raises SemelError."""
+    return await _change_user(cluster, user, controller_pb2.USER_CHANGE_REMOVE)
+
+
+async def list_users(cluster: Cluster) -> list[PasswordUser]:
+    """All users that have a password, by name. Raises SemelError."""
+    reply = await cluster.controller("ListUsers", controller_pb2.ListUsersRequest())
+    return [PasswordUser(user=one.user, changed_s=one.changed_us / 1e6) for one in reply.users]
+
+
+async def _change_user(
+    cluster: Cluster, user: str, change: controller_pb2.UserChange, password: str = ""
+) -> bool:
+    request = controller_pb2.ChangeUserRequest(user=user, change=change, password=password)
+    return bool((await cluster.controller("ChangeUser", request)).changed)
 
 
 def _groups(members: Mapping[str, Iterable[str]]) -> list[PrincipalGroup]:

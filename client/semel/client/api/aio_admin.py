@@ -45,7 +45,7 @@ from semel.client.admin.inspection import Inspection
 from semel.client.admin.nodes import DrainResult, MemberProgress, MembershipResult, MembershipWork
 from semel.client.admin.resets import OffsetReset, Shift, Target
 from semel.client.admin.restore import RestorePlan, RestoreResult, RestoreWork
-from semel.client.admin.rights import AccessDecision, AccessRules, WhoAmI
+from semel.client.admin.rights import AccessDecision, AccessRules, PasswordUser, WhoAmI
 from semel.client.admin.stored_message import StoredMessage, show_message
 from semel.client.admin.tier_restore import (
     TierRestorePlan,
@@ -303,6 +303,24 @@ class AsyncAdmin:
     async def who_am_i(self) -> WhoAmI:
         """Returns the caller as the cluster knows it."""
         return await self._session.await_run(rights.who_am_i(self._session.cluster))
+
+    async def add_user(self, user: str, password: str) -> None:
+        """Adds a user who logs in with a password. Raises InvalidRequest for one that exists, and
+        for a password of less than 8 characters."""
+        await self._session.await_run(rights.add_user(self._session.cluster, user, password))
+
+    async def change_password(self, user: str, password: str) -> None:
+        """Gives a user a new password. Raises InvalidRequest for one that does not exist."""
+        await self._session.await_run(rights.change_password(self._session.cluster, user, password))
+
+    async def remove_user(self, user: str) -> bool:
+        """Ends the logins of a user; False if there is none. Certificates that it has got go on
+        until they expire."""
+        return await self._session.await_run(rights.remove_user(self._session.cluster, user))
+
+    async def list_users(self) -> list[PasswordUser]:
+        """Returns the users that have a password, by name."""
+        return await self._session.await_run(rights.list_users(self._session.cluster))
 
     async def list_producers(self) -> list[ProducerSummary]:
         """Returns the named producers, by name."""

@@ -168,9 +168,12 @@ class Controllers:
                     break  # `_prefer` has ended it
                 if (error := reading.exception()) is None:
                     continue
-                if not isinstance(error, grpc.RpcError):
+                if isinstance(error, grpc.RpcError):
+                    known = translate(error, address)
+                elif isinstance(error, SemelError):  # the client's login has expired
+                    known = error
+                else:
                     raise error
-                known = translate(error, address)
                 logger.debug("route watch ended address=%s error=%s", address, known)
                 if isinstance(known, NotMaster):
                     asked.ask_next(known.master_address)

@@ -38,6 +38,7 @@ from semel.controller.rights import RightsService
 from semel.controller.store import MetadataStore
 from semel.controller.topics.restores import RestoreService
 from semel.controller.topics.topics import TopicService
+from semel.controller.users import UserService
 from semel.protos import compat
 from semel.protos.errors import NotMaster, SemelError, Unavailable
 from semel.protos.levels import check_member, own_levels
@@ -85,6 +86,7 @@ class ActiveController:
         """`on_rights` gets the rules of who may do what, now and after each change."""
         self.epoch = epoch
         self.rights = RightsService(epoch, on_rights)
+        self.users = UserService(epoch, clocks.wall_us)
         self.changes = Changes()
         self.routes = RouteTable(epoch.cluster_id, epoch.number, self.changes.notify)
         self.memberships = MembershipService(

@@ -2,7 +2,7 @@
 
 How it works. A node has an `AccessControl` if its settings ask for one. Whoever learns the rules
 gives them to it (`take`), and its `checks` stand before the handlers of the node's server. Callers
-are known by their certificates.
+are known by their certificates, which also say to what a login is narrowed.
 
 Not here: how the rules come to a node (`controller/rights.py`, `control_plane/rights_copy.py` of
 the broker).
@@ -10,21 +10,24 @@ the broker).
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from semel.protos.errors import Unauthenticated
 from semel.protos.security.audit import AuditLog
 from semel.protos.security.enforcement import Caller, CallGuard, Enforcer, Names, Refusal
-from semel.protos.security.identity import ADMIN, Identity, identity_of_auth_context
+from semel.protos.security.guard import Guard
+from semel.protos.security.identity import ADMIN
 from semel.protos.security.rights_record import book_of
 from semel.protos.v1.metadata_pb2 import RightsRecord
 
+if TYPE_CHECKING:  # it brings cryptography, which programs without TLS need not load
+    from semel.protos.security.peers import Peer
 
-def certified(identity: Identity, address: str) -> Caller:
+
+def certified(peer: Peer, address: str) -> Caller:
     """The caller that a certificate names."""
+    identity = peer.identity
     if identity.is_node:
         return Caller(
             principal=f"{identity.kind}:{identity.name}", node=identity.kind, address=address
@@ -32,30 +35,35 @@ def certified(identity: Identity, address: str) -> Caller:
     return Caller(
         principal=f"user:{identity.name}",
         administrator=identity.kind == ADMIN,
+        scopes=peer.scopes,
+        expires_s=peer.expires_s,
+        login=peer.login,
         address=address,
     )
 
 
 class AccessControl:
-    """The object says who may do what at one node. `close` it after the server."""
+    """The object says who may do what at one node."""
 
     def __init__(
         self,
         cluster: str,
+        guard: Guard,
         names: Names,
-        audit_log: Path | None,
+        audit: AuditLog | None,
         decides: Callable[[], bool] = lambda: True,
     ) -> None:
-        """BLOCKING. `decides` is False while the node only tells callers whom to ask. Raises
-        OSError if the audit log cannot be opened."""
+        """`guard` knows the callers' certificates. `decides` is False while the node only tells
+        callers whom to ask. Without `audit` refusals are only counted."""
         self.refused = 0
         """Calls, and messages of streams, that were refused."""
         self.age_s: Callable[[], float] = lambda: 0.0
         """Seconds since the rules were last confirmed to be the newest; 0 where they are made."""
         self._cluster = cluster
+        self._guard = guard
         self._version = -1
-        self._audit = None if audit_log is None else AuditLog(audit_log, time.time)
-        self.enforcer = Enforcer(names, self._on_refused, time.time)
+        self._audit = audit
+        self.enforcer = Enforcer(names, self._on_refused)
         self.checks = CallGuard(self.enforcer, self._authenticate, decides)
 
     @property
@@ -79,27 +87,19 @@ class AccessControl:
         self._version = -1
         self.enforcer.forget(why)
 
-    def audit(self, event: Mapping[str, str | int | bool]) -> None:
-        """Writes a line into the audit log, if there is one."""
-        if self._audit is not None:
-            self._audit.write(event)
-
-    def close(self) -> None:
-        """BLOCKING. Writes what waits for the audit log."""
-        if self._audit is not None:
-            self._audit.close()
-
     async def _authenticate(self, context: Any) -> Caller:
-        identity = identity_of_auth_context(context.auth_context())
-        if identity is None or identity.cluster != self._cluster:
+        peer = self._guard.peer(context)
+        if peer is None or peer.identity.cluster != self._cluster:
             raise Unauthenticated(
                 f"this node serves only callers with a certificate of cluster {self._cluster}"
             )
-        return certified(identity, str(context.peer()))
+        return certified(peer, str(context.peer()))
 
     def _on_refused(self, refusal: Refusal) -> None:
         self.refused += 1
-        self.audit(
+        if self._audit is None:
+            return
+        self._audit.write(
             {
                 "who": refusal.principal,
                 "from": refusal.address,

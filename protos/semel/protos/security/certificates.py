@@ -5,7 +5,11 @@ inside gRPC, takes no Ed25519 by itself). A CA may sign certificates and nothing
 below it. Nodes get certificates for both ends of a connection, clients and administrators for the
 client's end alone, so that theirs can never pose as a node.
 
-Not here: files and their modes (the console's `security.py`), checking (`tls_files.py`).
+The clients' CA is another one, which nodes trust for their callers and clients trust for nothing:
+it issues the short certificates of those who log in (docs/decisions/logins.md).
+
+Not here: files and their modes (the console's `authority.py`), checking (`tls_files.py`,
+`peers.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +22,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from semel.protos.security.identity import Identity, any_node, cluster_uri
+from semel.protos.security.identity import CLIENT, Identity, any_node, cluster_uri
+from semel.protos.security.login_facts import LoginFacts
 
 BACKDATED: Final = datetime.timedelta(hours=1)
 """New certificates are valid from so long ago: the clocks of machines differ."""
@@ -31,11 +36,30 @@ def new_authority(
     cluster: str, now: datetime.datetime, days: int
 ) -> tuple[x509.Certificate, PrivateKey]:
     """Makes a CA for a cluster, and its private key."""
+    return _authority(f"Semel CA of {cluster}", cluster, now, days)
+
+
+def new_clients_authority(
+    cluster: str, now: datetime.datetime, days: int
+) -> tuple[x509.Certificate, PrivateKey]:
+    """Makes a clients' CA for a cluster, and its private key."""
+    name = f"Semel clients' CA of {cluster}"
+    return _authority(name, cluster, now, days, (ExtendedKeyUsageOID.CLIENT_AUTH,))
+
+
+def _authority(
+    name: str,
+    cluster: str,
+    now: datetime.datetime,
+    days: int,
+    uses: tuple[x509.ObjectIdentifier, ...] = (),
+) -> tuple[x509.Certificate, PrivateKey]:
+    """A CA; `uses` are what its certificates are for, everything if there are none."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = _name(f"Semel CA of {cluster}")
+    subject = _name(name)
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     builder = (
-        _builder(name, name, key.public_key(), now, now + datetime.timedelta(days=days))
+        _builder(subject, subject, key.public_key(), now, now + datetime.timedelta(days=days))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
         .add_extension(identifier, critical=False)
@@ -44,6 +68,8 @@ def new_authority(
             critical=False,
         )
     )
+    if uses:
+        builder = builder.add_extension(x509.ExtendedKeyUsage(uses), critical=False)
     return builder.sign(key, hashes.SHA256()), key
 
 
@@ -56,20 +82,48 @@ def issue(
 ) -> tuple[x509.Certificate, PrivateKey]:
     """Makes a certificate that states `identity`, and its private key. It never outlives the CA."""
     key = ec.generate_private_key(ec.SECP256R1())
+    until = min(now + datetime.timedelta(days=days), ca.not_valid_after_utc)
+    return _leaf(identity, key.public_key(), ca, now, until).sign(ca_key, hashes.SHA256()), key
+
+
+def issue_login(
+    name: str,
+    cluster: str,
+    facts: LoginFacts,
+    public_key: ec.EllipticCurvePublicKey,
+    ca: x509.Certificate,
+    ca_key: PrivateKey,
+    now: datetime.datetime,
+    until: datetime.datetime,
+) -> x509.Certificate:
+    """Makes a certificate for a client that has logged in, whose key is `public_key`; at most until
+    `until`, and never longer than the clients' CA."""
+    identity = Identity(CLIENT, name, cluster)
+    until = min(until, ca.not_valid_after_utc)
+    builder = _leaf(identity, public_key, ca, now, until)
+    return builder.add_extension(facts.extension(), critical=False).sign(ca_key, hashes.SHA256())
+
+
+def _leaf(
+    identity: Identity,
+    public_key: ec.EllipticCurvePublicKey,
+    ca: x509.Certificate,
+    now: datetime.datetime,
+    until: datetime.datetime,
+) -> x509.CertificateBuilder:
     names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(identity.uri)]
     uses = [ExtendedKeyUsageOID.CLIENT_AUTH]
     if identity.is_node:
         names += [x509.DNSName(identity.tls_name), x509.DNSName(any_node(identity.cluster))]
         uses.append(ExtendedKeyUsageOID.SERVER_AUTH)
     subject = _name(f"{identity.kind} {identity.name}")
-    until = min(now + datetime.timedelta(days=days), ca.not_valid_after_utc)
-    builder = (
-        _builder(subject, ca.subject, key.public_key(), now, until)
+    return (
+        _builder(subject, ca.subject, public_key, now, until)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(
                 ca.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
@@ -77,7 +131,6 @@ def issue(
             critical=False,
         )
     )
-    return builder.sign(ca_key, hashes.SHA256()), key
 
 
 def certificate_pem(certificate: x509.Certificate) -> bytes:

@@ -2,7 +2,8 @@
 
 How it works. A program has one `Security`, or None for plain connections, and all of its channels
 and ports are opened by `channel` and `add_port`. Ports ask every caller for a certificate of the
-CA: gRPC's Python can require one or never ask, so there is no port on which some show one.
+CA, or of the clients' CA: gRPC's Python can require one or never ask, so there is no port on which
+some show one. `add_login_port` and `login_channel` are for the port that never asks.
 
 Replaced files count from the next connection on, without a restart. A port asks `TlsFiles.current`
 before each handshake. A channel's credentials are fixed in gRPC, so `channel` returns one that
@@ -25,8 +26,9 @@ import ssl
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import grpc
 import grpc.aio
@@ -34,16 +36,34 @@ import grpc.aio
 from semel.protos.security.identity import Identity, any_node
 
 if TYPE_CHECKING:  # they bring cryptography, which programs without TLS need not load
-    from semel.protos.security.tls_files import Loaded, TlsFiles
+    from semel.protos.security.tls_files import Loaded
 
 Options = tuple[tuple[str, Any], ...]
+
+
+class Source(Protocol):
+    """Where a program has its CA, certificate and key from: files, or a login."""
+
+    @property
+    def identity(self) -> Identity:
+        """Whom the certificate in force names."""
+        ...
+
+    @property
+    def cluster(self) -> str:
+        """The id of the cluster."""
+        ...
+
+    def current(self) -> Loaded:
+        """Returns what is in force now; a new `version` each time it changes."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Security:
     """How one program proves who it is, and to which cluster it connects."""
 
-    files: TlsFiles
+    files: Source
 
     @classmethod
     def read(cls, directory: Path | str) -> Security:
@@ -75,7 +95,7 @@ class Security:
     @property
     def cluster(self) -> str:
         """The id of the cluster."""
-        return self.files.identity.cluster
+        return self.files.cluster
 
     def tls_name(self, to: Identity | None = None) -> str:
         """Returns the name to ask TLS for: that of node `to`, or of any node of the cluster."""
@@ -109,12 +129,25 @@ def add_port(server: grpc.aio.Server, address: str, security: Security | None = 
     return server.add_secure_port(address, server_credentials(security.files))
 
 
-def channel_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
+def add_login_port(server: grpc.aio.Server, address: str, security: Security) -> int:
+    """Opens a port on which callers prove nothing by TLS, and returns its number."""
+    return server.add_secure_port(address, server_credentials(security.files, require_client=False))
+
+
+def login_channel(address: str, ca: bytes, cluster: str, options: Options = ()) -> grpc.aio.Channel:
+    """Returns a channel to HOST:PORT on which any node of the cluster is spoken to, without a
+    certificate; `ca` is in PEM."""
+    named = (*options, ("grpc.ssl_target_name_override", any_node(cluster)))
+    credentials = grpc.ssl_channel_credentials(root_certificates=ca)
+    return grpc.aio.secure_channel(address, credentials, options=named)
+
+
+def channel_credentials(files: Source) -> grpc.ChannelCredentials:
     """Returns credentials of a client for one channel, from the files as they are now."""
     return _credentials(files.current())
 
 
-def server_credentials(files: TlsFiles, require_client: bool = True) -> grpc.ServerCredentials:
+def server_credentials(files: Source, require_client: bool = True) -> grpc.ServerCredentials:
     """Returns credentials of a server, which follow the files.
 
     Without `require_client` callers are not asked who they are.
@@ -141,14 +174,19 @@ def _credentials(loaded: Loaded) -> grpc.ChannelCredentials:
 
 def _configuration(loaded: Loaded) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration(
-        [(loaded.key, loaded.certificate)], root_certificates=loaded.ca
+        [(loaded.key, loaded.certificate)], root_certificates=_trusted(loaded)
     )
+
+
+def _trusted(loaded: Loaded) -> bytes:
+    """The CAs of callers."""
+    return loaded.ca + b"\n" + loaded.clients_ca if loaded.clients_ca else loaded.ca
 
 
 class _Channel(grpc.aio.Channel):
     """A channel whose calls begin on a channel with the files of that moment."""
 
-    def __init__(self, files: TlsFiles, connect: Callable[[Loaded], grpc.aio.Channel]) -> None:
+    def __init__(self, files: Source, connect: Callable[[Loaded], grpc.aio.Channel]) -> None:
         self._files = files
         self._connect = connect
         loaded = files.current()
@@ -245,48 +283,62 @@ class _Method:
 # --- ssl ----------------------------------------------------------------------------------------
 
 
+class _Use(Enum):
+    """What a context is for."""
+
+    CONNECT = "connect"
+    SERVE = "serve"
+    SERVE_LOGINS = "serve logins"
+
+
 class Contexts:
     """SSL contexts of one program for its framed streams and its HTTP, which follow the files."""
 
-    def __init__(self, files: TlsFiles) -> None:
+    def __init__(self, files: Source) -> None:
         self._files = files
-        self._made: dict[bool, tuple[int, ssl.SSLContext]] = {}
+        self._made: dict[_Use, tuple[int, ssl.SSLContext]] = {}
 
     def client(self) -> ssl.SSLContext:
         """Returns the context for one connection that this program opens.
 
         The connection's `server_hostname` is `Security.tls_name`.
         """
-        return self._newest(False)
+        return self._newest(_Use.CONNECT)
 
-    def server(self) -> ssl.SSLContext:
-        """Returns a context for a port: each of its connections uses the files of its moment."""
-        context = _context(self._files.current(), server=True)
-        context.sni_callback = self._on_hello
+    def server(self, *, logins: bool = False) -> ssl.SSLContext:
+        """Returns a context for a port: each of its connections uses the files of its moment.
+
+        With `logins` callers may have certificates of the clients' CA.
+        """
+        use = _Use.SERVE_LOGINS if logins else _Use.SERVE
+        context = _context(self._files.current(), use)
+
+        def on_hello(connection: ssl.SSLObject, *_: object) -> None:
+            connection.context = self._newest(use)
+
+        context.sni_callback = on_hello
         return context
 
-    def _on_hello(self, connection: ssl.SSLObject, *_: object) -> None:
-        connection.context = self._newest(True)
-
-    def _newest(self, server: bool) -> ssl.SSLContext:
+    def _newest(self, use: _Use) -> ssl.SSLContext:
         loaded = self._files.current()
-        made = self._made.get(server)
+        made = self._made.get(use)
         if made is None or made[0] != loaded.version:
-            made = self._made[server] = (loaded.version, _context(loaded, server=server))
+            made = self._made[use] = (loaded.version, _context(loaded, use))
         return made[1]
 
 
-def server_context(files: TlsFiles) -> ssl.SSLContext:
+def server_context(files: Source) -> ssl.SSLContext:
     """Returns a context for a port, which follows the files and asks callers who they are."""
     return Contexts(files).server()
 
 
-def client_context(files: TlsFiles) -> ssl.SSLContext:
+def client_context(files: Source) -> ssl.SSLContext:
     """Returns a context for one connection to a node, with the files as they are now."""
     return Contexts(files).client()
 
 
-def _context(loaded: Loaded, *, server: bool) -> ssl.SSLContext:
+def _context(loaded: Loaded, use: _Use) -> ssl.SSLContext:
+    server = use is not _Use.CONNECT
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_mode = ssl.CERT_REQUIRED
@@ -294,7 +346,8 @@ def _context(loaded: Loaded, *, server: bool) -> ssl.SSLContext:
         # Nobody resumes sessions here, and a caller that closes with the unread tickets in its
         # socket would take back what it has sent.
         context.num_tickets = 0
-    context.load_verify_locations(cadata=loaded.ca.decode("ascii"))
+    trusted = _trusted(loaded) if use is _Use.SERVE_LOGINS else loaded.ca
+    context.load_verify_locations(cadata=trusted.decode("ascii"))
     with _as_file(loaded.key + b"\n" + loaded.certificate) as path:
         context.load_cert_chain(path)
     return context

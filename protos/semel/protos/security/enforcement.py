@@ -13,14 +13,13 @@ Invariants
 2. A topic that the caller may not describe is refused with the error for a topic that does not
    exist, whether it exists or not.
 3. A gate lets nothing through that the newest rules deny, from the moment `take` returns.
-4. A stream ends when its caller's token expires.
 
-Not here: who the caller is (`Authenticate`, given), the rules' way to this node.
+Not here: who the caller is (`Authenticate`, given), the rules' way to this node, the end of a
+stream whose caller's certificate expires (`rpc.py`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing
@@ -62,9 +61,12 @@ class Caller:
     administrator: bool = False
     """Its certificate is an administrator's: the rules do not limit it."""
     scopes: tuple[Scope, ...] | None = None
-    """What its token is narrowed to; None for no limit."""
+    """What its login is narrowed to; None for no limit."""
     expires_s: float | None = None
-    """Wall-clock time at which its token expires."""
+    """Wall-clock time at which its certificate expires."""
+    login: str = ""
+    """How it has proved who it is: `certificate`, `token`, `oidc` or `password`; empty for a
+    node."""
     address: str = ""
     """Where it called from."""
 
@@ -112,12 +114,9 @@ class Enforcer:
         self,
         names: Names,
         on_refused: Callable[[Refusal], None],
-        wall_s: Callable[[], float],
     ) -> None:
-        """`wall_s` is the wall clock, by which tokens expire."""
         self._names = names
         self._on_refused = on_refused
-        self._wall_s = wall_s
         self._book: RuleBook | None = None
         """The rules; None while they are not known."""
         self._unknown = "this node has not heard yet who may do what"
@@ -212,16 +211,10 @@ class Enforcer:
         assert caller is not None, "a stream came past the guard"
         gate = Gate(self, method, caller, on_ended)
         self._gates[gate] = None
-        expiry: asyncio.TimerHandle | None = None
-        if caller.expires_s is not None:
-            left_s = caller.expires_s - self._wall_s()
-            expiry = asyncio.get_running_loop().call_later(left_s, gate.expire)
         try:
             yield gate
         finally:
             del self._gates[gate]
-            if expiry is not None:
-                expiry.cancel()
 
     def on_unauthenticated(self, method: str, address: str, reason: str) -> None:
         """Notes a call of somebody who did not prove who they are."""
@@ -293,10 +286,6 @@ class Gate:
         except Unavailable as error:
             self._passed.clear()
             self._on_ended(error)
-
-    def expire(self) -> None:
-        """Ends the stream: the caller's token is not valid any more."""
-        self._on_ended(Unauthenticated("the token has expired: connect again with a new one"))
 
 
 Single = Callable[[Any, Any], Awaitable[Any]]

@@ -4,11 +4,13 @@ How it works. `TlsFiles` reads and checks the three files at the start. `current
 of them was replaced, and reads all of them again then; it is called for each new connection. What
 cannot be used (a key without its certificate yet, because the two are replaced one after the other)
 is logged once, and the files before stay in force until all three fit together. The file of the CA
-may hold several certificates: during a change of the CA, both are trusted.
+may hold several certificates: during a change of the CA, both are trusted. Beside the three, a node
+may have the clients' CA, which is trusted for callers alone (`peers.py`).
 
 Invariants
 1. What `current` returns was read in one piece and has passed all checks.
 2. A private key that others could read is refused.
+3. No CA is trusted for nodes and as the clients' CA at once.
 
 Not here: making certificates (`certificates.py`), using them (`credentials.py`).
 """
@@ -38,6 +40,9 @@ logger = logging.getLogger(__name__)
 CLOCK_SKEW_S: Final = 300
 """A certificate that becomes valid within so many seconds is accepted: clocks differ a little."""
 
+CLIENTS_CA: Final = "clients-ca.pem"
+"""The file of the clients' CA in a node's directory."""
+
 _Stamp = tuple[tuple[int, int, int], ...]
 
 
@@ -63,30 +68,46 @@ class Loaded:
     """The time at which the last of the CAs expires."""
     version: int
     """1, and one more after each change of the files."""
+    clients_ca: bytes = b""
+    """PEM of the CAs that are trusted for clients who have logged in; empty for none."""
 
 
 class TlsFiles:
     """The files of one program. May be used by any thread."""
 
-    def __init__(self, ca: Path, certificate: Path, key: Path) -> None:
-        """BLOCKING. Reads the files. Raises TlsFileError."""
+    def __init__(
+        self, ca: Path, certificate: Path, key: Path, clients_ca: Path | None = None
+    ) -> None:
+        """BLOCKING. Reads the files; `clients_ca` need not exist. Raises TlsFileError."""
         self.ca = ca
         self.certificate = certificate
         self.key = key
+        self._clients_ca = clients_ca
         self._lock = threading.Lock()
         self._stamp = self._stat()
         self._tried = self._stamp
-        self._loaded = load(ca, certificate, key)
+        self._loaded = load(ca, certificate, key, clients_ca)
 
     @classmethod
     def in_directory(cls, directory: Path) -> TlsFiles:
-        """BLOCKING. Reads ca.pem, cert.pem and key.pem of a directory. Raises TlsFileError."""
-        return cls(directory / "ca.pem", directory / "cert.pem", directory / "key.pem")
+        """BLOCKING. Reads ca.pem, cert.pem and key.pem of a directory, and clients-ca.pem if it is
+        there. Raises TlsFileError."""
+        return cls(
+            directory / "ca.pem",
+            directory / "cert.pem",
+            directory / "key.pem",
+            directory / CLIENTS_CA,
+        )
 
     @property
     def identity(self) -> Identity:
         """Whom the certificate in force names."""
         return self._loaded.identity
+
+    @property
+    def cluster(self) -> str:
+        """The id of the cluster."""
+        return self._loaded.identity.cluster
 
     def current(self) -> Loaded:
         """BLOCKING, a few microseconds. Returns the files in force, read again if one changed."""
@@ -96,7 +117,8 @@ class TlsFiles:
                 if stamp in (self._stamp, self._tried):
                     return self._loaded
                 self._tried = stamp
-                new = load(self.ca, self.certificate, self.key, self._loaded.version + 1)
+                version = self._loaded.version + 1
+                new = load(self.ca, self.certificate, self.key, self._clients_ca, version)
                 if new.identity != self._loaded.identity:
                     raise TlsFileError(
                         f"{self.certificate} is now that of {new.identity}, and this is "
@@ -115,14 +137,16 @@ class TlsFiles:
             return new
 
     def _stat(self) -> _Stamp:
-        return tuple(
-            (found.st_ino, found.st_size, found.st_mtime_ns)
-            for found in map(_stat, (self.ca, self.certificate, self.key))
-        )
+        found = [*map(_stat, (self.ca, self.certificate, self.key))]
+        if self._clients_ca is not None and self._clients_ca.exists():
+            found.append(_stat(self._clients_ca))
+        return tuple((one.st_ino, one.st_size, one.st_mtime_ns) for one in found)
 
 
-def load(ca: Path, certificate: Path, key: Path, version: int = 1) -> Loaded:
-    """BLOCKING. Reads and checks the three files. Raises TlsFileError."""
+def load(
+    ca: Path, certificate: Path, key: Path, clients_ca: Path | None = None, version: int = 1
+) -> Loaded:
+    """BLOCKING. Reads and checks the files. Raises TlsFileError."""
     check_key_mode(key)
     ca_pem, certificate_pem, key_pem = (_read(path) for path in (ca, certificate, key))
     authorities = read_certificates(ca_pem, ca)
@@ -143,7 +167,20 @@ def load(ca: Path, certificate: Path, key: Path, version: int = 1) -> Loaded:
         expires_at=min(one.not_valid_after_utc for one in chain).timestamp(),
         ca_expires_at=max(one.not_valid_after_utc for one in authorities).timestamp(),
         version=version,
+        clients_ca=_read_clients_ca(clients_ca, authorities),
     )
+
+
+def _read_clients_ca(path: Path | None, authorities: list[x509.Certificate]) -> bytes:
+    if path is None or not path.exists():
+        return b""
+    pem = _read(path)
+    trusted = [one.public_key() for one in authorities]
+    if any(one.public_key() in trusted for one in read_certificates(pem, path)):
+        raise TlsFileError(
+            f"{path} has a CA that is trusted for nodes as well: whoever has its key could be one"
+        )
+    return pem
 
 
 def identity_of_certificate(certificate: x509.Certificate) -> Identity | None:

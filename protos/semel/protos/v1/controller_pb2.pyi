@@ -3,12 +3,24 @@ from semel.protos.v1 import isolation_pb2 as _isolation_pb2
 from semel.protos.v1 import metadata_pb2 as _metadata_pb2
 from semel.protos.v1 import security_pb2 as _security_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class UserChange(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    USER_CHANGE_UNSPECIFIED: _ClassVar[UserChange]
+    USER_CHANGE_ADD: _ClassVar[UserChange]
+    USER_CHANGE_PASSWORD: _ClassVar[UserChange]
+    USER_CHANGE_REMOVE: _ClassVar[UserChange]
+USER_CHANGE_UNSPECIFIED: UserChange
+USER_CHANGE_ADD: UserChange
+USER_CHANGE_PASSWORD: UserChange
+USER_CHANGE_REMOVE: UserChange
 
 class CreateTopicRequest(_message.Message):
     __slots__ = ("name", "queues", "settings", "if_not_exists", "groups", "request_id")
@@ -686,23 +698,63 @@ class CheckRightReply(_message.Message):
     reason: str
     def __init__(self, allowed: _Optional[bool] = ..., rule: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class ChangeUserRequest(_message.Message):
+    __slots__ = ("user", "change", "password")
+    USER_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    PASSWORD_FIELD_NUMBER: _ClassVar[int]
+    user: str
+    change: UserChange
+    password: str
+    def __init__(self, user: _Optional[str] = ..., change: _Optional[_Union[UserChange, str]] = ..., password: _Optional[str] = ...) -> None: ...
+
+class ChangeUserReply(_message.Message):
+    __slots__ = ("changed",)
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    changed: bool
+    def __init__(self, changed: _Optional[bool] = ...) -> None: ...
+
+class ListUsersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class UserInfo(_message.Message):
+    __slots__ = ("user", "changed_us")
+    USER_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_US_FIELD_NUMBER: _ClassVar[int]
+    user: str
+    changed_us: int
+    def __init__(self, user: _Optional[str] = ..., changed_us: _Optional[int] = ...) -> None: ...
+
+class ListUsersReply(_message.Message):
+    __slots__ = ("users",)
+    USERS_FIELD_NUMBER: _ClassVar[int]
+    users: _containers.RepeatedCompositeFieldContainer[UserInfo]
+    def __init__(self, users: _Optional[_Iterable[_Union[UserInfo, _Mapping]]] = ...) -> None: ...
+
 class WhoAmIRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class WhoAmIReply(_message.Message):
-    __slots__ = ("principal", "groups", "administrator", "scopes", "expires_us")
+    __slots__ = ("principal", "groups", "administrator", "scopes", "expires_us", "login", "narrowed", "unchecked")
     PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     ADMINISTRATOR_FIELD_NUMBER: _ClassVar[int]
     SCOPES_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_US_FIELD_NUMBER: _ClassVar[int]
+    LOGIN_FIELD_NUMBER: _ClassVar[int]
+    NARROWED_FIELD_NUMBER: _ClassVar[int]
+    UNCHECKED_FIELD_NUMBER: _ClassVar[int]
     principal: str
     groups: _containers.RepeatedScalarFieldContainer[str]
     administrator: bool
     scopes: _containers.RepeatedScalarFieldContainer[str]
     expires_us: int
-    def __init__(self, principal: _Optional[str] = ..., groups: _Optional[_Iterable[str]] = ..., administrator: _Optional[bool] = ..., scopes: _Optional[_Iterable[str]] = ..., expires_us: _Optional[int] = ...) -> None: ...
+    login: str
+    narrowed: bool
+    unchecked: bool
+    def __init__(self, principal: _Optional[str] = ..., groups: _Optional[_Iterable[str]] = ..., administrator: _Optional[bool] = ..., scopes: _Optional[_Iterable[str]] = ..., expires_us: _Optional[int] = ..., login: _Optional[str] = ..., narrowed: _Optional[bool] = ..., unchecked: _Optional[bool] = ...) -> None: ...
 
 class WatchRightsRequest(_message.Message):
     __slots__ = ()

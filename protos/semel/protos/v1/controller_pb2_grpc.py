@@ -156,6 +156,16 @@ class ControllerStub:
                 request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.CheckRightRequest.SerializeToString,
                 response_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.CheckRightReply.FromString,
                 _registered_method=True)
+        self.ChangeUser = channel.unary_unary(
+                '/semel.protos.v1.Controller/ChangeUser',
+                request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.ChangeUserRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.ChangeUserReply.FromString,
+                _registered_method=True)
+        self.ListUsers = channel.unary_unary(
+                '/semel.protos.v1.Controller/ListUsers',
+                request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.ListUsersRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.ListUsersReply.FromString,
+                _registered_method=True)
         self.WhoAmI = channel.unary_unary(
                 '/semel.protos.v1.Controller/WhoAmI',
                 request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.WhoAmIRequest.SerializeToString,
@@ -341,6 +351,20 @@ class ControllerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ChangeUser(self, request, context):
+        """Adds a user with a password, gives one a new password, or removes one; may be repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListUsers(self, request, context):
+        """All users that have a password.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WhoAmI(self, request, context):
         """Who the caller is.
         """
@@ -477,6 +501,16 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.CheckRight,
                     request_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.CheckRightRequest.FromString,
                     response_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.CheckRightReply.SerializeToString,
+            ),
+            'ChangeUser': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeUser,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.ChangeUserRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.ChangeUserReply.SerializeToString,
+            ),
+            'ListUsers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListUsers,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.ListUsersRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.ListUsersReply.SerializeToString,
             ),
             'WhoAmI': grpc.unary_unary_rpc_method_handler(
                     servicer.WhoAmI,
@@ -1138,6 +1172,60 @@ class Controller:
             '/semel.protos.v1.Controller/CheckRight',
             semel_dot_protos_dot_v1_dot_controller__pb2.CheckRightRequest.SerializeToString,
             semel_dot_protos_dot_v1_dot_controller__pb2.CheckRightReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeUser(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Controller/ChangeUser',
+            semel_dot_protos_dot_v1_dot_controller__pb2.ChangeUserRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_controller__pb2.ChangeUserReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListUsers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Controller/ListUsers',
+            semel_dot_protos_dot_v1_dot_controller__pb2.ListUsersRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_controller__pb2.ListUsersReply.FromString,
             options,
             channel_credentials,
             insecure,

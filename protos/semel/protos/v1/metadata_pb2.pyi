@@ -322,3 +322,11 @@ class RightsRecord(_message.Message):
     rules: _containers.RepeatedScalarFieldContainer[str]
     groups: _containers.RepeatedCompositeFieldContainer[PrincipalGroup]
     def __init__(self, version: _Optional[int] = ..., rules: _Optional[_Iterable[str]] = ..., groups: _Optional[_Iterable[_Union[PrincipalGroup, _Mapping]]] = ...) -> None: ...
+
+class UserRecord(_message.Message):
+    __slots__ = ("password_hash", "changed_us")
+    PASSWORD_HASH_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_US_FIELD_NUMBER: _ClassVar[int]
+    password_hash: str
+    changed_us: int
+    def __init__(self, password_hash: _Optional[str] = ..., changed_us: _Optional[int] = ...) -> None: ...

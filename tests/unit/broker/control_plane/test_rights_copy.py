@@ -16,6 +16,7 @@ from semel.protos.errors import PermissionDenied, SemelError, Unavailable
 from semel.protos.security.access import AccessControl
 from semel.protos.security.declared import Need
 from semel.protos.security.enforcement import CALLER, Caller
+from semel.protos.security.guard import Guard
 from semel.protos.security.rules import Action, Kind
 from semel.protos.v1.metadata_pb2 import RightsRecord
 from tests.kit.disk import SimFiles
@@ -43,7 +44,7 @@ class Copy:
     """A copy of one node, whose controllers are played by the test."""
 
     def __init__(self, clock: Clock, files: SimFiles) -> None:
-        self.access = AccessControl("c", cast("Any", SimpleNamespace()), None)
+        self.access = AccessControl("c", Guard(None), cast("Any", SimpleNamespace()), None)
         self.file = RightsFile(DIRECTORY, files)
         self.copy = RightsCopy(
             lambda: (), None, self.access, cast("Any", None), self.file, AGE_MAX_S

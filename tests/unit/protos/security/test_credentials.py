@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -18,77 +16,22 @@ from google.protobuf.descriptor import MethodDescriptor
 from semel.protos.errors import InternalError, Unauthenticated, Unavailable
 from semel.protos.rpc import (
     CHANNEL_OPTIONS,
-    SERVER_OPTIONS,
-    ServerInterceptor,
-    error_from_rpc,
 )
 from semel.protos.security.credentials import (
     Contexts,
     Security,
-    add_port,
     channel,
     client_context,
     server_context,
 )
 from semel.protos.security.declared import declared
-from semel.protos.security.guard import Guard, caller_of
+from semel.protos.security.guard import Guard
 from semel.protos.security.identity import KINDS, Identity, any_node, identity_of_ssl
 from tests.kit.certificates import CLUSTER, TestCa, replace
 from tests.kit.declared_calls import METHODS, path_of
+from tests.kit.who_port import ECHO, RAFT, UNDECLARED, ask, ask_on, serving
 
-RAFT = "semel.protos.v1.RaftPeer/OpenStream"
-BROKER = "semel.protos.v1.Broker/GetNodeStatus"
-ECHO = "semel.protos.v1.BrokerStream/Produce"
-UNDECLARED = "semel.protos.v1.Broker/Undeclared"
 TWO = Identity("broker", "2", CLUSTER)
-ALTERNATIVE_NAME = "x509_subject_alternative_name"
-
-
-async def _who(request: bytes, context: Any) -> bytes:
-    caller = caller_of(context)
-    return caller.uri.encode() if caller is not None else b"nobody"
-
-
-async def _echo(requests: Any, context: Any) -> Any:
-    async for request in requests:
-        yield request
-
-
-@asynccontextmanager
-async def serving(security: Security | None, at: str = "127.0.0.1:0") -> AsyncIterator[str]:
-    """A server with a method between nodes, two for all, and one that declares nothing; its
-    address."""
-    guard = Guard(security)
-    server = grpc.aio.server(
-        interceptors=[ServerInterceptor(check_caller=guard.admit)], options=SERVER_OPTIONS
-    )
-    who: Any = grpc.unary_unary_rpc_method_handler(_who)
-    echo: Any = grpc.stream_stream_rpc_method_handler(_echo)
-    for path, handler in ((RAFT, who), (BROKER, who), (UNDECLARED, who), (ECHO, echo)):
-        service, _, method = path.partition("/")
-        handlers = {method: handler}
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
-    port = add_port(server, at, security)
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(None)
-
-
-async def ask(
-    address: str, security: Security | None, to: Identity | None = None, method: str = BROKER
-) -> str:
-    async with channel(address, CHANNEL_OPTIONS, security, to) as opened:
-        return await ask_on(opened, method)
-
-
-async def ask_on(opened: grpc.aio.Channel, method: str = BROKER) -> str:
-    try:
-        call: Any = opened.unary_unary(f"/{method}")
-        return bytes(await call(b"", timeout=5)).decode()
-    except grpc.aio.AioRpcError as error:
-        raise error_from_rpc(error) from None
 
 
 def secured(ca: TestCa, directory: Path, kind: str, name: str, **options: Any) -> Security:
@@ -133,15 +76,29 @@ async def test_what_declares_nothing_is_called_by_nobody(tmp_path: Path) -> None
                 await ask(address, secured(ca, tmp_path, kind, name), TWO, UNDECLARED)
 
 
+@pytest.fixture(scope="module")
+def guard_and_callers(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Guard, dict[str, Any]]:
+    """The guard of a node, and the contexts of calls by a program of each kind."""
+    ca = TestCa()
+    guard = Guard(secured(ca, tmp_path_factory.mktemp("node"), "broker", "2"))
+    contexts = {}
+    for kind in KINDS:
+        told = {"x509_pem_cert": [ca.issue(kind, "1")[0]]}
+        contexts[kind] = SimpleNamespace(auth_context=lambda told=told: told)
+    return guard, contexts
+
+
 @pytest.mark.parametrize("method", [each for each in METHODS if declared(path_of(each)).nodes])
-def test_each_method_between_nodes_is_for_the_declared_nodes(method: MethodDescriptor) -> None:
+def test_each_method_between_nodes_is_for_the_declared_nodes(
+    method: MethodDescriptor, guard_and_callers: tuple[Guard, dict[str, Any]]
+) -> None:
     """The guard of a node with TLS and without rules lets in whom the declaration names."""
     what = declared(path_of(method))
-    guard = Guard(cast("Security", SimpleNamespace(cluster=CLUSTER)))
+    guard, contexts = guard_and_callers
     allowed = what.nodes if what.for_nodes_only else set(KINDS)
-    for kind in KINDS:
-        uri = Identity(kind, "1", CLUSTER).uri.encode()
-        context = SimpleNamespace(auth_context=lambda uri=uri: {ALTERNATIVE_NAME: [uri]})
+    for kind, context in contexts.items():
         if kind in allowed:
             guard.admit(path_of(method), context)
         else:

@@ -22,6 +22,7 @@ from semel.protos.v1 import (
     broker_pb2,
     common_pb2,
     controller_pb2,
+    login_pb2,
     metadata_store_pb2,
     raft_pb2,
     restores_pb2,
@@ -30,7 +31,7 @@ from semel.protos.v1 import (
 )
 
 FILES = [
-    *(broker_pb2, controller_pb2, metadata_store_pb2, raft_pb2),
+    *(broker_pb2, controller_pb2, login_pb2, metadata_store_pb2, raft_pb2),
     *(restores_pb2, transactions_pb2),
 ]
 METHODS: list[MethodDescriptor] = [

@@ -1,4 +1,4 @@
-"""Passwords: right, wrong, changed, and never shown."""
+"""Passwords: right, wrong, and never shown."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_password_of_a_hash_is_right_and_no_other_is() -> None:
     checks, stored = PasswordChecks(), new_hash("correct horse")
-    assert checks.right("alice", "correct horse", stored)
+    assert checks.right("correct horse", stored)
     for wrong in ("", "correct hors", "Correct horse", "correct horse ", "\ud800"):
-        assert not checks.right("alice", wrong, stored)
+        assert not checks.right(wrong, stored)
 
 
 def test_two_hashes_of_one_password_differ_and_do_not_hold_it() -> None:
@@ -32,32 +32,24 @@ def test_two_hashes_of_one_password_differ_and_do_not_hold_it() -> None:
 
 
 def test_nobody_has_no_password() -> None:
-    checks = PasswordChecks()
-    assert not checks.right("nobody", "correct horse", None)
-    assert not checks.known("nobody", "correct horse", None)
+    assert not PasswordChecks().right("correct horse", None)
 
 
 def test_what_is_no_hash_is_nobodys() -> None:
-    assert not PasswordChecks().right("alice", "correct horse", "correct horse")
+    assert not PasswordChecks().right("correct horse", "correct horse")
 
 
-def test_a_right_password_is_remembered_for_its_hash_and_its_user() -> None:
-    checks, stored = PasswordChecks(), new_hash("correct horse")
-    assert not checks.known("alice", "correct horse", stored)
-    assert checks.right("alice", "correct horse", stored)
-    assert checks.known("alice", "correct horse", stored)
-    assert not checks.known("alice", "correct horse", new_hash("correct horse"))
-    assert not checks.known("alic", "ecorrect horse", stored)
-    assert not checks.known("alice", "wrong horse", stored)
-    assert not checks.known("alice", "correct horse", None)
+def test_a_user_that_does_not_exist_costs_a_check_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks, seen = PasswordChecks(), []
 
+    class Noting:
+        def verify(self, stored: str, password: str) -> None:
+            seen.append(stored)
+            raise argon2.exceptions.VerifyMismatchError
 
-def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passwords, "REMEMBERED_MAX", 2)
-    checks, stored = PasswordChecks(), new_hash("correct horse")
-    for user in ("a", "b", "c"):
-        assert checks.right(user, "correct horse", stored)
-    assert [checks.known(user, "correct horse", stored) for user in "abc"] == [False, True, True]
+    monkeypatch.setattr(passwords, "_HASHER", Noting())
+    assert not checks.right("correct horse", None)
+    assert len(seen) == 1
 
 
 @pytest.mark.parametrize("password", ["", "short", "x" * 1_025, "é" * 513])

@@ -14,7 +14,14 @@ from jwt.algorithms import RSAAlgorithm
 from semel.protos.errors import InvalidRequest, Unauthenticated
 from semel.protos.security import tokens
 from semel.protos.security.rules import Scope
-from semel.protos.security.tokens import TokenVerifier, key_id, new_token, public_keys
+from semel.protos.security.token_keys import (
+    key_id,
+    new_key,
+    private_pem,
+    public_keys,
+    read_private,
+)
+from semel.protos.security.tokens import TokenVerifier, issuer_of, new_token
 
 KEY = Ed25519PrivateKey.generate()
 OTHER = Ed25519PrivateKey.generate()
@@ -32,9 +39,8 @@ CLAIMS: dict[str, Any] = {"sub": "alice", "aud": "c1", "exp": 100}
 def test_a_token_says_who_until_when_and_what_for() -> None:
     scopes = (Scope.parse("read topic:a*"), Scope.parse("* consumer-group:g"))
     token = new_token(KEY, user="alice", cluster="c1", expires_s=100, scopes=scopes)
-    for _ in range(2):
-        found = VERIFIER.verify(token, 99.9)
-        assert (found.principal, found.expires_s, found.scopes) == ("user:alice", 100, scopes)
+    found = VERIFIER.verify(token, 99.9)
+    assert (found.user, found.expires_s, found.scopes) == ("alice", 100, scopes)
     unlimited = new_token(KEY, user="alice", cluster="c1", expires_s=100)
     assert VERIFIER.verify(unlimited, 0).scopes is None
 
@@ -44,12 +50,13 @@ def test_a_token_without_any_right_may_do_nothing() -> None:
     assert VERIFIER.verify(token, 0).scopes == ()
 
 
-def test_a_remembered_token_expires_too() -> None:
-    token = new_token(KEY, user="alice", cluster="c1", expires_s=100)
-    VERIFIER.verify(token, 0)
-    for _ in range(2):
-        with pytest.raises(Unauthenticated, match="expired"):
-            VERIFIER.verify(token, 100)
+def test_a_token_is_good_from_its_beginning_to_its_end() -> None:
+    token = signed({**CLAIMS, "nbf": 1_000, "exp": 2_000})
+    assert VERIFIER.verify(token, 1_000 - tokens.CLOCK_SKEW_S).user == "alice"
+    with pytest.raises(Unauthenticated, match="not valid yet"):
+        VERIFIER.verify(token, 999 - tokens.CLOCK_SKEW_S)
+    with pytest.raises(Unauthenticated, match="expired"):
+        VERIFIER.verify(token, 2_000)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +115,7 @@ def test_the_key_set_of_an_openid_provider_is_taken() -> None:
     token = jwt.encode(
         {**CLAIMS, "iss": "https://idp.example"}, key, algorithm="RS256", headers={"kid": "k"}
     )
-    assert verifier.verify(token, 0).principal == "user:alice"
+    assert verifier.verify(token, 0).user == "alice"
     other = jwt.encode(CLAIMS, key, algorithm="RS256", headers={"kid": "k"})
     with pytest.raises(Unauthenticated):
         verifier.verify(other, 0)
@@ -144,10 +151,30 @@ def test_a_token_that_could_not_be_sent_is_not_made() -> None:
         new_token(KEY, user="a*", cluster="c1", expires_s=100)
 
 
-def test_only_so_many_tokens_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "REMEMBERED_MAX", 2)
-    verifier = TokenVerifier("c1", public_keys(KEY))
-    made = [new_token(KEY, user=f"u{n}", cluster="c1", expires_s=100) for n in range(5)]
-    for token in [*made, *made]:
-        assert verifier.verify(token, 0)
-    assert len(verifier._known) == 2
+def test_the_claim_that_names_the_user_can_be_another() -> None:
+    verifier = TokenVerifier("c1", public_keys(KEY), user_claim="email")
+    assert verifier.verify(signed({**CLAIMS, "email": "a@b.c"}), 0).user == "a@b.c"
+    with pytest.raises(Unauthenticated):
+        verifier.verify(signed(CLAIMS), 0)
+
+
+def test_a_key_that_is_not_in_the_set_is_told() -> None:
+    assert VERIFIER.knows_key(signed(CLAIMS))
+    assert VERIFIER.knows_key("no token")
+    assert not VERIFIER.knows_key(signed(CLAIMS, kid="newer"))
+
+
+def test_the_issuer_is_told_before_anything_is_verified() -> None:
+    assert issuer_of(signed({**CLAIMS, "iss": "https://idp"}, OTHER)) == "https://idp"
+    assert issuer_of(signed(CLAIMS)) == ""
+    for token in ("", "a.b.c", "\ud800", "x" * (tokens.TOKEN_CHARACTERS_MAX + 1)):
+        with pytest.raises(Unauthenticated):
+            issuer_of(token)
+
+
+def test_a_key_is_read_as_it_was_written() -> None:
+    key = new_key()
+    assert key_id(read_private(private_pem(key))) == key_id(key)
+    for pem in (b"", b"x", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"):
+        with pytest.raises(InvalidRequest):
+            read_private(pem)

@@ -1,0 +1,1 @@
+"""Logging in: clients without certificates prove who they are, and get certificates."""

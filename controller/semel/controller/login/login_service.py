@@ -1,0 +1,161 @@
+"""The gRPC service `Login`: a proof and a key come in, a certificate goes out.
+
+How it works. A token is verified by its key set, at every controller; a user and a password are
+checked by the active one, which has the users. Whoever is right gets a certificate of the clients'
+CA, which ends with the token, and after `login_ms_max` at the latest. So a node needs to know of
+tokens and passwords nothing, and what is taken away from somebody is gone after that time.
+
+Passwords are checked in threads of their own, `CHECKS_AT_ONCE` at a time since each takes tens of
+megabytes; `CHECKS_WAITING_MAX` wait, and beyond that a caller is told to come back. Who guesses has
+to wait (`slowdown.py`), and is told so before the password is looked at.
+
+Invariants
+1. Nothing that a caller showed stands in an error, a log or the audit log, but the name of a user.
+2. Who proves nothing gets one and the same error, whether the user exists or not.
+
+Not here: the port (`login_port.py`), the certificate (`clients_ca.py`).
+"""
+
+# ruff: noqa: N802  (gRPC names the methods)
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Executor
+from typing import Any, Final
+
+from semel.controller.login.clients_ca import ClientsCa, requested_key
+from semel.controller.login.key_sets import KeySets
+from semel.controller.login.slowdown import Slowdown
+from semel.protos.errors import InvalidRequest, SemelError, Throttled, Unauthenticated
+from semel.protos.security.identity import NAME_CHARS_MAX
+from semel.protos.security.login_facts import PASSWORD, LoginFacts
+from semel.protos.security.networks import host_of_peer
+from semel.protos.security.passwords import PasswordChecks
+from semel.protos.security.rules import Scope, check_principal
+from semel.protos.v1.login_pb2 import LogInReply, LogInRequest
+from semel.protos.v1.login_pb2_grpc import LoginServicer
+
+CHECKS_AT_ONCE: Final = 2
+CHECKS_WAITING_MAX: Final = 64
+RETRY_AFTER_MS: Final = 500
+METHOD: Final = "/semel.protos.v1.Login/LogIn"
+
+Audit = Callable[[Mapping[str, str | int | bool]], None]
+
+
+class LoginService(LoginServicer):
+    """The methods of login.proto. Lives on the event loop."""
+
+    def __init__(
+        self,
+        *,
+        ca: ClientsCa,
+        key_sets: KeySets,
+        hash_of: Callable[[str], Awaitable[str | None]],
+        checks: PasswordChecks,
+        threads: Executor,
+        audit: Audit,
+        wall_s: Callable[[], float],
+        login_ms_max: int,
+        narrows: bool,
+    ) -> None:
+        """`hash_of` returns the hash of a user's password, None for none; it raises NotMaster at a
+        standby. `threads` are `CHECKS_AT_ONCE` threads for passwords. `narrows` says whether the
+        cluster checks rights, so that a login can be narrowed."""
+        self.logins = 0
+        """Certificates that were issued."""
+        self.refused = 0
+        """Logins that were refused."""
+        self._ca = ca
+        self._key_sets = key_sets
+        self._hash_of = hash_of
+        self._checks = checks
+        self._threads = threads
+        self._audit = audit
+        self._wall_s = wall_s
+        self._login_ms_max = login_ms_max
+        self._narrows = narrows
+        self._slowdown = Slowdown()
+        self._waiting = 0
+
+    async def LogIn(self, request: LogInRequest, context: Any) -> LogInReply:
+        address = str(context.peer())
+        way = PASSWORD if request.user or not request.token else "token"
+        try:
+            key = requested_key(request.signing_request)
+            now_s = self._wall_s()
+            limit_s = now_s + self._login_ms_max / 1000
+            if way == PASSWORD:
+                await self._check_password(request.user, request.password, host_of_peer(address))
+                user, facts, until_s = request.user, LoginFacts(PASSWORD), limit_s
+            elif request.password:
+                raise InvalidRequest("a login has a token, or a user and a password, not both")
+            else:
+                token, way = await self._key_sets.verify(request.token, now_s)
+                self._check_scopes(token.scopes)
+                user, facts, until_s = token.user, LoginFacts(way, token.scopes), token.expires_s
+            certificate = self._ca.issue(user, facts, key, now_s, min(until_s, limit_s))
+        except SemelError as error:
+            self.refused += 1
+            self._note(address, way, _known_name(request.user), error.message)
+            raise
+        self.logins += 1
+        self._note(address, way, user, "")
+        return LogInReply(certificate=certificate, ends_with_token=until_s < limit_s)
+
+    def _check_scopes(self, scopes: tuple[Scope, ...] | None) -> None:
+        if scopes is not None and not self._narrows:
+            raise Unauthenticated(
+                "the token is narrowed to some rights, and this cluster checks none: start its"
+                " nodes with --authorization"
+            )
+
+    async def _check_password(self, user: str, password: str, address: str) -> None:
+        """Raises Unauthenticated for a wrong one, Throttled, and NotMaster at a standby."""
+        if not _known_name(user) or len(user) > NAME_CHARS_MAX:
+            raise _refusal()
+        stored = await self._hash_of(user)
+        if self._waiting >= CHECKS_WAITING_MAX:
+            raise Throttled(
+                "too many passwords are being checked: come back", retry_after_ms=RETRY_AFTER_MS
+            )
+        loop = asyncio.get_running_loop()
+        if wait_ms := self._slowdown.attempt(user, address, int(loop.time() * 1000)):
+            raise Throttled(
+                f"too many wrong passwords: come back in {wait_ms} ms", retry_after_ms=wait_ms
+            )
+        self._waiting += 1
+        try:
+            right = await loop.run_in_executor(self._threads, self._checks.right, password, stored)
+        finally:
+            self._waiting -= 1
+        if not right:
+            raise _refusal()
+        self._slowdown.on_right(user, address)
+
+    def _note(self, address: str, way: str, user: str, reason: str) -> None:
+        self._audit(
+            {
+                "who": f"user:{user}" if user else "",
+                "from": address,
+                "method": METHOD,
+                "login": way,
+                "result": "refused" if reason else "logged in",
+                **({"reason": reason} if reason else {}),
+            }
+        )
+
+
+def _refusal() -> Unauthenticated:
+    return Unauthenticated("no user has this name and this password")
+
+
+def _known_name(user: str) -> str:
+    """`user`, if rules can be about it; else nothing, because it may be anything."""
+    try:
+        check_principal(f"user:{user}")
+    except InvalidRequest:
+        return ""
+    return user

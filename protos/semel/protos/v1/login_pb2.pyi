@@ -1,0 +1,26 @@
+from semel.protos.v1 import security_pb2 as _security_pb2
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Optional as _Optional
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class LogInRequest(_message.Message):
+    __slots__ = ("token", "user", "password", "signing_request")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    PASSWORD_FIELD_NUMBER: _ClassVar[int]
+    SIGNING_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    user: str
+    password: str
+    signing_request: bytes
+    def __init__(self, token: _Optional[str] = ..., user: _Optional[str] = ..., password: _Optional[str] = ..., signing_request: _Optional[bytes] = ...) -> None: ...
+
+class LogInReply(_message.Message):
+    __slots__ = ("certificate", "ends_with_token")
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    ENDS_WITH_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    certificate: bytes
+    ends_with_token: bool
+    def __init__(self, certificate: _Optional[bytes] = ..., ends_with_token: _Optional[bool] = ...) -> None: ...
