@@ -18,6 +18,7 @@ from google.protobuf.descriptor import MethodDescriptor
 
 from semel.client import Security, connect
 from semel.protos.errors import PermissionDenied, UnknownTopic
+from semel.protos.levels import levels_metadata, own_levels
 from semel.protos.rpc import CHANNEL_OPTIONS
 from semel.protos.security.credentials import channel
 from semel.protos.security.declared import declared

@@ -107,6 +107,13 @@ TARGETS: Final = {
         files=(f"{_BROKER}/compaction", f"{_BROKER}/state/apply/compacted.py"),
         tests=("tests/unit/broker/compaction", "tools/mutation/few_worlds.py"),
     ),
+    "quotas": Target(
+        files=(
+            f"{_BROKER}/quotas/fair_line.py",
+            f"{_BROKER}/quotas/turns.py",
+        ),
+        tests=("tests/unit/broker/quotas",),
+    ),
     "state": Target(
         files=tuple(
             f"{_BROKER}/state/{name}.py"
@@ -368,7 +375,7 @@ LEFT_OUT: Final = frozenset().union(
         "telling",
     ),
     _in(f"{_CLIENT}/admin", "calls", "delay_history", "delays", "descriptions", "id_windows"),
-    _in(f"{_CLIENT}/admin", "inspection", "nodes", "rights"),
+    _in(f"{_CLIENT}/admin", "inspection", "nodes", "quotas", "rights"),
     _in(
         f"{_CLIENT}/admin",
         "found_message",
@@ -382,6 +389,14 @@ LEFT_OUT: Final = frozenset().union(
     _in(f"{_CLIENT}/transactions", "transaction_info"),
     # Files, sockets, threads and processes.
     _in(f"{_BROKER}/control_plane", "load", "reports"),
+    _in(
+        f"{_BROKER}/quotas",
+        "broker_quotas",
+        "open_producers",
+        "read_pace",
+        "topic_amounts",
+        "write_pace",
+    ),
     _in(f"{_BROKER}/dedup", "id_store", "rocks_store"),
     _in(f"{_BROKER}/log", "cache", "cleaner", "current", "descriptors", "files"),
     _in(f"{_BROKER}/log", "directory_identity", "keeper", "kept", "owner", "reader", "scrubbing"),

@@ -42,7 +42,7 @@ from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.group_calls import GroupCalls
 from semel.broker.control_plane.producer_owners import open_owners
 from semel.broker.control_plane.reports import Registration
-from semel.broker.control_plane.rights_copy import open_access
+from semel.broker.control_plane.rights_copy import open_access, rights_copy
 from semel.broker.control_plane.route_cache import RoutesCopy
 from semel.broker.dedup.id_store import IdStore
 from semel.broker.dedup.rocks_store import RocksIdStore
@@ -53,6 +53,7 @@ from semel.broker.membership.changes import MembershipChanges
 from semel.broker.membership.members_service import MembersService
 from semel.broker.membership.status import MembershipStatus
 from semel.broker.probe import Probe
+from semel.broker.quotas.broker_quotas import BrokerQuotas
 from semel.broker.raft import Role
 from semel.broker.repair.quarantine import move_away, quarantine
 from semel.broker.repair.repair import Repair
@@ -99,6 +100,7 @@ from semel.protos.grpc_port import GrpcPortWatch, server_options
 from semel.protos.ids import NodeId
 from semel.protos.metrics import MetricsServer
 from semel.protos.rpc import ServerInterceptor
+from semel.protos.security.call_quotas import CallQuotas
 from semel.protos.security.credentials import Contexts, add_port
 from semel.protos.security.networks import Networks
 from semel.protos.v1 import (
@@ -265,6 +267,7 @@ class BrokerNode:
             self._routes,
             self._probe.counters,
             self.identity,
+            self._rights.begin,
         )
         self.replica.on_role_changed = self.registration.report_now
         self.replica.feature_levels.on_raised = self._on_level_raised
@@ -338,18 +341,14 @@ class BrokerNode:
         unpackers = ThreadPoolExecutor(_UNPACKERS, thread_name_prefix="unpacker")
         self._stack.callback(unpackers.shutdown, wait=True, cancel_futures=True)
         guard = self.identity.guard
-        access = await open_access(
-            config,
-            guard,
-            replica,
-            self._routes,
-            self._stack,
-            self._start,
-            self._files,
-        )
+        access = await open_access(config, guard, replica, self._routes, self._stack)
         enforcer = None if access is None else access.enforcer
+        quotas = BrokerQuotas(replica, asyncio.get_running_loop().time)
+        rights = rights_copy(config, replica, self._routes, access, quotas.meters, self._files)
+        self._rights = await rights
+        self._start(self._rights.run())
         owners = open_owners(config, replica, self._routes, access, self._stack)
-        self._produce = produce = ProduceHandler(replica, unpackers, enforcer)
+        self._produce = produce = ProduceHandler(replica, unpackers, enforcer, quotas)
         replica.mastership.on_lost = produce.on_mastership_lost
         peer_port = PeerPort(
             replica.driver,
@@ -363,7 +362,7 @@ class BrokerNode:
         interceptor = ServerInterceptor(
             replica.levels(),
             self.grpc_port.noting(self.identity.guard.admit),
-            None if access is None else access.checks,
+            CallQuotas(quotas.meters, None if access is None else access.checks),
             self.gates,
         )
         server = grpc.aio.server(
@@ -377,7 +376,7 @@ class BrokerNode:
                 timeout_s=config.tier_read_ms / 1000,
             )
             self._stack.push_async_callback(cold.close)
-        fetch = FetchHandler(replica, cold, enforcer)
+        fetch = FetchHandler(replica, cold, enforcer, quotas)
         moves = MovesService(config, replica, self._routes)
         self._probe = Probe(
             config,
@@ -394,6 +393,7 @@ class BrokerNode:
             self._tier,
             access,
             BoundsProbe(self.gates, self.grpc_port, self._stream_connections),
+            quotas,
         )
         direct = DirectStreams(
             {
@@ -430,7 +430,7 @@ class BrokerNode:
         )
         broker_pb2_grpc.add_BrokerServicer_to_server(
             BrokerService(
-                producers=ProducerCalls(replica, owners),
+                producers=ProducerCalls(replica, owners, quotas.producers),
                 locks=LockCalls(replica),
                 groups=GroupOffsetCalls(replica),
                 queues=QueueCalls(config, replica, self._routes, cold, self._tier),

@@ -24,6 +24,7 @@ from semel.broker.background.queues_in_turns import queues_in_turns
 from semel.broker.background.tiering import is_tiered, tier_lag_us
 from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.load import Counters
+from semel.broker.quotas.broker_quotas import BrokerQuotas
 from semel.broker.repair.scrub import Scrub
 from semel.broker.replica.clock import monotonic_ms
 from semel.broker.replica.replica import Replica
@@ -267,6 +268,22 @@ METRICS: Final = (
         " --authorization only.",
     ),
     _counter(
+        "quota_used_total",
+        "units",
+        "Bytes, messages or requests that counted for a quota of rates. The 100 quotas for which"
+        " others have waited longest.",
+        "owner",
+        "kind",
+    ),
+    _counter(
+        "quota_throttled_seconds_total",
+        "seconds",
+        "How long streams and calls were made to wait for one of these quotas, all together.",
+        "owner",
+        "kind",
+    ),
+    _gauge("quota_held_bytes", "bytes", "Bytes of batches that wait for quotas of their topics."),
+    _counter(
         "audit_dropped_lines_total",
         "lines",
         "Lines of the audit log that were lost. With --authorization only.",
@@ -310,7 +327,9 @@ class Probe:
         tier: TierPlace | None = None,
         access: AccessControl | None = None,
         bounds: BoundsProbe | None = None,
+        quotas: BrokerQuotas | None = None,
     ) -> None:
+        self._quotas = quotas
         self._tier = tier
         self._access = access
         self._bounds = bounds
@@ -352,6 +371,12 @@ class Probe:
             page.add("semel_broker_refused_calls_total", self._access.refused)
             page.add("semel_broker_rights_age_seconds", self._access.age_s())
             page.add("semel_broker_audit_dropped_lines_total", self._access.dropped)
+        if self._quotas is not None:
+            page.add("semel_broker_quota_held_bytes", self._quotas.held_bytes)
+            for meter in self._quotas.meters.shown():
+                labels = {"owner": meter.owner, "kind": meter.kind.value}
+                page.add("semel_broker_quota_used_total", int(meter.used), **labels)
+                page.add("semel_broker_quota_throttled_seconds_total", meter.throttled_s, **labels)
         if self._replica.is_master:
             self._add_waiting(page)
             self._add_transactions(page)

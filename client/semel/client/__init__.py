@@ -10,6 +10,7 @@ from semel.client.admin.found_message import CancelResult, FoundMessage
 from semel.client.admin.given_up import UnreadableBatch
 from semel.client.admin.inspection import Inspection
 from semel.client.admin.nodes import DrainResult, MemberProgress, MembershipResult
+from semel.client.admin.quotas import QuotaInfo
 from semel.client.admin.resets import OffsetReset, Shift
 from semel.client.admin.restore import RestorePlan, RestoreResult
 from semel.client.admin.rights import AccessDecision, AccessRules, PasswordUser, WhoAmI
@@ -99,6 +100,7 @@ __all__ = [
     "ProducerConfig",
     "ProducerStats",
     "ProducerTransaction",
+    "QuotaInfo",
     "Reader",
     "ReaderConfig",
     "RecordMetadata",

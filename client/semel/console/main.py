@@ -46,6 +46,7 @@ _COMMANDS: Final = {
         "What programs store all or nothing: list, describe, abort.",
     ),
     "acl": ("semel.console.acl:acl", "Rules of who may do what: grant, revoke, list, check."),
+    "quota": ("semel.console.quota:quota", "How much users and topics may have: set, list, show."),
     "whoami": ("semel.console.acl:whoami", "Who you are for the cluster."),
     "verify": (
         "semel.console.verify:verify",

@@ -43,10 +43,13 @@ from semel.protos.metrics import MetricsServer
 from semel.protos.rpc import ServerInterceptor
 from semel.protos.security.access import AccessControl
 from semel.protos.security.audit import AuditLog
+from semel.protos.security.call_quotas import CallQuotas
 from semel.protos.security.credentials import Contexts, add_port
 from semel.protos.security.guard import Guard
+from semel.protos.security.meters import Meters
 from semel.protos.security.rules import Kind
 from semel.protos.v1.controller_pb2_grpc import add_ControllerServicer_to_server
+from semel.protos.v1.metadata_pb2 import RightsRecord
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +92,7 @@ class ControllerNode:
         self._access: AccessControl | None = None
         self._audit: AuditLog | None = None
         self._logins: LoginCounts | None = None
+        self._meters: Meters | None = None
         self._failed: asyncio.Future[SemelError] | None = None
         self._exits = AsyncExitStack()
 
@@ -149,6 +153,7 @@ class ControllerNode:
         exits.callback(self.grpc_port.close)
         await self._open_audit()
         access = self._open_access(succession, guard)
+        meters = self._meters = Meters(asyncio.get_running_loop().time)
         service = ControllerService(
             succession,
             request_timeout_s=config.request_timeout_ms / 1000,
@@ -157,13 +162,14 @@ class ControllerNode:
             guard=guard,
             access=access,
             audit=self.audit,
+            meters=meters,
         )
         server = grpc.aio.server(
             interceptors=[
                 ServerInterceptor(
                     own_levels(config.level_max),
                     self.grpc_port.noting(guard.admit),
-                    None if access is None else access.checks,
+                    CallQuotas(meters, None if access is None else access.checks),
                     gates,
                 )
             ],
@@ -189,10 +195,16 @@ class ControllerNode:
     async def _begin(self, store: MetadataStore) -> ActiveController:
         assert self._succession is not None
         controllers = self._succession.controllers
-        begin = ActiveController.begin
-        if self._access is None:
-            return await begin(store, self.config, self._clocks, controllers)
-        return await begin(store, self.config, self._clocks, controllers, self._access.take)
+        return await ActiveController.begin(
+            store, self.config, self._clocks, controllers, self._take_rights
+        )
+
+    def _take_rights(self, record: RightsRecord) -> None:
+        """From now on these rules and quotas decide."""
+        assert self._meters is not None
+        if self._access is not None:
+            self._access.take(record)
+        self._meters.take(record)
 
     async def _open_audit(self) -> None:
         """Raises Unavailable."""

@@ -1,14 +1,14 @@
-"""Rules of who may do what, in the metadata store.
+"""Rules of who may do what and how much of it, in the metadata store.
 
-How it works. One record holds all rules and groups. A change is one transaction that checks the
-record's version. The active controller keeps the newest record in memory, decides by it, and tells
-it to the brokers, which watch it.
+How it works. One record holds all rules, groups and quotas. A change is one transaction that checks
+the record's version. The active controller keeps the newest record in memory, decides by it, and
+tells it to the brokers, which watch it.
 
 Invariants
 1. `on_changed` has got the newest stored record before a change is answered.
 
-Not here: what a change makes of the record (`protos/security/rights_record.py`), the decision
-(`protos/security/rules.py`).
+Not here: what a change makes of the record (`protos/security/rights_record.py`, `quotas.py`), the
+decision (`protos/security/rules.py`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from semel.controller import records
 from semel.controller.brokers.changes import Changes
 from semel.controller.epoch import ControllerEpoch, unbroken
 from semel.protos.levels import RIGHTS_LEVEL, lacking
+from semel.protos.security.quotas import changed_quotas, quota_book_of
 from semel.protos.security.rights_record import book_of, changed
-from semel.protos.v1.controller_pb2 import ChangeRightsRequest
+from semel.protos.v1.controller_pb2 import ChangeQuotasRequest, ChangeRightsRequest
 from semel.protos.v1.metadata_pb2 import RightsRecord
 
 
@@ -46,15 +47,23 @@ class RightsService:
             self.record = records.load(RightsRecord, records.RIGHTS, entry)
             self._stored = entry.version
         book_of(self.record)
+        quota_book_of(self.record)
         self._on_changed(self.record)
 
     async def change(self, request: ChangeRightsRequest) -> bool:
         """Changes the rules; False if they are so already. Raises InvalidRequest, and
         UnsupportedVersion while the metadata may not hold rules."""
+        return await self._change(lambda record: changed(record, request))
+
+    async def change_quotas(self, request: ChangeQuotasRequest) -> bool:
+        """Changes quotas; False if they are so already. Raises what `change` raises."""
+        return await self._change(lambda record: changed_quotas(record, request))
+
+    async def _change(self, make: Callable[[RightsRecord], RightsRecord]) -> bool:
         async with self._changing:
             if self._epoch.level < RIGHTS_LEVEL:
                 raise lacking(RIGHTS_LEVEL, self._epoch.level, "the controllers' metadata")
-            after = changed(self.record, request)
+            after = make(self.record)
             if after is self.record:
                 return False
             await unbroken(self._store(after))

@@ -36,6 +36,8 @@ from semel.protos.security.access import AccessControl, certified
 from semel.protos.security.enforcement import CALLER, Caller
 from semel.protos.security.guard import Guard
 from semel.protos.security.identity import BROKER
+from semel.protos.security.meters import Meters
+from semel.protos.security.quotas import NOBODY, QuotaKind, quota_changes, quotas_of
 from semel.protos.security.rights_record import changes_of, check_right
 from semel.protos.v1 import controller_pb2 as pb
 from semel.protos.v1.controller_pb2_grpc import ControllerServicer
@@ -53,6 +55,12 @@ DEADLINE_SHARE: Final = 0.9
 
 
 M = TypeVar("M", bound="Callable[..., Awaitable[Any]]")
+
+
+def _principal() -> str:
+    """`user:NAME` of the running call's caller; empty if nobody proved who they are."""
+    caller = CALLER.get()
+    return "" if caller is None else caller.principal
 
 
 class ControllerRole(Protocol):
@@ -94,12 +102,15 @@ class ControllerService(ControllerServicer):
         guard: Guard | None = None,
         access: AccessControl | None = None,
         audit: Callable[[Mapping[str, str | int | bool]], None] = lambda event: None,
+        meters: Meters | None = None,
     ) -> None:
         """`guard` checks that reports are from the nodes that they name; None for no TLS. `access`
-        decides by the rules; None if none are checked. `audit` writes into the audit log."""
+        decides by the rules; None if none are checked. `audit` writes into the audit log. `meters`
+        knows the quotas."""
         self.role = role
         self._audit = audit
         self._access = access
+        self._meters = meters
         self._guard = guard or Guard(None)
         self._hashing = asyncio.Semaphore(1)
         """The hash of one password at a time is made: it takes tens of megabytes."""
@@ -135,7 +146,11 @@ class ControllerService(ControllerServicer):
     async def CreateTopic(
         self, request: pb.CreateTopicRequest, context: Any
     ) -> pb.CreateTopicReply:
-        topic, created = await self._topics.create(request, self._patience_s(context))
+        topics = self._topics.table
+        if not topics.has(request.name):
+            self._check_quota(QuotaKind.TOPICS, topics.owned)
+        owner = _principal()
+        topic, created = await self._topics.create(request, self._patience_s(context), owner)
         return pb.CreateTopicReply(topic=topic, created=created)
 
     @is_active
@@ -227,7 +242,9 @@ class ControllerService(ControllerServicer):
     async def JoinGroup(
         self, request: pb.JoinGroupRequest, context: Any
     ) -> pb.GroupMembershipReply:
-        return await self._memberships.join(request)
+        if not self._memberships.has(request.group):
+            self._check_quota(QuotaKind.GROUPS, self._memberships.owned)
+        return await self._memberships.join(request, _principal())
 
     @is_active
     async def HeartbeatGroup(
@@ -259,6 +276,7 @@ class ControllerService(ControllerServicer):
             lent = await self._producers.lend_ids()
             reply.producer_ids_start, reply.producer_ids_end = lent
         reply.producer_ids_floor = self.role.active().restores.producer_ids_floor
+        reply.rights_version = self.role.active().rights.record.version
         return reply
 
     @is_active
@@ -365,6 +383,30 @@ class ControllerService(ControllerServicer):
             unchecked=access is None,
         )
 
+    @is_active
+    async def ChangeQuotas(
+        self, request: pb.ChangeQuotasRequest, context: Any
+    ) -> pb.ChangeQuotasReply:
+        changed = await self.role.active().rights.change_quotas(request)
+        caller = CALLER.get()
+        if self._access is not None and caller is not None:
+            for line in quota_changes(request):
+                self._access.audit(
+                    {
+                        "who": caller.principal,
+                        "from": caller.address,
+                        "method": "/semel.protos.v1.Controller/ChangeQuotas",
+                        "change": line,
+                        "result": "changed" if changed else "unchanged",
+                    }
+                )
+        return pb.ChangeQuotasReply(changed=changed)
+
+    @is_active
+    async def ListQuotas(self, request: pb.ListQuotasRequest, context: Any) -> pb.ListQuotasReply:
+        record = self.role.active().rights.record
+        return pb.ListQuotasReply(quotas=quotas_of(record, request.of))
+
     async def WatchRights(
         self, request: pb.WatchRightsRequest, context: Any
     ) -> AsyncGenerator[RightsRecord]:
@@ -390,6 +432,22 @@ class ControllerService(ControllerServicer):
                 "nobody is known in this cluster: start its nodes with TLS (--tls-dir)"
             )
         return certified(peer, str(context.peer()))
+
+    def _check_quota(self, kind: QuotaKind, count_of: Callable[[str], int]) -> None:
+        """Raises InvalidRequest if the caller may not have one more. Calls that are under way at
+        once may go beyond by their number."""
+        caller = CALLER.get()
+        if self._meters is None or (caller and (caller.node or caller.administrator)):
+            return
+        reached = self._meters.reached(_principal(), kind, count_of)
+        if reached is not None:
+            limit, count = reached
+            whose = "there are" if limit.owner == NOBODY else f"{limit.owner} has"
+            raise InvalidRequest(
+                f"{whose} {count:,} {kind.value}, as many as the quota of {limit.subject} allows:"
+                " delete some, or ask an administrator for a higher one (`semel quota set"
+                f" {limit.subject} {kind.value}=N`)"
+            )
 
     def _checked(self) -> tuple[AccessControl, Caller]:
         """The check of rules, and the caller. Raises InvalidRequest without one."""

@@ -55,8 +55,11 @@ class Registration:
         routes: RoutesCopy,
         counters: Callable[[], Counters],
         identity: NodeIdentity,
+        on_rights: Callable[[], None] = lambda: None,
     ) -> None:
-        """`counters` gives the totals of what the node has done since its start."""
+        """`counters` gives the totals of what the node has done since its start. `on_rights` hears
+        that there are rules or quotas to watch."""
+        self._on_rights = on_rights
         self._config = config
         self._replica = replica
         self._address = address
@@ -112,6 +115,8 @@ class Registration:
                     start, end = answer.producer_ids_start, answer.producer_ids_end
                     self._routes.on_ids(start, end, _time_s())
                     self._routes.on_ids_floor(answer.producer_ids_floor)
+                    if answer.rights_version:
+                        self._on_rights()
                     if self._routes.on_answer(address, answer.route_version, answer.controllers):
                         await self._fetch(stub)
                     self._learn(tasks)

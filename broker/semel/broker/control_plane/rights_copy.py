@@ -1,4 +1,4 @@
-"""A copy of the rules of who may do what, which the controllers tell.
+"""A copy of the rules of who may do what, and of the quotas, which the controllers tell.
 
 How it works. The node watches the rules at each controller that it knows; only the active one
 tells them, at once when they change, and as long as it is the active one its watch lasts. So the
@@ -8,6 +8,9 @@ tells anything, the node goes on by its newest copy, until that was not confirme
 rules. The copy is on the disk, too, and a node that was restarted goes by it if no controller tells
 anything for a moment: usually one does, and what has changed meanwhile is in force from the first
 call on.
+
+A node that checks no rules watches the same, for the quotas, from when a controller has said that
+there are any. It keeps no file, and goes on by the newest quotas that it has heard.
 
 Invariants
 1. No version is followed by a lower one, but for a copy that was forgotten for its age.
@@ -21,10 +24,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
-from typing import Any, Final
+from typing import Final, Protocol
 
 import grpc.aio
 
@@ -41,6 +45,7 @@ from semel.protos.security.access import AccessControl
 from semel.protos.security.audit import AuditLog
 from semel.protos.security.credentials import Security, channel
 from semel.protos.security.guard import Guard
+from semel.protos.security.meters import Meters
 from semel.protos.security.rules import Kind
 from semel.protos.v1 import controller_pb2, controller_pb2_grpc
 from semel.protos.v1.metadata_pb2 import RightsRecord
@@ -54,19 +59,62 @@ _SAVED_SHARE: Final = 1 / 16
 """Share of the greatest age by which the file may be behind what was confirmed."""
 
 
+class RightsTaker(Protocol):
+    """Decides by the rules."""
+
+    @property
+    def version(self) -> int:
+        """Version of those that decide; -1 for none."""
+        ...
+
+    def take(self, record: RightsRecord) -> None:
+        """From now on these decide. Raises InvalidRequest."""
+        ...
+
+    def forget(self, why: str) -> None:
+        """Lets only administrators in."""
+        ...
+
+
+class NodeRights:
+    """Tells a node's check of rules, if it has one, and its quotas."""
+
+    def __init__(self, access: AccessControl | None, meters: Meters) -> None:
+        self._access = access
+        self._meters = meters
+
+    @property
+    def version(self) -> int:
+        return self._meters.record_version if self._access is None else self._access.version
+
+    def take(self, record: RightsRecord) -> None:
+        if self._access is not None:
+            self._access.take(record)
+        try:
+            self._meters.take(record)
+        except InvalidRequest as error:
+            logger.error("quotas are not understood, those of before apply error=%s", error)
+
+    def forget(self, why: str) -> None:
+        """Quotas stay: an old limit is better than none."""
+        if self._access is not None:
+            self._access.forget(why)
+
+
 class RightsCopy:
-    """Keeps the node's rules as the active controller tells them."""
+    """Keeps the node's rules and quotas as the active controller tells them."""
 
     def __init__(
         self,
         controllers: Callable[[], Iterable[str]],
         security: Security | None,
-        access: AccessControl,
+        access: RightsTaker,
         replica: Replica,
-        file: RightsFile,
+        file: RightsFile | None,
         age_max_s: float,
     ) -> None:
-        """`controllers` returns HOST:PORT of all controllers that are known by now."""
+        """`controllers` returns HOST:PORT of all controllers that are known by now. Without a
+        `file` nothing is kept on the disk, and nothing is watched before `begin`."""
         self._controllers = controllers
         self._security = security
         self._access = access
@@ -85,9 +133,17 @@ class RightsCopy:
         """A newer record than that of the file is there."""
         self._told: dict[str, int] = {}
         """Versions that watches which last have told, by address."""
+        self._begun = asyncio.Event()
+        if file is not None:
+            self._begun.set()
+
+    def begin(self) -> None:
+        """There is something to hear."""
+        self._begun.set()
 
     async def load(self) -> None:
         """Reads the copy on the disk."""
+        assert self._file is not None
         kept = await asyncio.get_running_loop().run_in_executor(None, self._file.load)
         if kept is not None:
             # A clock that was set back makes no time in the future of it.
@@ -97,6 +153,7 @@ class RightsCopy:
 
     async def run(self) -> None:
         """Watches all controllers; ends only by cancellation."""
+        await self._begun.wait()
         watched: set[str] = set()
         patient_until_s = time.monotonic() + PATIENCE_S
         async with compat.TaskGroup() as tasks:
@@ -160,7 +217,7 @@ class RightsCopy:
         """Saves a new record at once, and the time at which it was confirmed now and then."""
         record, confirmed_s = self._record, self._confirmed_s
         due = confirmed_s - self._saved_s > self._age_max_s * _SAVED_SHARE
-        if record is None or not (self._unsaved or due):
+        if record is None or self._file is None or not (self._unsaved or due):
             return
         heard_us = round((time.time() - (time.monotonic() - confirmed_s)) * 1e6)
         self._unsaved, self._saved_s = False, confirmed_s
@@ -223,11 +280,9 @@ async def open_access(
     replica: Replica,
     routes: RoutesCopy,
     stack: AsyncExitStack,
-    start_task: Callable[[Coroutine[Any, Any, None]], object],
-    files: FileLayer,
 ) -> AccessControl | None:
-    """The check of rules at a node, if its settings ask for one; `stack` closes it, `files` keeps
-    the rules. Raises OSError for its audit log."""
+    """The check of rules at a node, if its settings ask for one; `stack` closes it. Raises OSError
+    for its audit log."""
     if not config.authorization:
         return None
     loop = asyncio.get_running_loop()
@@ -236,16 +291,28 @@ async def open_access(
     if config.audit_log is not None:
         audit = await loop.run_in_executor(None, AuditLog, config.audit_log, time.time)
         stack.push_async_callback(loop.run_in_executor, None, audit.close)
-    access = AccessControl(config.cluster_id, guard, names, audit)
-    rights = RightsCopy(
+    return AccessControl(config.cluster_id, guard, names, audit)
+
+
+async def rights_copy(
+    config: BrokerConfig,
+    replica: Replica,
+    routes: RoutesCopy,
+    access: AccessControl | None,
+    meters: Meters,
+    files: FileLayer,
+) -> RightsCopy:
+    """The copy of a node, which tells `access` the rules and `meters` the quotas; `files` keeps
+    them where rules are checked."""
+    copy = RightsCopy(
         lambda: (*config.controllers, *routes.controllers),
         config.security,
-        access,
+        NodeRights(access, meters),
         replica,
-        RightsFile(config.data, files),
-        config.rights_age_max_ms / 1000,
+        None if access is None else RightsFile(config.data, files),
+        math.inf if access is None else config.rights_age_max_ms / 1000,
     )
-    await rights.load()
-    access.age_s = rights.age_s
-    start_task(rights.run())
-    return access
+    if access is not None:
+        await copy.load()
+        access.age_s = copy.age_s
+    return copy

@@ -12,8 +12,8 @@ kernel's sends. A queue that grows meanwhile is served again from where each pol
 get more messages at a time, and not more replies, when many of them wait or messages are many.
 
 A poll leaves the crowd, and its own task goes on, for whatever else: its bytes or its time are used
-up, its client does not read, what it wants is not in the tail cache, the queue was split or moved
-away, or this node is not the master any more.
+up, a quota limits it, its client does not read, what it wants is not in the tail cache, the queue
+was split or moved away, or this node is not the master any more.
 
 Invariants
 1. A reply is written whole, in one step, and only to a stream that is not full.
@@ -68,6 +68,11 @@ class CrowdPoll(Protocol):
 
     @property
     def deadline(self) -> float: ...
+
+    @property
+    def limited(self) -> bool:
+        """A quota may limit what is read."""
+        ...
 
     standing: int
     ended: bool
@@ -240,6 +245,8 @@ class _Crowd:
             return True  # another queue of the poll was served last
         if self._fan_out.reader.nothing_for(wanted, self._key):
             return True
+        if poll.limited:
+            return False
         reply = self._reply(wanted, poll.request.max_bytes)
         if reply is None:
             return False

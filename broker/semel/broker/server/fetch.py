@@ -50,6 +50,8 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from semel.broker.config import BrokerConfig
+from semel.broker.quotas.broker_quotas import BrokerQuotas, calling_principal
+from semel.broker.quotas.read_pace import LOOK_S, ReadPace, Wait
 from semel.broker.replica.fetch_waiters import Growth, QueueWatchers, finish
 from semel.broker.server.fan_out import FanOut
 from semel.broker.server.queue_reader import Part, QueueReader, ReadNode
@@ -130,6 +132,15 @@ class _Poll:
     """It has waited for what the next answer tells."""
     ended: bool = False
     """The last answer was written while its task waited."""
+    pace: ReadPace | None
+    """What answers wait for beside new batches; None for nothing."""
+    throttled_s: float = 0.0
+    """For how long it has waited for quotas since the last answer."""
+
+    @property
+    def limited(self) -> bool:
+        """A quota may limit what is read."""
+        return self.pace is not None and self.pace.limits
 
 
 class _Outlet:
@@ -166,10 +177,12 @@ class FetchHandler:
         node: FetchNode,
         cold: ColdReads | None = None,
         enforcer: Enforcer | None = None,
+        quotas: BrokerQuotas | None = None,
     ) -> None:
         """`cold` reads what only the object store has; None if the node was given none. Without an
-        `enforcer` everybody may read everything."""
+        `enforcer` everybody may read everything, without `quotas` as fast as the node can."""
         self._node = node
+        self._quotas = quotas
         self._enforcer = enforcer
         self.counters = FetchCounters()
         self._reader = QueueReader(node, cold)
@@ -207,9 +220,11 @@ class FetchHandler:
 
         told = told_levels(context.invocation_metadata()) or untold_levels()
 
+        pace = None if self._quotas is None else ReadPace(self._quotas, calling_principal())
+
         async def answer(request: broker_pb2.FetchRequest, memory: ClientMemory | None) -> None:
             try:
-                await self._serve(request, out, memory, told.max, gate)
+                await self._serve(request, out, memory, told.max, gate, pace)
             finally:
                 limit.release()
 
@@ -231,6 +246,8 @@ class FetchHandler:
         finally:
             if memory is not None:
                 memory.close()
+            if pace is not None:
+                pace.close()
             self.counters.streams -= 1
 
     async def _serve(
@@ -240,11 +257,14 @@ class FetchHandler:
         memory: ClientMemory | None,
         level_max: int,
         gate: Gate | None = None,
+        pace: ReadPace | None = None,
     ) -> None:
         try:
             if gate is not None:
                 gate.admit(declared(_METHOD).needs(request))
-            poll = self._poll(request, memory, level_max)
+            poll = self._poll(request, memory, level_max, pace)
+            if pace is not None:
+                pace.on_request()
             while True:
                 if not request.any_replica:
                     self._node.check_master()
@@ -253,6 +273,8 @@ class FetchHandler:
                     poll.waited = True
                     if poll.ended:
                         return
+                elif poll.limited and (wait := self._quota_wait(poll)) is not None:
+                    await self._throttle(poll, wait)
                 elif self._reads_cold and (absent := self._absent(poll)):
                     await self._arrival(poll, absent)
                 elif not await self._answer(poll, out):
@@ -263,7 +285,11 @@ class FetchHandler:
             await out.write(encode_fetch_reply(header, []))
 
     def _poll(
-        self, request: broker_pb2.FetchRequest, memory: ClientMemory | None, level_max: int
+        self,
+        request: broker_pb2.FetchRequest,
+        memory: ClientMemory | None,
+        level_max: int,
+        pace: ReadPace | None = None,
     ) -> _Poll:
         """Raises InvalidRequest."""
         config = self._node.config
@@ -281,7 +307,29 @@ class FetchHandler:
             deadline=asyncio.get_running_loop().time() + wait_ms / 1000,
             standing=request.standing_bytes,
             level_max=level_max,
+            pace=pace,
         )
+
+    def _quota_wait(self, poll: _Poll) -> Wait | None:
+        """What an answer has to wait for; None if it may leave, or the time of the poll is over."""
+        assert poll.pace is not None
+        if asyncio.get_running_loop().time() >= poll.deadline:
+            return None
+        return poll.pace.wait(self._with_news(poll))
+
+    async def _throttle(self, poll: _Poll, wait: Wait) -> None:
+        """Waits for a quota, no longer than the poll may."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        await asyncio.sleep(max(0.0, min(wait.seconds, LOOK_S, poll.deadline - began_s)))
+        passed_s = loop.time() - began_s
+        wait.meter.on_wait(passed_s)
+        poll.throttled_s += passed_s
+
+    def _with_news(self, poll: _Poll) -> list[QueueKey]:
+        """The queues of which there is something to answer."""
+        wanted = zip(poll.request.queues, poll.keys, strict=True)
+        return [key for queue, key in wanted if not self._reader.nothing_for(queue, key)]
 
     def _nothing_for(self, poll: _Poll) -> bool:
         """There is nothing to answer yet, and time left to wait."""
@@ -331,6 +379,7 @@ class FetchHandler:
         if (
             poll.standing > 0
             and out.prompt is not None
+            and not poll.limited
             and poll.level_max >= LEVEL_MAX  # all of a crowd can read the same bytes
             and len(poll.keys) == len(set(poll.keys))
             and not any(wanted.group for wanted in poll.request.queues)
@@ -354,6 +403,7 @@ class FetchHandler:
         """
         config, request = self._node.config, poll.request
         header = broker_pb2.FetchReplyHeader(correlation_id=request.correlation_id)
+        pace = poll.pace
         async with out.turn(poll):
             poll.waited = False
             left = max(0, config.fetch_buffer_bytes_max - self.unsent_bytes)
@@ -362,10 +412,22 @@ class FetchHandler:
                 config.fetch_bytes_max,
                 max(left // _BUFFER_SHARE, _LEAST_BYTES),
             )
+            if pace is not None and poll.limited:
+                news = self._with_news(poll)
+                if pace.wait(news) is None:
+                    room = min(room, pace.room(news))
+                elif asyncio.get_running_loop().time() < poll.deadline:
+                    return True  # another answer took what there was: it waits again
+                else:
+                    room = 0
+            header.throttled_ms, poll.throttled_s = round(poll.throttled_s * 1000), 0.0
             self.unsent_bytes += room
             held = room
             try:
-                parts = await self._once(poll, header, room)
+                if pace is not None and pace.turns.contended:
+                    parts = await self._in_turn(poll, header, room, pace)
+                else:
+                    parts = await self._once(poll, header, room)
                 header.more = self._stands(poll, header)
                 if poll.place is not None and parts and poll.place.put(parts):
                     header.in_memory = True
@@ -377,6 +439,20 @@ class FetchHandler:
             finally:
                 self.unsent_bytes -= held
         return header.more
+
+    async def _in_turn(
+        self, poll: _Poll, header: broker_pb2.FetchReplyHeader, room: int, pace: ReadPace
+    ) -> list[Part]:
+        """The same as `_once` when it is the principal's turn."""
+        turn = pace.turns.ask(pace.principal, room)
+        if turn is not None:
+            await turn
+        parts: list[Part] = []
+        try:
+            parts = await self._once(poll, header, room)
+        finally:
+            pace.turns.give_back(pace.principal, room - sum(map(len, parts)))
+        return parts
 
     @staticmethod
     def _stands(poll: _Poll, header: broker_pb2.FetchReplyHeader) -> bool:
@@ -393,12 +469,15 @@ class FetchHandler:
         """Fills `header.results` with at most `room` bytes, but at least one batch, and moves the
         poll on behind them."""
         parts: list[Part] = []
+        pace = poll.pace if poll.limited else None
         counters = self.counters
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         for wanted, key in zip(poll.request.queues, poll.keys, strict=True):
             if room <= 0:
                 break
+            if pace is not None and pace.holds(key):
+                continue  # its topic's quota is used up
             if self._reads_cold and self._reader.absent(wanted, key) is not None:
                 continue  # it comes with a later answer
             found = await self._reader.read(
@@ -414,6 +493,8 @@ class FetchHandler:
             counters.bytes += size
             room -= size
             poll.standing -= size
+            if pace is not None:
+                pace.on_read(key, size)
         if parts:
             counters.seconds.observe(loop.time() - began_s)
         return parts

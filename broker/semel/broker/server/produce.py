@@ -6,9 +6,10 @@ unpacked them: a few bytes may unpack to 64 MiB. Acknowledgements come back thro
 `ProduceStream.ack` in any order and are corked: all that are due when the writer gets its turn
 leave in one reply.
 
-Backpressure. A stream is not read while the proposer holds too many bytes; gRPC's window then
-stops the client. A client that does not read its acknowledgements holds at most its own window of
-batches here, as a batch beyond it is refused.
+Backpressure. A stream is not read while the proposer holds too many bytes, a quota makes it wait,
+or other principals have their turn (`quotas/write_pace.py`); gRPC's window then stops the client. A
+client that does not read its acknowledgements holds at most its own window of batches here, as a
+batch beyond it is refused.
 
 Invariants
 1. Each batch that was decoded is answered exactly once, unless the stream ends before.
@@ -30,11 +31,14 @@ import asyncio
 import logging
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Protocol
 
 import grpc
 import grpc.aio
 
+from semel.broker.quotas.broker_quotas import BrokerQuotas, calling_principal
+from semel.broker.quotas.write_pace import WritePace
 from semel.broker.replica.fetch_waiters import finish
 from semel.broker.server.stream import StreamContext
 from semel.broker.state import DueLoad
@@ -147,9 +151,15 @@ class ProduceStream:
         self._unpackers = unpackers
         self.gate: Gate | None = None
         """Decides to which topics the client may write; None: to all."""
+        self.pace: WritePace | None = None
+        """What its batches wait for; None: for nothing."""
         self._counters = counters or ProduceCounters()
         self._acks: list[broker_pb2.ProduceAck] = []
         self._pong = 0
+        self._waits = False
+        """The client is to hear that its batches wait."""
+        self._throttled_ms = 0
+        """For how long they have, since it heard so."""
         self._error: SemelError | None = None
         # Futures that are made when somebody waits, because thousands of idle streams hold them.
         self._due: asyncio.Future[None] | None = None
@@ -207,6 +217,12 @@ class ProduceStream:
         )
         finish(self._due)
 
+    def tell_waiting(self, throttled_ms: int) -> None:
+        """Batches wait, and have waited for a quota for so much longer."""
+        self._waits = True
+        self._throttled_ms += throttled_ms
+        finish(self._due)
+
     def fail(self, error: SemelError) -> None:
         """Ends the stream once all that is due has left."""
         if self._error is None:
@@ -233,6 +249,8 @@ class ProduceStream:
                 if not brought:
                     continue
                 await self._node.produce_room()
+                if self.pace is not None and self.pace.held_bytes:
+                    await self.pace.room()
                 while len(self._acks) > _UNREAD_ACKS_MAX:  # the client reads none of them
                     self._taken = asyncio.get_running_loop().create_future()
                     await self._taken
@@ -256,6 +274,9 @@ class ProduceStream:
             self._pong = max(self._pong, message.number)
             finish(self._due)
             return False
+        paced = self.pace if self.pace is not None and self.pace.slows else None
+        if paced is not None:
+            await paced.before(message, len(data))
         arrival = _Arrival(self, self._counters, asyncio.get_running_loop().time())
         for batch in message:
             header = check_batch(batch)
@@ -268,15 +289,27 @@ class ProduceStream:
                     self._unpackers, _refusal, batch, header
                 )
             self._unanswered += 1
-            if refusal is None:
-                self._node.submit_batch(header, batch, arrival)
-            else:
+            if refusal is not None:
                 arrival.refuse(header, refusal)
+            elif paced is not None:
+                self._submit_paced(paced, header, batch, arrival)
+            else:
+                self._node.submit_batch(header, batch, arrival)
         return True
+
+    def _submit_paced(
+        self, pace: WritePace, header: BatchHeader, batch: bytes, arrival: _Arrival
+    ) -> None:
+        """Submits a batch now or when the quota of its topic lets it pass, or refuses it."""
+        submit = partial(self._node.submit_batch, header, batch, arrival)
+        if (refusal := pace.refusal(header)) is not None:
+            arrival.refuse(header, refusal)
+        elif not pace.hold(header, len(batch), submit):
+            submit()
 
     async def _write(self, context: StreamContext) -> None:
         while True:
-            if not (self._acks or self._pong or self._error):
+            if not (self._acks or self._pong or self._error or self._waits):
                 if self._ended and not self._unanswered:
                     return
                 self._due = asyncio.get_running_loop().create_future()
@@ -287,6 +320,9 @@ class ProduceStream:
             finish(self._taken)
             reply = broker_pb2.ProduceReply(acks=acks, term=self._node.term)
             reply.pong, self._pong = self._pong, 0
+            if self._waits:
+                reply.throttled_ms, self._throttled_ms = self._throttled_ms, 0
+                self._waits = False
             last = self._error is not None and not self._acks
             if last and self._error is not None:
                 reply.error.CopyFrom(to_detail(self._error))
@@ -322,10 +358,12 @@ class ProduceHandler:
         node: ProduceNode,
         unpackers: Executor | None = None,
         enforcer: Enforcer | None = None,
+        quotas: BrokerQuotas | None = None,
     ) -> None:
         """`unpackers` are as for `ProduceStream`. Without an `enforcer` everybody may write to
-        every topic."""
+        every topic, without `quotas` as much as the node takes."""
         self._node = node
+        self._quotas = quotas
         self._unpackers = unpackers
         self._enforcer = enforcer
         self.counters = ProduceCounters()
@@ -335,6 +373,8 @@ class ProduceHandler:
     async def produce(self, _: object, context: StreamContext) -> None:
         """One client's stream."""
         stream = ProduceStream(self._node, self.counters, self._unpackers)
+        if self._quotas is not None:
+            stream.pace = WritePace(self._quotas, calling_principal(), stream.tell_waiting)
         self._streams[stream] = None
         try:
             try:
@@ -349,6 +389,8 @@ class ProduceHandler:
                 await stream.serve(context)
         finally:
             del self._streams[stream]
+            if stream.pace is not None:
+                stream.pace.close()
 
     @property
     def stream_count(self) -> int:

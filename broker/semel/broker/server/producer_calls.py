@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from semel.broker.control_plane.producer_owners import ProducerOwners
+from semel.broker.quotas.broker_quotas import calling_principal
+from semel.broker.quotas.open_producers import OpenProducers
 from semel.broker.replica.replica import Replica
 from semel.broker.server.checks import check_settled, known
 from semel.broker.state import FenceApplied, OutcomeKind, ProducerState, row_message
@@ -37,10 +39,16 @@ _ROWS_AT_ONCE: Final = 64
 class ProducerCalls:
     """Serves the calls of semel.protos.v1.Broker about producers."""
 
-    def __init__(self, replica: Replica, owners: ProducerOwners | None = None) -> None:
-        """Without `owners` everybody may fence every producer."""
+    def __init__(
+        self,
+        replica: Replica,
+        owners: ProducerOwners | None = None,
+        quotas: OpenProducers | None = None,
+    ) -> None:
+        """Without `owners` everybody may fence every producer, without `quotas` any number."""
         self._replica = replica
         self._owners = owners
+        self._quotas = quotas
 
     async def FenceProducer(  # noqa: N802
         self, request: broker_pb2.FenceProducerRequest, context: object
@@ -53,6 +61,8 @@ class ProducerCalls:
             raise InvalidRequest("a fence names each queue once")
         if self._owners is not None:
             await self._owners.check(request)
+        if self._quotas is not None:
+            self._quotas.on_open(calling_principal(), request.producer_id)
         fence = control_pb2.Fence(
             queues=[queue_ref(key) for key in sorted(wanted)],
             producer_id=request.producer_id,

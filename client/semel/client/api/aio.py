@@ -52,6 +52,12 @@ class AsyncClient:
         self.transactions = AsyncTransactions(session)
         """Transactions with many writers."""
 
+    @property
+    def throttled_ms(self) -> int:
+        """Milliseconds for which its calls waited so far because a node told them to come back,
+        for a quota or another limit. Producers and readers tell theirs themselves."""
+        return round(self._session.cluster.throttled_ms)
+
     def producer(self, name: str | None = None, **options: Any) -> AsyncProducer:
         """A producer; options are the fields of `ProducerConfig`.
 

@@ -64,6 +64,11 @@ class _AsyncPulling(ABC):
             if not self._closed:
                 self._session.check()
 
+    @property
+    def throttled_ms(self) -> int:
+        """Milliseconds for which its fetches waited for a quota so far, all together."""
+        return self._feed.throttled_ms
+
     async def poll(self, max_messages: int = 500, timeout: float = 1.0) -> list[Message]:
         """Returns up to `max_messages`, as soon as there is one; none after `timeout` seconds."""
         await self._check()

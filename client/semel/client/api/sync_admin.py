@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
-from semel.client.admin import rights
+from semel.client.admin import quotas, rights
 from semel.client.admin.delay_history import DelayRelease, delay_history
 from semel.client.admin.delays import (
     LIMIT_DEFAULT,
@@ -42,6 +42,7 @@ from semel.client.admin.found_message import (
 from semel.client.admin.given_up import UnreadableBatch, give_up_delayed
 from semel.client.admin.inspection import Inspection
 from semel.client.admin.nodes import DrainResult, MemberProgress, MembershipResult, MembershipWork
+from semel.client.admin.quotas import QuotaInfo
 from semel.client.admin.resets import OffsetReset, Shift, Target
 from semel.client.admin.restore import RestorePlan, RestoreResult, RestoreWork
 from semel.client.admin.rights import AccessDecision, AccessRules, PasswordUser, WhoAmI
@@ -296,6 +297,22 @@ class Admin:
         return self._session.run(
             rights.check_right(self._session.cluster, principal, action, resource)
         )
+
+    def set_quotas(self, subject: str, limits: Mapping[str, int]) -> bool:
+        """Sets limits by kind, such as `{"write-bytes": 10 << 20}`, for `user:NAME`, `group:NAME`,
+        `*` (every other user) or `topic:NAME`; False if they are so already. See docs/quotas.md.
+        Raises InvalidRequest, PermissionDenied."""
+        return self._session.run(quotas.set_quotas(self._session.cluster, subject, limits))
+
+    def remove_quotas(self, subject: str, kinds: Sequence[str] = ()) -> bool:
+        """Removes quotas of a subject, by default all of them; False if there were none. Raises
+        InvalidRequest, PermissionDenied."""
+        return self._session.run(quotas.remove_quotas(self._session.cluster, subject, kinds))
+
+    def quotas(self, of: str = "") -> list[QuotaInfo]:
+        """Returns all quotas, or those that apply to `user:NAME` or `topic:NAME`. Raises
+        InvalidRequest, PermissionDenied."""
+        return self._session.run(quotas.list_quotas(self._session.cluster, of))
 
     def who_am_i(self) -> WhoAmI:
         """Returns the caller as the cluster knows it."""

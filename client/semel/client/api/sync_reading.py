@@ -49,6 +49,11 @@ class _Pulling(ABC):
             if not self._closed:
                 self._session.check()
 
+    @property
+    def throttled_ms(self) -> int:
+        """Milliseconds for which its fetches waited for a quota so far, all together."""
+        return self._feed.throttled_ms
+
     def poll(self, max_messages: int = 500, timeout: float = 1.0) -> list[Message]:
         """Returns up to `max_messages`, as soon as there is one; none after `timeout` seconds."""
         self._check()

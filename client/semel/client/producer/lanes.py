@@ -47,6 +47,9 @@ class LaneOwner(Protocol):
     def on_resent(self, batches: int) -> None:
         """Counts batches that go out again."""
 
+    def on_throttled(self, throttled_ms: int) -> None:
+        """Batches have waited for a quota, for so much longer."""
+
     def on_room(self) -> None:
         """A lane can take more: a part of it went out, or its stream is open again."""
 
@@ -267,6 +270,10 @@ class Link:
         """A window has decided about an answer to one of its batches."""
         self._refusal = error
         self._owner.perform(lane, decisions)
+
+    def on_throttled(self, throttled_ms: int) -> None:
+        """The batches in flight have waited for a quota, for so much longer."""
+        self._owner.on_throttled(throttled_ms)
 
     def on_room(self) -> None:
         """A stream is open, or nobody waits for one any more."""

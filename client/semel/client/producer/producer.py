@@ -716,6 +716,9 @@ class ProducerCore:
     def on_resent(self, batches: int) -> None:
         self.stats.retries += batches
 
+    def on_throttled(self, throttled_ms: int) -> None:
+        self.stats.throttled_ms += throttled_ms
+
     def on_room(self) -> None:
         self._pump_soon()
 
@@ -817,6 +820,7 @@ class ProducerCore:
             batches=stats.batches,
             retries=stats.retries,
             bytes=stats.bytes,
+            throttled_ms=stats.throttled_ms,
         )
 
 

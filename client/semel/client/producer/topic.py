@@ -43,6 +43,9 @@ class ProducerStats:
     """Batches that were sent again."""
     bytes: int = 0
     """Bytes of acknowledged batches, as stored."""
+    throttled_ms: int = 0
+    """Milliseconds for which batches in flight waited for a quota, at all broker groups together;
+    those of other producers of the client on the same stream count as well."""
 
 
 class ProducerTopic:

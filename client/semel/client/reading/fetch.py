@@ -115,6 +115,8 @@ class Feed:
         self.queues: dict[QueueKey, FeedQueue] = {}
         self.buffered = 0
         self.ended = False
+        self.throttled_ms = 0
+        """Milliseconds for which polls waited for a quota, all together."""
         self._links: dict[GroupId, _FetchLink] = {}
         self._call_soon = call_soon
         self._line: deque[Delivery] = deque()
@@ -434,6 +436,7 @@ class _FetchLink:
         """Raises SemelError when another node has to be asked."""
         number = header.correlation_id
         asked = self._asked[number] if header.more else self._asked.pop(number)
+        self._feed.throttled_ms += header.throttled_ms
         turns = {each.queue.key: each for each in asked if each.queue.turn == each.turn}
         if not header.more:
             for each in turns.values():
@@ -445,7 +448,7 @@ class _FetchLink:
                 self._wake.set()
                 return
             raise error
-        if self._any and not header.results:
+        if self._any and not header.results and not header.throttled_ms:
             raise Unavailable("the node is behind")
         deliveries: list[Delivery] = []
         at = 0

@@ -94,6 +94,8 @@ class Cluster:
         self._bootstrap = bootstrap
         self._routes_directory = routes_directory
         self._keeper = RoutesKeeper(routes_directory)
+        self.throttled_ms = 0.0
+        """Milliseconds for which calls have waited because a node told them to come back."""
         self._guessed = False
         """All routes so far are from the file."""
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -155,7 +157,11 @@ class Cluster:
     async def controller(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
         """Calls the active controller. Raises SemelError."""
         timeout_s = timeout_s or self.config.request_timeout_ms / 1000
-        return await self.controllers.call(method, request, timeout_s)
+        return await self.controllers.call(method, request, timeout_s, self.on_throttled)
+
+    def on_throttled(self, wait_ms: float) -> None:
+        """A call waits because a node told it to come back."""
+        self.throttled_ms += wait_ms
 
     def _brokers(self) -> list[str]:
         """Returns HOST:PORT of all known brokers."""
@@ -360,6 +366,7 @@ class Cluster:
                     raise
                 last = error
                 wait = max(error.retry_after_ms, backoff.next_ms()) / 1000
+                self.on_throttled(wait * 1000)
             if time.monotonic() + wait >= deadline:
                 raise last
             await asyncio.sleep(wait)

@@ -89,8 +89,18 @@ class Controllers:
         kept = [address for address in self._addresses if address in known]
         self._addresses = list(dict.fromkeys((*kept, *known)))
 
-    async def call(self, method: str, request: Any, timeout_s: float) -> Any:
-        """Calls the active controller. Raises SemelError."""
+    async def call(
+        self,
+        method: str,
+        request: Any,
+        timeout_s: float,
+        on_throttled: Callable[[float], None] = lambda wait_ms: None,
+    ) -> Any:
+        """Calls the active controller. Raises SemelError.
+
+        One that tells the call to come back later is asked again then; `on_throttled` hears how
+        long that is, in milliseconds.
+        """
         deadline = time.monotonic() + timeout_s
         backoff = Backoff(CALL_POLICY, random.random)
         last: SemelError | None = None
@@ -99,6 +109,7 @@ class Controllers:
             copies = list(self._copies()) if method in BROKERS_TOO else []
             others = bool(copies) or len(self._addresses) > 1
             copied: Any = None  # the best answer so far, from a broker's copy
+            throttled_ms = 0
             while (address := asked.next()) and (left := deadline - time.monotonic()) > 0:
                 try:
                     reply = await self._ask(address, method, request, left, others=others)
@@ -108,7 +119,10 @@ class Controllers:
                 except TimedOut:
                     if last is None or left >= FAIR_S:
                         raise
-                except (Unavailable, Throttled) as error:
+                except Throttled as error:
+                    last = error
+                    throttled_ms = max(throttled_ms, error.retry_after_ms)
+                except Unavailable as error:
                     last = error
                 else:
                     if isinstance(reply, controller_pb2.Routes) and reply.copied:
@@ -122,8 +136,12 @@ class Controllers:
                     copies = []
             if copied is not None:
                 return copied
-            wait = backoff.next_ms() / 1000
+            wait = max(throttled_ms, backoff.next_ms()) / 1000
+            if throttled_ms:
+                on_throttled(wait * 1000)
             if time.monotonic() + wait >= deadline:
+                if isinstance(last, Throttled):
+                    raise last
                 where = ", ".join(self._addresses)
                 why = "no controller was asked" if last is None else last.message
                 raise Unavailable(

@@ -112,6 +112,13 @@ class WireLink(Protocol):
     def lanes(self) -> Iterable[WireLane]:
         """The producer's queues in the wire's group."""
 
+    @property
+    def in_flight_bytes(self) -> int:
+        """Unanswered bytes of the producer."""
+
+    def on_throttled(self, throttled_ms: int) -> None:
+        """The batches in flight have waited for a quota, for so much longer."""
+
     def on_room(self) -> None:
         """A stream is open, or nobody waits for one any more."""
 
@@ -283,6 +290,10 @@ class Wire:
             self._on_reply(broker_pb2.ProduceReply.FromString(bytes(message)))
 
     def _on_reply(self, reply: broker_pb2.ProduceReply) -> None:
+        if reply.throttled_ms:
+            for link in self._links:
+                if link.in_flight_bytes:
+                    link.on_throttled(reply.throttled_ms)
         for ack in reply.acks:
             lane = self._sent.get(
                 (ack.topic_id, ack.queue_id, ack.producer_id, ack.epoch, ack.session)

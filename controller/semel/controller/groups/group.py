@@ -125,6 +125,8 @@ class ConsumerGroup:
     def __init__(self, name: str, *, generation: int) -> None:
         self.name = name
         self.generation = generation
+        self.owner = ""
+        """The user whose member was the first; empty if nobody proved who they are."""
         self.changes = 0
         """Changes so far; a plan that covers all of them settles the group."""
         self.settled_changes = 0
@@ -139,6 +141,7 @@ class ConsumerGroup:
         while there was no controller, and nothing should move because of that.
         """
         group = cls(record.group, generation=record.generation)
+        group.owner = record.owner
         grace_ms = max((member.session_ms for member in record.members), default=0)
         for member in record.members:
             group._members[member.member_id] = _Member(
@@ -274,6 +277,7 @@ class ConsumerGroup:
         """The record of the group to store before `plan` is adopted."""
         return ConsumerGroupRecord(
             group=self.name,
+            owner=self.owner,
             generation=plan.generation,
             members=[
                 ConsumerMemberRecord(

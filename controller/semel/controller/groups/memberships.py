@@ -124,8 +124,8 @@ class MembershipService:
             group.on_topic_changed(name)
         self._wake.set()
 
-    async def join(self, request: JoinGroupRequest) -> GroupMembershipReply:
-        """Adds a member, or takes one back.
+    async def join(self, request: JoinGroupRequest, owner: str = "") -> GroupMembershipReply:
+        """Adds a member, or takes one back. A new group is the owner's.
 
         Raises InvalidRequest and UnknownTopic. A cancelled call may have added the member, which is
         dropped after its session.
@@ -153,6 +153,7 @@ class MembershipService:
             group = self._groups.setdefault(
                 request.group, ConsumerGroup(request.group, generation=revision)
             )
+            group.owner = group.owner or owner
         member_id = request.member_id or f"member-{uuid.uuid4().hex}"
         group.join(member_id, wish, self._now_ms())
         log.info("member joins group=%s member=%s", group.name, member_id)
@@ -199,6 +200,14 @@ class MembershipService:
         if group_name:
             return [self._find(group_name).info()]
         return [self._groups[name].info() for name in sorted(self._groups)]
+
+    def has(self, group_name: str) -> bool:
+        """Whether there is a group of that name."""
+        return group_name in self._groups
+
+    def owned(self, owner: str) -> int:
+        """How many groups somebody's members have begun."""
+        return sum(group.owner == owner for group in self._groups.values())
 
     def counts(self) -> tuple[int, int]:
         """The number of groups, and of members in all of them."""

@@ -67,6 +67,7 @@ class TopicTable:
         self._ids: dict[str, int] = {}
         self._placed: Counter[int] = Counter()
         self._promised: Counter[int] = Counter()
+        self._owned: Counter[str] = Counter()
 
     async def load(self) -> None:
         """Reads all topics; to be called once."""
@@ -94,6 +95,10 @@ class TopicTable:
     def names(self) -> list[str]:
         """All active topics."""
         return [name for name in sorted(self._ids) if self._routes.topic(name) is not None]
+
+    def owned(self, owner: str) -> int:
+        """The number of topics that somebody made and that are not being deleted."""
+        return self._owned[owner]
 
     @property
     def count(self) -> int:
@@ -209,6 +214,7 @@ class TopicTable:
         for each, sign in ((before, -1), (record, 1)):
             if each.state != TOPIC_STATE_DELETING:
                 _count(self._promised, each, sign)
+                self._owned[each.owner] += sign
             if each.state == TOPIC_STATE_ACTIVE:
                 _count(self._placed, each, sign)
         actives = [each.state == TOPIC_STATE_ACTIVE for each in (before, record)]

@@ -206,9 +206,9 @@ class TopicService:
         return version
 
     async def create(
-        self, request: CreateTopicRequest, timeout_s: float
+        self, request: CreateTopicRequest, timeout_s: float, owner: str = ""
     ) -> tuple[TopicRoute, bool]:
-        """Creates a topic; returns it and whether it is new.
+        """Creates a topic for `owner`; returns it and whether it is new.
 
         Raises InvalidRequest, TopicExists, UnknownGroup, Unavailable (no broker group),
         UnsupportedVersion when a setting needs a higher feature level, Throttled while a group's
@@ -218,7 +218,7 @@ class TopicService:
         topic_rules.check_name(request.name)
         topic_rules.check_queues(request.queues)
         settings = topic_rules.complete_settings(request.settings)
-        topic_id, created = await unbroken(self._begin_create(request, settings))
+        topic_id, created = await unbroken(self._begin_create(request, settings, owner))
         await self._settled(topic_id, timeout_s, f"topic {request.name!r} is being created")
         route = self._routes.topic(request.name)
         if route is None or route.topic_id != topic_id:
@@ -297,7 +297,7 @@ class TopicService:
     # The first step of each change. Once one has begun, it runs to its end.
 
     async def _begin_create(
-        self, request: CreateTopicRequest, settings: TopicSettings
+        self, request: CreateTopicRequest, settings: TopicSettings, owner: str
     ) -> tuple[int, bool]:
         async with self._creating:
             if self._table.has(request.name):
@@ -316,6 +316,7 @@ class TopicService:
                 placement=place(request.queues, self._loads(request)),
                 created_us=self._clock_us(),
                 request_id=request.request_id,
+                owner=owner,
             )
             setting_levels.require_levels_of(record, settings, self._epoch.level, self._groups)
             if settings.HasField("dedup"):

@@ -47,6 +47,7 @@ def changed(record: RightsRecord, request: ChangeRightsRequest) -> RightsRecord:
             for name, members in sorted(groups.items())
             if members
         ],
+        quotas=record.quotas,
     )
     if after == record:
         return record

@@ -111,16 +111,18 @@ class DueInSecond(_message.Message):
     def __init__(self, messages: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class ProduceReply(_message.Message):
-    __slots__ = ("acks", "term", "pong", "error")
+    __slots__ = ("acks", "term", "pong", "error", "throttled_ms")
     ACKS_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     PONG_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    THROTTLED_MS_FIELD_NUMBER: _ClassVar[int]
     acks: _containers.RepeatedCompositeFieldContainer[ProduceAck]
     term: int
     pong: int
     error: _errors_pb2.ErrorDetail
-    def __init__(self, acks: _Optional[_Iterable[_Union[ProduceAck, _Mapping]]] = ..., term: _Optional[int] = ..., pong: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+    throttled_ms: int
+    def __init__(self, acks: _Optional[_Iterable[_Union[ProduceAck, _Mapping]]] = ..., term: _Optional[int] = ..., pong: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., throttled_ms: _Optional[int] = ...) -> None: ...
 
 class FetchQueue(_message.Message):
     __slots__ = ("queue", "offset", "max_bytes", "group", "token")
@@ -197,18 +199,20 @@ class FetchResult(_message.Message):
     def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., log_start_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ..., batches: _Optional[_Iterable[_Union[BatchRange, _Mapping]]] = ..., sealed: _Optional[bool] = ...) -> None: ...
 
 class FetchReplyHeader(_message.Message):
-    __slots__ = ("correlation_id", "results", "error", "in_memory", "more")
+    __slots__ = ("correlation_id", "results", "error", "in_memory", "more", "throttled_ms")
     CORRELATION_ID_FIELD_NUMBER: _ClassVar[int]
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     IN_MEMORY_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
+    THROTTLED_MS_FIELD_NUMBER: _ClassVar[int]
     correlation_id: int
     results: _containers.RepeatedCompositeFieldContainer[FetchResult]
     error: _errors_pb2.ErrorDetail
     in_memory: bool
     more: bool
-    def __init__(self, correlation_id: _Optional[int] = ..., results: _Optional[_Iterable[_Union[FetchResult, _Mapping]]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., in_memory: _Optional[bool] = ..., more: _Optional[bool] = ...) -> None: ...
+    throttled_ms: int
+    def __init__(self, correlation_id: _Optional[int] = ..., results: _Optional[_Iterable[_Union[FetchResult, _Mapping]]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., in_memory: _Optional[bool] = ..., more: _Optional[bool] = ..., throttled_ms: _Optional[int] = ...) -> None: ...
 
 class FenceProducerRequest(_message.Message):
     __slots__ = ("queues", "producer_id", "epoch", "session", "name", "after_expiry")

@@ -421,20 +421,22 @@ class NodeLoad(_message.Message):
     def __init__(self, produced_messages: _Optional[int] = ..., produced_bytes: _Optional[int] = ..., fetched_messages: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., disk_total_bytes: _Optional[int] = ...) -> None: ...
 
 class ReportNodeReply(_message.Message):
-    __slots__ = ("cluster_id", "route_version", "controllers", "producer_ids_start", "producer_ids_end", "producer_ids_floor")
+    __slots__ = ("cluster_id", "route_version", "controllers", "producer_ids_start", "producer_ids_end", "producer_ids_floor", "rights_version")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     ROUTE_VERSION_FIELD_NUMBER: _ClassVar[int]
     CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_IDS_START_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_IDS_END_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_IDS_FLOOR_FIELD_NUMBER: _ClassVar[int]
+    RIGHTS_VERSION_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     route_version: int
     controllers: _containers.RepeatedScalarFieldContainer[str]
     producer_ids_start: int
     producer_ids_end: int
     producer_ids_floor: int
-    def __init__(self, cluster_id: _Optional[str] = ..., route_version: _Optional[int] = ..., controllers: _Optional[_Iterable[str]] = ..., producer_ids_start: _Optional[int] = ..., producer_ids_end: _Optional[int] = ..., producer_ids_floor: _Optional[int] = ...) -> None: ...
+    rights_version: int
+    def __init__(self, cluster_id: _Optional[str] = ..., route_version: _Optional[int] = ..., controllers: _Optional[_Iterable[str]] = ..., producer_ids_start: _Optional[int] = ..., producer_ids_end: _Optional[int] = ..., producer_ids_floor: _Optional[int] = ..., rights_version: _Optional[int] = ...) -> None: ...
 
 class FoundGroupRequest(_message.Message):
     __slots__ = ("cluster_id", "group_id", "members", "complete_id", "anew", "previous_id")
@@ -755,6 +757,32 @@ class WhoAmIReply(_message.Message):
     narrowed: bool
     unchecked: bool
     def __init__(self, principal: _Optional[str] = ..., groups: _Optional[_Iterable[str]] = ..., administrator: _Optional[bool] = ..., scopes: _Optional[_Iterable[str]] = ..., expires_us: _Optional[int] = ..., login: _Optional[str] = ..., narrowed: _Optional[bool] = ..., unchecked: _Optional[bool] = ...) -> None: ...
+
+class ChangeQuotasRequest(_message.Message):
+    __slots__ = ("set", "remove")
+    SET_FIELD_NUMBER: _ClassVar[int]
+    REMOVE_FIELD_NUMBER: _ClassVar[int]
+    set: _containers.RepeatedCompositeFieldContainer[_metadata_pb2.Quota]
+    remove: _containers.RepeatedCompositeFieldContainer[_metadata_pb2.Quota]
+    def __init__(self, set: _Optional[_Iterable[_Union[_metadata_pb2.Quota, _Mapping]]] = ..., remove: _Optional[_Iterable[_Union[_metadata_pb2.Quota, _Mapping]]] = ...) -> None: ...
+
+class ChangeQuotasReply(_message.Message):
+    __slots__ = ("changed",)
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    changed: bool
+    def __init__(self, changed: _Optional[bool] = ...) -> None: ...
+
+class ListQuotasRequest(_message.Message):
+    __slots__ = ("of",)
+    OF_FIELD_NUMBER: _ClassVar[int]
+    of: str
+    def __init__(self, of: _Optional[str] = ...) -> None: ...
+
+class ListQuotasReply(_message.Message):
+    __slots__ = ("quotas",)
+    QUOTAS_FIELD_NUMBER: _ClassVar[int]
+    quotas: _containers.RepeatedCompositeFieldContainer[_metadata_pb2.Quota]
+    def __init__(self, quotas: _Optional[_Iterable[_Union[_metadata_pb2.Quota, _Mapping]]] = ...) -> None: ...
 
 class WatchRightsRequest(_message.Message):
     __slots__ = ()

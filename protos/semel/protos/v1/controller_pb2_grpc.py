@@ -171,6 +171,16 @@ class ControllerStub:
                 request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.WhoAmIRequest.SerializeToString,
                 response_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.WhoAmIReply.FromString,
                 _registered_method=True)
+        self.ChangeQuotas = channel.unary_unary(
+                '/semel.protos.v1.Controller/ChangeQuotas',
+                request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.ChangeQuotasRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.ChangeQuotasReply.FromString,
+                _registered_method=True)
+        self.ListQuotas = channel.unary_unary(
+                '/semel.protos.v1.Controller/ListQuotas',
+                request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.ListQuotasRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.ListQuotasReply.FromString,
+                _registered_method=True)
         self.WatchRights = channel.unary_stream(
                 '/semel.protos.v1.Controller/WatchRights',
                 request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.WatchRightsRequest.SerializeToString,
@@ -372,8 +382,22 @@ class ControllerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ChangeQuotas(self, request, context):
+        """Sets and removes quotas; may be repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListQuotas(self, request, context):
+        """All quotas, or those that apply to one user or topic.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchRights(self, request, context):
-        """The rules now, and after each change of them.
+        """The rules and quotas now, and after each change of them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -516,6 +540,16 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.WhoAmI,
                     request_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.WhoAmIRequest.FromString,
                     response_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.WhoAmIReply.SerializeToString,
+            ),
+            'ChangeQuotas': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeQuotas,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.ChangeQuotasRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.ChangeQuotasReply.SerializeToString,
+            ),
+            'ListQuotas': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListQuotas,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.ListQuotasRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.ListQuotasReply.SerializeToString,
             ),
             'WatchRights': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchRights,
@@ -1253,6 +1287,60 @@ class Controller:
             '/semel.protos.v1.Controller/WhoAmI',
             semel_dot_protos_dot_v1_dot_controller__pb2.WhoAmIRequest.SerializeToString,
             semel_dot_protos_dot_v1_dot_controller__pb2.WhoAmIReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeQuotas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Controller/ChangeQuotas',
+            semel_dot_protos_dot_v1_dot_controller__pb2.ChangeQuotasRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_controller__pb2.ChangeQuotasReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListQuotas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Controller/ListQuotas',
+            semel_dot_protos_dot_v1_dot_controller__pb2.ListQuotasRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_controller__pb2.ListQuotasReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,3 +1,4 @@
+from semel.protos.v1 import isolation_pb2 as _isolation_pb2
 from semel.protos.v1 import security_pb2 as _security_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message

@@ -31,6 +31,19 @@ class RestoreStage(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RESTORE_STAGE_PLACING: _ClassVar[RestoreStage]
     RESTORE_STAGE_RESTORING: _ClassVar[RestoreStage]
     RESTORE_STAGE_ENDED: _ClassVar[RestoreStage]
+
+class QuotaKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    QUOTA_KIND_UNSPECIFIED: _ClassVar[QuotaKind]
+    QUOTA_KIND_WRITE_BYTES: _ClassVar[QuotaKind]
+    QUOTA_KIND_READ_BYTES: _ClassVar[QuotaKind]
+    QUOTA_KIND_MESSAGES: _ClassVar[QuotaKind]
+    QUOTA_KIND_REQUESTS: _ClassVar[QuotaKind]
+    QUOTA_KIND_PRODUCERS: _ClassVar[QuotaKind]
+    QUOTA_KIND_GROUPS: _ClassVar[QuotaKind]
+    QUOTA_KIND_TOPICS: _ClassVar[QuotaKind]
+    QUOTA_KIND_DELAYED_BYTES: _ClassVar[QuotaKind]
+    QUOTA_KIND_STAGED_BYTES: _ClassVar[QuotaKind]
 TOPIC_STATE_UNSPECIFIED: TopicState
 TOPIC_STATE_CREATING: TopicState
 TOPIC_STATE_ACTIVE: TopicState
@@ -46,6 +59,16 @@ RESTORE_STAGE_UNSPECIFIED: RestoreStage
 RESTORE_STAGE_PLACING: RestoreStage
 RESTORE_STAGE_RESTORING: RestoreStage
 RESTORE_STAGE_ENDED: RestoreStage
+QUOTA_KIND_UNSPECIFIED: QuotaKind
+QUOTA_KIND_WRITE_BYTES: QuotaKind
+QUOTA_KIND_READ_BYTES: QuotaKind
+QUOTA_KIND_MESSAGES: QuotaKind
+QUOTA_KIND_REQUESTS: QuotaKind
+QUOTA_KIND_PRODUCERS: QuotaKind
+QUOTA_KIND_GROUPS: QuotaKind
+QUOTA_KIND_TOPICS: QuotaKind
+QUOTA_KIND_DELAYED_BYTES: QuotaKind
+QUOTA_KIND_STAGED_BYTES: QuotaKind
 
 class ClusterRecord(_message.Message):
     __slots__ = ("cluster_id", "created_us", "controller_epoch")
@@ -64,7 +87,7 @@ class LevelRecord(_message.Message):
     def __init__(self, level: _Optional[int] = ...) -> None: ...
 
 class TopicRecord(_message.Message):
-    __slots__ = ("name", "topic_id", "state", "settings", "placement", "created_us", "settings_pending", "queues", "splits", "touched", "request_id")
+    __slots__ = ("name", "topic_id", "state", "settings", "placement", "created_us", "settings_pending", "queues", "splits", "touched", "request_id", "owner")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +99,7 @@ class TopicRecord(_message.Message):
     SPLITS_FIELD_NUMBER: _ClassVar[int]
     TOUCHED_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     name: str
     topic_id: int
     state: TopicState
@@ -87,7 +111,8 @@ class TopicRecord(_message.Message):
     splits: _containers.RepeatedCompositeFieldContainer[SplitRecord]
     touched: _containers.RepeatedCompositeFieldContainer[QueuePlace]
     request_id: bytes
-    def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[int] = ..., state: _Optional[_Union[TopicState, str]] = ..., settings: _Optional[_Union[_common_pb2.TopicSettings, _Mapping]] = ..., placement: _Optional[_Iterable[int]] = ..., created_us: _Optional[int] = ..., settings_pending: _Optional[bool] = ..., queues: _Optional[_Iterable[_Union[QueueRecord, _Mapping]]] = ..., splits: _Optional[_Iterable[_Union[SplitRecord, _Mapping]]] = ..., touched: _Optional[_Iterable[_Union[QueuePlace, _Mapping]]] = ..., request_id: _Optional[bytes] = ...) -> None: ...
+    owner: str
+    def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[int] = ..., state: _Optional[_Union[TopicState, str]] = ..., settings: _Optional[_Union[_common_pb2.TopicSettings, _Mapping]] = ..., placement: _Optional[_Iterable[int]] = ..., created_us: _Optional[int] = ..., settings_pending: _Optional[bool] = ..., queues: _Optional[_Iterable[_Union[QueueRecord, _Mapping]]] = ..., splits: _Optional[_Iterable[_Union[SplitRecord, _Mapping]]] = ..., touched: _Optional[_Iterable[_Union[QueuePlace, _Mapping]]] = ..., request_id: _Optional[bytes] = ..., owner: _Optional[str] = ...) -> None: ...
 
 class QueueRecord(_message.Message):
     __slots__ = ("slot_start", "slot_end", "sealed", "parent_id")
@@ -194,14 +219,16 @@ class ConsumerMemberRecord(_message.Message):
     def __init__(self, member_id: _Optional[str] = ..., client: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., session_ms: _Optional[int] = ..., assignment: _Optional[_Iterable[_Union[TopicQueues, _Mapping]]] = ..., grace_ms: _Optional[int] = ..., incarnation: _Optional[bytes] = ...) -> None: ...
 
 class ConsumerGroupRecord(_message.Message):
-    __slots__ = ("group", "generation", "members")
+    __slots__ = ("group", "generation", "members", "owner")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     group: str
     generation: int
     members: _containers.RepeatedCompositeFieldContainer[ConsumerMemberRecord]
-    def __init__(self, group: _Optional[str] = ..., generation: _Optional[int] = ..., members: _Optional[_Iterable[_Union[ConsumerMemberRecord, _Mapping]]] = ...) -> None: ...
+    owner: str
+    def __init__(self, group: _Optional[str] = ..., generation: _Optional[int] = ..., members: _Optional[_Iterable[_Union[ConsumerMemberRecord, _Mapping]]] = ..., owner: _Optional[str] = ...) -> None: ...
 
 class QueuePlace(_message.Message):
     __slots__ = ("queue_id", "group_id")
@@ -313,15 +340,27 @@ class PrincipalGroup(_message.Message):
     members: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, name: _Optional[str] = ..., members: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class Quota(_message.Message):
+    __slots__ = ("subject", "kind", "limit")
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    subject: str
+    kind: QuotaKind
+    limit: int
+    def __init__(self, subject: _Optional[str] = ..., kind: _Optional[_Union[QuotaKind, str]] = ..., limit: _Optional[int] = ...) -> None: ...
+
 class RightsRecord(_message.Message):
-    __slots__ = ("version", "rules", "groups")
+    __slots__ = ("version", "rules", "groups", "quotas")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RULES_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    QUOTAS_FIELD_NUMBER: _ClassVar[int]
     version: int
     rules: _containers.RepeatedScalarFieldContainer[str]
     groups: _containers.RepeatedCompositeFieldContainer[PrincipalGroup]
-    def __init__(self, version: _Optional[int] = ..., rules: _Optional[_Iterable[str]] = ..., groups: _Optional[_Iterable[_Union[PrincipalGroup, _Mapping]]] = ...) -> None: ...
+    quotas: _containers.RepeatedCompositeFieldContainer[Quota]
+    def __init__(self, version: _Optional[int] = ..., rules: _Optional[_Iterable[str]] = ..., groups: _Optional[_Iterable[_Union[PrincipalGroup, _Mapping]]] = ..., quotas: _Optional[_Iterable[_Union[Quota, _Mapping]]] = ...) -> None: ...
 
 class UserRecord(_message.Message):
     __slots__ = ("password_hash", "changed_us")

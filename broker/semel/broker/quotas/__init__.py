@@ -1,0 +1,1 @@
+"""How much principals and topics may use of a broker: rates, fair turns, what waits meanwhile."""

@@ -1,0 +1,85 @@
+"""Token buckets against a simple model: a queue at a counter that serves at one rate."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semel.protos.security.buckets import BURST_S, Bucket
+
+COSTS = st.lists(st.tuples(st.floats(0, 3), st.integers(0, 5_000)), min_size=1, max_size=60)
+"""Seconds since the one before, and cost, of what comes."""
+
+
+def served(rate: float, comes: list[tuple[float, int]]) -> list[tuple[float, int]]:
+    """When each of what comes passes, by a bucket; in the order in which they came."""
+    bucket, now_s, passed = Bucket(rate, 0.0), 0.0, []
+    for pause_s, cost in comes:
+        now_s += pause_s
+        mark = bucket.reserve(cost, now_s)
+        passed.append((now_s + bucket.left_s(mark, now_s), cost))
+    return passed
+
+
+@given(st.floats(1, 1e6), COSTS)
+def test_no_more_than_the_rate_passes_in_any_time(
+    rate: float, comes: list[tuple[float, int]]
+) -> None:
+    passed = served(rate, comes)
+    for first in range(len(passed)):
+        total = 0.0
+        for at_s, cost in passed[first:]:
+            # What passes at the end of the time is not divided: it may be the one cost beyond.
+            allowed = (BURST_S + at_s - passed[first][0]) * rate
+            assert total <= allowed * (1 + 1e-9) + 1e-6
+            total += cost
+
+
+@given(st.floats(1, 1e6), COSTS)
+def test_they_pass_in_order_and_as_early_as_the_model(
+    rate: float, comes: list[tuple[float, int]]
+) -> None:
+    passed = served(rate, comes)
+    assert passed == sorted(passed, key=lambda each: each[0])
+    # The model: what is left of a burst, which fills at the rate, and costs that take turns.
+    tokens, now_s = rate * BURST_S, 0.0
+    for (pause_s, cost), (at_s, _) in zip(comes, passed, strict=True):
+        now_s += pause_s
+        tokens = min(tokens + pause_s * rate, rate * BURST_S)
+        assert at_s == pytest.approx(now_s + max(0.0, -tokens / rate), rel=1e-6, abs=1e-6)
+        tokens -= cost
+
+
+def test_what_gives_up_makes_room_for_others() -> None:
+    bucket = Bucket(100, 0.0)
+    bucket.reserve(100, 0.0)
+    bucket.reserve(500, 0.0)
+    assert bucket.wait_s(0.0) == 5.0
+    bucket.put_back(500)
+    assert bucket.wait_s(0.0) == 0.0
+
+
+def test_a_higher_rate_helps_those_who_wait() -> None:
+    bucket = Bucket(100, 0.0)
+    bucket.reserve(1_100, 0.0)
+    mark = bucket.reserve(50, 0.0)
+    assert bucket.left_s(mark, 0.0) == 10.0
+    bucket.set_rate(1_000, 1.0)
+    assert bucket.left_s(mark, 1.0) == pytest.approx(0.9)
+
+
+def test_a_lower_rate_keeps_no_more_than_its_own_burst() -> None:
+    bucket = Bucket(1_000, 0.0)
+    bucket.set_rate(10, 0.0)
+    bucket.reserve(10, 0.0)
+    bucket.reserve(10, 0.0)
+    assert bucket.wait_s(0.0) == pytest.approx(1.0)
+
+
+def test_a_clock_that_stands_still_or_goes_back_gives_nothing() -> None:
+    bucket = Bucket(10, 5.0)
+    bucket.reserve(20, 5.0)
+    assert bucket.wait_s(5.0) == bucket.wait_s(4.0) == 1.0
+    assert not bucket.is_full(5.0)
+    assert bucket.is_full(7.0)
