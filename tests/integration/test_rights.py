@@ -337,3 +337,26 @@ def test_brokers_go_on_by_their_rules_without_controllers_also_after_a_restart(
             os.kill(controller.pid, signal.SIGCONT)
     for broker in brokers:
         assert stat.S_IMODE((broker.data / "RIGHTS").stat().st_mode) == 0o600
+
+
+def test_a_quota_slows_the_user_that_has_it_and_nobody_else(ruled: Ruled) -> None:
+    ruled.issue("slow")
+    ruled.issue("fast")
+    ruled.acl("grant", "allow user:slow write topic:orders", "allow user:fast write topic:orders")
+    done = ruled.console("admin", "quota", "set", "user:slow", "write-bytes=256k")
+    assert done.returncode == 0, done.stderr
+    denied = ruled.console("slow", "quota", "set", "user:slow", "write-bytes=1G")
+    assert (denied.returncode, denied.stdout) == (4, ""), denied.stderr
+
+    def throttled_ms(who: str) -> int:
+        with ruled.connect(who) as client, client.producer(batch_bytes=64 << 10) as producer:
+            for _ in range(12):
+                producer.send("orders", b"q" * (64 << 10))
+            producer.flush()
+            found: int = producer.stats.throttled_ms
+            return found
+
+    until(lambda: throttled_ms("slow") > 500, what="the user's quota")
+    assert throttled_ms("fast") == 0
+    with ruled.connect("admin") as client:
+        assert client.admin.remove_quotas("user:slow")
