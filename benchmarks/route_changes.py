@@ -42,6 +42,7 @@ import psutil
 from benchmarks.commands import Help
 from benchmarks.harness import Comparison, arguments, number, progress, report, temporary_directory
 from semel.broker.control_plane.route_cache import PUSHES_A_SECOND, WATCHES_MAX
+from semel.broker.server.node_status import QUESTIONS_A_SECOND as ASKED_A_SECOND
 from semel.client import connect
 from semel.client.core.retry import Backoff
 from semel.client.transport.cluster import CROWD_POLICY, CROWD_S, SEARCH_POLICY
@@ -182,7 +183,7 @@ async def measured(
     async with grpc.aio.insecure_channel(node.address, options=CHANNEL_OPTIONS) as channel:
         broker: Any = BrokerStub(channel)
         for _ in range(QUESTIONS // AT_ONCE if node.kind == "broker" else 0):
-            looked = broker_pb2.NodeStatusRequest()
+            looked = broker_pb2.NodeStatusRequest(role_only=True)
             await asyncio.gather(
                 *(broker.GetNodeStatus(looked, metadata=TOLD) for _ in range(AT_ONCE))
             )
@@ -258,6 +259,7 @@ class Model:
             crowded = client >= self._at_controller
             until = self._outage_s + (float(told[client % len(told)]) if crowded else 0.0)
             scattered = crowded and not at_once
+            pause_s = 0.0 if at_once else min(self._clients, self._at_controller) / ASKED_A_SECOND
             backoff = Backoff(CROWD_POLICY if scattered else SEARCH_POLICY, self._random.random)
             now = self._random.uniform(0, CROWD_S) if scattered else 0.0
             while now < until:
@@ -265,7 +267,7 @@ class Model:
                 asked += [now] if node == 0 else []
                 if now >= self._outage_s and node < GROUP_NODES - 1:
                     until = now  # it is told by whom it asks
-                now += backoff.next_ms() / 1000
+                now += max(backoff.next_ms() / 1000, pause_s * (1 - 0.5 * self._random.random()))
             last = max(last, until)
         found = self._peaks(np.zeros(0), 0.0, np.array(asked), self._broker.probe_us)
         return {**found, "last_told_s": last}

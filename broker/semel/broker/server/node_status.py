@@ -17,6 +17,7 @@ from semel.broker.config import BrokerConfig
 from semel.broker.identity import NodeIdentity
 from semel.broker.membership.members_service import member_statuses
 from semel.broker.repair.scrub import Scrub
+from semel.broker.replica.clock import monotonic_ms
 from semel.broker.replica.replica import Replica
 from semel.broker.resources import disk_room, resident_bytes
 from semel.broker.snapshots.checkpoints import Checkpoints
@@ -28,6 +29,26 @@ from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2
 
 _VERSION: Final = version("semel")
+QUESTIONS_A_SECOND: Final = 500
+"""So often a node answers who is master without asking for a pause; a seventh of a core."""
+
+
+class Crowd:
+    """How many ask for the role, and how long each should wait so that not too many do."""
+
+    def __init__(self) -> None:
+        self._since_ms = 0
+        self._count = self._before = 0
+        """Questions in the second under way, and in the one before it."""
+
+    def pause_ms(self, now_ms: int) -> int:
+        """Counts a question; returns the pause after its answer."""
+        if now_ms - self._since_ms >= 1_000:
+            self._before = self._count if now_ms - self._since_ms < 2_000 else 0
+            self._since_ms, self._count = now_ms, 0
+        self._count += 1
+        asked = max(self._before, self._count)
+        return 0 if asked <= QUESTIONS_A_SECOND else asked * 1_000 // QUESTIONS_A_SECOND
 
 
 class NodeStatusCall:
@@ -50,6 +71,22 @@ class NodeStatusCall:
         self._scrub = scrub
         self._checkpoints = checkpoints
         self._identity = identity
+        self._crowd = Crowd()
+
+    def _role(self) -> broker_pb2.NodeStatusReply:
+        """What very many clients ask at once when a master ends, and so without a look at the disk,
+        the process and the peers."""
+        core = self._replica.core
+        master = core.master_id or NodeId(0)
+        return broker_pb2.NodeStatusReply(
+            group_id=self._config.group_id,
+            node_id=self._config.node_id,
+            role=self._replica.role,
+            term=core.term,
+            master_id=master,
+            master_address=self._replica.peers.reachable.get(master, ""),
+            ask_again_ms=self._crowd.pause_ms(monotonic_ms()),
+        )
 
     async def GetNodeStatus(  # noqa: N802
         self, request: broker_pb2.NodeStatusRequest, context: object
@@ -57,6 +94,8 @@ class NodeStatusCall:
         replica = self._replica
         if request.confirmed:
             await replica.confirm_read()
+        if request.role_only:
+            return self._role()
         tiered = []
         if request.tiers:
             tiered = [queue async for queue in queues_in_turns(replica.state, is_tiered)]

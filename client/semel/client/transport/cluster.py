@@ -2,12 +2,13 @@
 
 How it works. The client fetches the route of a topic at its first use and keeps it. A watch on the
 controllers reports changes of masters. When a group's master fails, the client asks all replicas at
-once, repeatedly with short waits, until one of them is master. A client that found no room for its
-watch at the controllers is one of very many. It asks one replica at a time, the first one after a
-random time, and most are told by their watch before: else ten thousand clients would keep the
-replicas from electing. A broker's own answer with a higher term overrules a controller's. While all
-controllers are down the client continues with what it knows. A client that starts meanwhile takes
-the routes from a file on this machine, or from a broker whose address it was given.
+once, repeatedly with short waits, until one of them is master. A replica that very many ask says
+how long to wait, and meanwhile the watch tells. A client that found no room for its watch at the
+controllers is one of very many. It asks one replica at a time, the first one after a random time,
+and most are told by their watch before: else ten thousand clients would keep the replicas from
+electing. A broker's own answer with a higher term overrules a controller's. While all controllers
+are down the client continues with what it knows. A client that starts meanwhile takes the routes
+from a file on this machine, or from a broker whose address it was given.
 
 Invariants
 1. At most one search per group is under way, and all callers that need the master share it.
@@ -68,6 +69,7 @@ SEARCH_POLICY: Final = BackoffPolicy(initial_ms=15, max_ms=400)
 CROWD_S: Final = 2.0
 """Seconds over which very many clients spread their first questions for a master."""
 CROWD_POLICY: Final = BackoffPolicy(initial_ms=500, max_ms=4_000)
+ROLE_ONLY: Final = broker_pb2.NodeStatusRequest(role_only=True)
 CALL_POLICY: Final = BackoffPolicy(initial_ms=20, max_ms=300)
 
 
@@ -234,7 +236,7 @@ class Cluster:
         if crowded:
             await self._wait_for_news(group_id, random.uniform(0, CROWD_S))
         strangers: dict[str, UnsupportedVersion] = {}
-        asked: dict[str, asyncio.Task[None]] = {}
+        asked: dict[str, asyncio.Task[int]] = {}
         try:
             while True:
                 known = self.routes.master(group_id)
@@ -251,18 +253,22 @@ class Cluster:
                     if address not in asked:
                         probe = self._probe(group_id, address, strangers)
                         asked[address] = asyncio.ensure_future(probe)
-                await self._take_answers(group_id, asked)
+                pause_ms = await self._take_answers(group_id, asked)
                 if strangers.keys() >= set(addresses):
                     raise strangers[addresses[0]]
-                await self._wait_for_news(group_id, backoff.next_ms() / 1000)
+                wait_ms = backoff.next_ms()
+                if pause_ms:
+                    wait_ms = max(wait_ms, pause_ms * (1 - 0.5 * random.random()))
+                await self._wait_for_news(group_id, wait_ms / 1000)
         finally:
             for probing in asked.values():
                 probing.cancel()
 
-    async def _take_answers(self, group_id: GroupId, asked: dict[str, asyncio.Task[None]]) -> None:
+    async def _take_answers(self, group_id: GroupId, asked: dict[str, asyncio.Task[int]]) -> int:
         """Takes answers off `asked` for `ROUND_S` seconds, or until one tells who is master: a node
-        that hangs must not delay the next questions to the others."""
-        give_up = time.monotonic() + ROUND_S
+        that hangs must not delay the next questions to the others. Returns the longest pause that
+        a node asks for, in ms."""
+        give_up, pause_ms = time.monotonic() + ROUND_S, 0
         while asked and self.routes.master(group_id) is None:
             left = give_up - time.monotonic()
             if left <= 0:
@@ -271,7 +277,8 @@ class Cluster:
                 asked.values(), timeout=left, return_when=asyncio.FIRST_COMPLETED
             )
             for address in [address for address, probe in asked.items() if probe in done]:
-                asked.pop(address).result()
+                pause_ms = max(pause_ms, asked.pop(address).result())
+        return pause_ms
 
     async def _wait_for_news(self, group_id: GroupId, seconds: float) -> None:
         """Returns when the time is over, or routes have come that name the group's master."""
@@ -299,12 +306,13 @@ class Cluster:
 
     async def _probe(
         self, group_id: GroupId, address: str, strangers: dict[str, UnsupportedVersion]
-    ) -> None:
-        """Asks a node for its status. If it can never answer this client, the error is noted."""
+    ) -> int:
+        """Asks a node whether it is master. Returns how long to wait before it is asked again, in
+        ms, if it says so. If it can never answer this client, the error is noted."""
         strangers.pop(address, None)
         try:
             status = await self.connections.call(
-                address, BROKER, "GetNodeStatus", broker_pb2.NodeStatusRequest(), PROBE_S
+                address, BROKER, "GetNodeStatus", ROLE_ONLY, PROBE_S
             )
         except UnsupportedVersion as error:
             strangers[address] = error
@@ -313,6 +321,8 @@ class Cluster:
         else:
             if status.group_id == group_id:
                 self.routes.on_node_status(group_id, status)
+            return int(status.ask_again_ms)
+        return 0
 
     def on_master_error(self, group_id: GroupId, master: Master, error: SemelError) -> None:
         """Handles the error of a call or stream to `master`: takes its hint, or searches again."""

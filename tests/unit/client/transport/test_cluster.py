@@ -174,3 +174,20 @@ async def test_one_of_very_many_clients_asks_one_node_at_a_time(
     assert len(asked) == (1 if crowded else 3)
     cluster._on_routes(with_replicas(3, 4, 2))
     assert (await search).address == "b:2"
+
+
+async def test_a_node_that_very_many_ask_is_left_alone_for_as_long_as_it_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster, asked = await without_master(monkeypatch)
+
+    async def call(address: str, *_: Any) -> Any:
+        asked.append(address)
+        return broker_pb2.NodeStatusReply(group_id=2, role="slave", term=3, ask_again_ms=60_000)
+
+    monkeypatch.setattr(cluster.connections, "call", call)
+    search = asyncio.ensure_future(cluster.master(GroupId(2)))
+    await asyncio.sleep(0.2)
+    assert sorted(asked) == ["b:1", "b:2", "b:3"]
+    cluster._on_routes(with_replicas(2, 4, 2))
+    assert (await search).address == "b:2"
