@@ -81,6 +81,7 @@ from semel.broker.server.producer_calls import ProducerCalls
 from semel.broker.server.queue_calls import QueueCalls
 from semel.broker.server.restores_service import RestoresService
 from semel.broker.server.routes import routes_handler
+from semel.broker.server.stream_handlers import stream_handlers
 from semel.broker.server.transactions_service import TransactionsService
 from semel.broker.snapshots.checkpoints import Checkpoints
 from semel.broker.snapshots.id_pull import IdPull
@@ -96,12 +97,12 @@ from semel.protos.call_gates import CallGates
 from semel.protos.connection_limits import ConnectionLimits, Connections
 from semel.protos.errors import CorruptSegment, SemelError, Unavailable
 from semel.protos.frames import decode_frame_header
-from semel.protos.grpc_port import GrpcPortWatch, server_options
+from semel.protos.grpc_port import GrpcPortWatch, bind, server_options
 from semel.protos.ids import NodeId
 from semel.protos.metrics import MetricsServer
 from semel.protos.rpc import ServerInterceptor
 from semel.protos.security.call_quotas import CallQuotas
-from semel.protos.security.credentials import Contexts, add_port
+from semel.protos.security.credentials import Contexts
 from semel.protos.security.networks import Networks
 from semel.protos.v1 import (
     broker_pb2,
@@ -344,8 +345,9 @@ class BrokerNode:
         access = await open_access(config, guard, replica, self._routes, self._stack)
         enforcer = None if access is None else access.enforcer
         quotas = BrokerQuotas(replica, asyncio.get_running_loop().time)
-        rights = rights_copy(config, replica, self._routes, access, quotas.meters, self._files)
-        self._rights = await rights
+        self._rights = await rights_copy(
+            config, replica, self._routes, access, quotas.meters, self._files
+        )
         self._start(self._rights.run())
         owners = open_owners(config, replica, self._routes, access, self._stack)
         self._produce = produce = ProduceHandler(replica, unpackers, enforcer, quotas)
@@ -359,14 +361,11 @@ class BrokerNode:
             tls=self._tls,
             plaintext_within=self._plaintext_within,
         )
-        interceptor = ServerInterceptor(
-            replica.levels(),
-            self.grpc_port.noting(self.identity.guard.admit),
-            CallQuotas(quotas.meters, None if access is None else access.checks),
-            self.gates,
-        )
+        checks = CallQuotas(quotas.meters, None if access is None else access.checks)
+        admit = self.grpc_port.noting(guard.admit)
         server = grpc.aio.server(
-            interceptors=[interceptor], options=server_options(self.grpc_port.connections.limits)
+            interceptors=[ServerInterceptor(replica.levels(), admit, checks, self.gates)],
+            options=server_options(self.grpc_port.connections.limits),
         )
         cold = None
         if self._tier is not None:
@@ -405,22 +404,11 @@ class BrokerNode:
             connections=self._stream_connections,
             left_s=guard.left_s,
         )
-        streams = {
-            "Produce": grpc.stream_stream_rpc_method_handler(produce.produce),
-            "Fetch": grpc.stream_stream_rpc_method_handler(fetch.fetch),
-            "OpenDirect": grpc.unary_unary_rpc_method_handler(
-                direct.open,
-                request_deserializer=broker_pb2.OpenDirectRequest.FromString,
-                response_serializer=broker_pb2.OpenDirectReply.SerializeToString,
-            ),
-        }
         raft_pb2_grpc.add_RaftPeerServicer_to_server(peer_port, server)
         raft_pb2_grpc.add_SnapshotsServicer_to_server(
             SnapshotService(replica, self.checkpoints, self.identity), server
         )
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler("semel.protos.v1.BrokerStream", streams),)
-        )
+        server.add_generic_rpc_handlers((stream_handlers(produce, fetch, direct),))
         broker_pb2_grpc.add_MembersServicer_to_server(
             MembersService(config, replica, self.changes, self.identity, self._status), server
         )
@@ -457,17 +445,8 @@ class BrokerNode:
             TransactionsService(config, replica, self._transactions, calls), server
         )
         server.add_generic_rpc_handlers((routes_handler(self._routes),))
-        listen = Address.parse(config.listen)
-        try:
-            port = add_port(server, str(listen), config.security)
-        except RuntimeError:
-            port = 0
-        if not port:
-            raise OSError(
-                f"cannot listen on {config.listen}: the port is in use or the address is not "
-                "this machine's; choose another with --listen"
-            )
-        self.address = str(listen.with_port(port))
+        self.address = bind(server, config.listen, config.security)
+        listen = Address.parse(self.address)
         for opened, number, whom in (
             (peer_port, config.peer_port, "peer"),
             (direct, config.stream_port, "stream"),

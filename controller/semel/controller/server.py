@@ -389,17 +389,9 @@ class ControllerService(ControllerServicer):
     ) -> pb.ChangeQuotasReply:
         changed = await self.role.active().rights.change_quotas(request)
         caller = CALLER.get()
-        if self._access is not None and caller is not None:
+        if caller is not None:
             for line in quota_changes(request):
-                self._access.audit(
-                    {
-                        "who": caller.principal,
-                        "from": caller.address,
-                        "method": "/semel.protos.v1.Controller/ChangeQuotas",
-                        "change": line,
-                        "result": "changed" if changed else "unchanged",
-                    }
-                )
+                self._note(caller, "ChangeQuotas", line, changed=changed)
         return pb.ChangeQuotasReply(changed=changed)
 
     @is_active

@@ -30,8 +30,12 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
+import grpc.aio
+
+from semel.protos.addresses import Address
 from semel.protos.connection_limits import ConnectionLimits, Connections
 from semel.protos.rpc import SERVER_OPTIONS, Options
+from semel.protos.security.credentials import Security, add_port
 from semel.protos.seldom import Seldom
 
 logger = logging.getLogger(__name__)
@@ -58,6 +62,22 @@ def server_options(limits: ConnectionLimits) -> Options:
     return SERVER_OPTIONS + bounds
 
 
+def bind(server: grpc.aio.Server, listen: str, security: Security | None) -> str:
+    """Adds the port HOST:PORT to a server, with TLS if there is `security`; returns the address,
+    where port 0 has become a free one. Raises OSError when it is in use."""
+    address = Address.parse(listen)
+    try:
+        port = add_port(server, str(address), security)
+    except RuntimeError:
+        port = 0
+    if not port:
+        raise OSError(
+            f"cannot listen on {listen}: the port is in use or the address is not this machine's;"
+            " choose another with --listen"
+        )
+    return str(address.with_port(port))
+
+
 class GrpcPortWatch:
     """Holds the connections at one port to limits; `start` and `close`."""
 
@@ -79,12 +99,14 @@ class GrpcPortWatch:
         """A call came from `peer`, as gRPC's context names it."""
         self._heard.add(peer)
 
-    def noting(self, check: Callable[[str, Any], None]) -> Callable[[str, Any], None]:
+    def noting(
+        self, check: Callable[[str, Any], float | None]
+    ) -> Callable[[str, Any], float | None]:
         """`check`, which gets the method and the context of each call, and before it `heard`."""
 
-        def noted(method: str, context: Any) -> None:
+        def noted(method: str, context: Any) -> float | None:
             self.heard(context.peer())
-            check(method, context)
+            return check(method, context)
 
         return noted
 

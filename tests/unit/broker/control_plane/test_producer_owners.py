@@ -47,7 +47,7 @@ class Node:
         self.seen: dict[int, str] = {}
         self.refused: list[Refusal] = []
         names = SimpleNamespace(name_of=lambda kind, number: None)
-        enforcer = Enforcer(cast("Any", names), self.refused.append, lambda: 0.0)
+        enforcer = Enforcer(cast("Any", names), self.refused.append)
         rules = ("allow user:alice own-name producer:loader", "allow user:bob own-name producer:b*")
         enforcer.take(RuleBook(map(Rule.parse, rules)))
         self.owners = ProducerOwners(
