@@ -345,7 +345,7 @@ def test_a_quota_slows_the_user_that_has_it_and_nobody_else(ruled: Ruled) -> Non
     ruled.acl("grant", "allow user:slow write topic:orders", "allow user:fast write topic:orders")
     done = ruled.console("admin", "quota", "set", "user:slow", "write-bytes=256k")
     assert done.returncode == 0, done.stderr
-    denied = ruled.console("slow", "quota", "set", "user:slow", "write-bytes=1G")
+    denied = ruled.console("client-slow", "quota", "set", "user:slow", "write-bytes=1G")
     assert (denied.returncode, denied.stdout) == (4, ""), denied.stderr
 
     def throttled_ms(who: str) -> int:
@@ -356,7 +356,7 @@ def test_a_quota_slows_the_user_that_has_it_and_nobody_else(ruled: Ruled) -> Non
             found: int = producer.stats.throttled_ms
             return found
 
-    until(lambda: throttled_ms("slow") > 500, what="the user's quota")
-    assert throttled_ms("fast") == 0
+    until(lambda: throttled_ms("client-slow") > 500, what="the user's quota")
+    assert throttled_ms("client-fast") == 0
     with ruled.connect("admin") as client:
         assert client.admin.remove_quotas("user:slow")
