@@ -68,6 +68,7 @@ class TieredNode:
             "s3://bucket", CLUSTER, lambda url: Store(self.system, str(folder), url)
         )
         self.boot_s = 0.0
+        self.pools: Any = SimpleNamespace(clients=None)
         self.tiering = self.new_tiering()
         self.log: Any = SimpleNamespace(read_record=self._read_record)
 
@@ -96,7 +97,7 @@ class TieredNode:
     def not_master(self) -> NotMaster:
         return NotMaster("another node is the master")
 
-    async def in_reader(self, work: Callable[[], T]) -> T:
+    async def in_reader(self, work: Callable[[], T], pool: Any = None) -> T:
         await asyncio.sleep(0)
         return work()
 

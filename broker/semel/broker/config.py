@@ -117,7 +117,7 @@ class BrokerConfig:
 
     rights_age_max_ms: int = 24 * 3600 * 1000
     """While no controller answers, the node goes on by the rules that it heard last, for so long;
-    then it lets only administrators in. Default 24 hours: whoever lost a right while a node was cut
+    then it lets only administrators in. Default 24 h: whoever lost a right while a node was cut
     off keeps it there for so long."""
 
     audit_log: Path | None = None

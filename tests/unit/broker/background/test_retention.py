@@ -11,6 +11,7 @@ import pytest
 
 from semel.broker.background.retention import Retention, worth_cleaning
 from semel.broker.log import RecordRef, SegmentRange
+from semel.broker.replica.pools import Pools
 
 ENTRY_BYTES = 100
 LIVE = [(2, 48, 4), (5, 48, 4), (15, 48, 4), (30, 48, 4)]
@@ -22,7 +23,7 @@ class Node:
 
     def __init__(self) -> None:
         self.log = self
-        self.readers = ThreadPoolExecutor(1)
+        self.pools = Pools.of_one(ThreadPoolExecutor(1))
         self.config = SimpleNamespace(
             retained_log_bytes=10 * ENTRY_BYTES, log=SimpleNamespace(segment_bytes=100)
         )

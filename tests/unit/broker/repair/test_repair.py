@@ -17,6 +17,7 @@ from semel.broker.repair import repair as repair_module
 from semel.broker.repair.decision import Verdict
 from semel.broker.repair.repair import Repair
 from semel.broker.repair.scrub import Scrub
+from semel.broker.replica.pools import Pools
 from semel.protos.errors import DiskFull
 from semel.protos.frames import RecordKind, build_frame
 from semel.protos.ids import NodeId
@@ -49,6 +50,7 @@ class Node:
         self.config = SimpleNamespace(node_id=ME, log=None)
         self.state = SimpleNamespace(applied_index=1_000, live_records=lambda lo, hi: [(lo, 48, 4)])
         self.readers = ThreadPoolExecutor(1)
+        self.pools = Pools.of_one(ThreadPoolExecutor(1))
         self.damaged = {index: _damage(index) for index in (*LOST, ABOVE)}
         self.damaged_records = [RecordRef(index, 48, 4) for index in (*LOST, ABOVE)]
         self.lost_entries = frozenset(LOST)
@@ -248,7 +250,7 @@ async def test_a_scrub_survives_a_checkpoint_that_cannot_be_written(error: Excep
         raise error
 
     node: Any = SimpleNamespace(
-        readers=ThreadPoolExecutor(1),
+        pools=Pools.of_one(ThreadPoolExecutor(1)),
         state=SimpleNamespace(applied_index=9, live_records=lambda lo, hi: []),
         log=SimpleNamespace(
             stats=lambda: SimpleNamespace(segment_bytes=0, kept_bytes=0),

@@ -42,7 +42,9 @@ class DelayMaster(Master):
         self.reads.append((index, position, length))
         return self._group.payload(index, position)
 
-    async def in_reader(self, work: Callable[[], Any]) -> Any:
+    pools = SimpleNamespace(clients=None)
+
+    async def in_reader(self, work: Callable[[], Any], pool: Any) -> Any:
         return work()
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from semel.broker.replica.fetch_waiters import QueueWatchers
+from semel.broker.replica.pools import Pools
 from semel.broker.server import fan_out
 from semel.broker.server.fan_out import SLICE, FanOut
 from semel.broker.server.fetch import FetchHandler, _Outlet
@@ -39,7 +40,7 @@ class Node:
         self.group.fence(keys=(KEY, OTHER))
         self.state = self.group.state
         self.watchers = QueueWatchers()
-        self.readers = ThreadPoolExecutor(1)
+        self.pools = Pools.of_one(ThreadPoolExecutor(1))
         self.log: Any = SimpleNamespace(cached_record=self._cached, read_record=self._read)
         self.is_master = True
         self.is_cached = True
@@ -169,7 +170,7 @@ async def site() -> AsyncIterator[Site]:
     for task in made.tasks:
         task.cancel()
     found = await asyncio.gather(*made.tasks, return_exceptions=True)
-    made.node.readers.shutdown()
+    made.node.pools.clients.shutdown()
     assert [each for each in found if isinstance(each, Exception)] == []
     assert made.handler._fan_out._crowds == {}
     assert made.node.watchers._waiting == {}
@@ -250,7 +251,7 @@ async def test_replies_of_another_place_are_caught(monkeypatch: pytest.MonkeyPat
     assert isinstance(failures[0]["exception"], AssertionError)
     made.tasks[0].cancel()
     await asyncio.gather(*made.tasks, return_exceptions=True)
-    made.node.readers.shutdown()
+    made.node.pools.clients.shutdown()
 
 
 async def test_the_loop_works_between_slices_and_late_ones_get_more_at_a_time(

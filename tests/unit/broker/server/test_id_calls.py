@@ -48,7 +48,9 @@ class IdMaster(Master):
             raise IndexUnavailable(index, index + 1, index + 1)
         return self._group.read_record(index, position, length)
 
-    async def in_reader(self, work: Callable[[], Any]) -> Any:
+    pools = SimpleNamespace(clients=None)
+
+    async def in_reader(self, work: Callable[[], Any], pool: Any) -> Any:
         return work()
 
     async def submit_control(self, record: control_pb2.ControlRecord) -> Any:

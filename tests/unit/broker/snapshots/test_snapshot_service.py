@@ -14,6 +14,7 @@ from semel.broker.dedup.id_store import CorruptIndex
 from semel.broker.dedup.run_copies import Piece
 from semel.broker.log import DamagedEntry, IndexUnavailable, RecordRef
 from semel.broker.replica.id_indexes import Loan
+from semel.broker.replica.pools import Pools
 from semel.broker.snapshots import snapshot_service
 from semel.broker.snapshots.snapshot_service import SnapshotService
 from semel.protos.errors import Unavailable
@@ -29,7 +30,7 @@ class Node:
         self.log = self.state = self
         self.config = SimpleNamespace(node_id=1)
         self.applied_index = 9
-        self.readers = ThreadPoolExecutor(1)
+        self.pools = Pools.of_one(ThreadPoolExecutor(1))
         self.lost_entries = frozenset({LOST.index})
         self.asked: list[tuple[int, int]] = []
 
@@ -191,6 +192,7 @@ async def test_a_lent_run_that_cannot_be_read_is_damage_unless_it_is_gone(
         ids=SimpleNamespace(lend=lend, on_damage=noticed.append),
         wait_applied=applied,
         in_reader=at_once,
+        pools=SimpleNamespace(copies=None),
     )
     nothing: Any = SimpleNamespace(check_message=lambda caller: None)
     service = SnapshotService(node, nothing, nothing)
