@@ -12,7 +12,7 @@ import pyarrow as pa
 from semel.broker.background.delayed_parting import next_piece, parts_of
 from semel.broker.replica.pools import Courtesy
 from semel.broker.replica.stored_batches import read_batch
-from semel.broker.server.verification import _capture, _verify
+from semel.broker.server.verification import _capture, _verify, _with_extents
 from semel.broker.state import (
     NO_OFFSET,
     Accepted,
@@ -191,7 +191,7 @@ class PartingGroup(CancelGroup):
             table.feed(frame)
         assert not table.problems, table.problems
         replica: Any = SimpleNamespace(state=self.state, bodies=None)
-        one = _capture(replica, key)
+        one = _with_extents(_capture(replica, key), Courtesy(lambda: 0))
         assert table.log_end_offset(key) == one.log_end_offset
         assert table.queue_digest(key) == one.live_table_digest
         verifier = BatchVerifier(

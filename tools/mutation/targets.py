@@ -333,6 +333,7 @@ TARGETS: Final = {
                 "topics/topics",
                 "active/active_controller",
                 "rights",
+                "users",
                 "active/succession",
                 "epoch",
             )
@@ -348,11 +349,11 @@ def _in(room: str, *names: str) -> frozenset[str]:
 
 LEFT_OUT: Final = frozenset().union(
     # Wiring, settings, programs and metrics: tests of whole processes look at them.
-    _in(_BROKER, "__main__", "config", "node", "probe", "resources"),
+    _in(_BROKER, "__main__", "c_malloc", "config", "node", "numpy_features", "probe", "resources"),
     _in(f"{_BROKER}/background", "maintenance", "memory_bounds", "propose"),
     _in(f"{_BROKER}/log", "log_config", "store", "types"),
     _in(f"{_BROKER}/replica", "clock", "fatal"),
-    _in(_CLIENT, "_fork", "client_file", "config", "java", "message"),
+    _in(_CLIENT, "_fork", "client_file", "config", "java", "login", "message"),
     _in(f"{_CLIENT}/consumer", "consumer_config"),
     _in(_CONTROLLER, "__main__", "config", "node", "opening", "probe", "records", "server"),
     # Classes for callers, half of them generated, and calls that pass things on.

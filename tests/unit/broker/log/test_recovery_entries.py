@@ -68,8 +68,8 @@ def test_every_file_is_closed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     files: Counter[str] = Counter()
     opened, closed = SimFiles.open, SimFile.close
 
-    def open_(self: SimFiles, path: Path, *, create: bool = False) -> object:
-        file = opened(self, path, create=create)
+    def open_(self: SimFiles, path: Path, *, create: bool = False, private: bool = False) -> object:
+        file = opened(self, path, create=create, private=private)
         files["open"] += 1
         return file
 
