@@ -2,16 +2,17 @@
 
 How it works. gRPC accepts by itself, and knows a limit of connections in all, but none for one
 address and no event that would tell of a connection. Its sockets are open files of this process,
-though. A thread looks through those that are new every `PAUSE_S`, and shuts down connections at the
-port that are too many; gRPC takes that for a caller who went away. It looks at a duplicate of each,
-so whatever happens to the original meanwhile, what it has checked is what it shuts down.
+though. A thread looks through those that are new every `PAUSE_S`, less often while nothing is new,
+and shuts down connections at the port that are too many; gRPC takes that for a caller who went
+away. It looks at a duplicate of each, so whatever happens to the original meanwhile, what it has
+checked is what it shuts down.
 
 Callers are known by their calls: `heard` notes from where one came. Of connections that have made
 none, which may not have proved who they are, `STRANGERS_MAX` stay, the newest.
 
 Limits
-1. A flood is cut back after `PAUSE_S`, not at once. What bounds it until then is gRPC's own limit
-   in all (`server_options`), and of a handshake its time.
+1. A flood is cut back after `IDLE_PAUSE_S` at the latest, not at once. What bounds it until then is
+   gRPC's own limit in all (`server_options`), and of a handshake its time.
 2. Without /proc (not Linux) nothing is looked at, and only gRPC's own limits hold.
 
 Not here: ports whose connections this program accepts itself (`connection_limits.py`).
@@ -41,6 +42,9 @@ from semel.protos.seldom import Seldom
 logger = logging.getLogger(__name__)
 
 PAUSE_S: Final = 0.25
+IDLE_PAUSE_S: Final = 1.0
+"""Between two looks while no connection is new: of a node that does nothing, looks would be most of
+what it computes."""
 STRANGERS_MAX: Final = 1_024
 HANDSHAKE_MS: Final = 5_000
 """Within this time TLS and HTTP/2 must be agreed on."""
@@ -128,18 +132,22 @@ class GrpcPortWatch:
         pause_s = PAUSE_S
         while not self._closing.wait(pause_s):
             began = time.thread_time()
+            usual_s = PAUSE_S
             try:
-                self.look(port)
+                if not self.look(port):
+                    usual_s = min(2 * pause_s, IDLE_PAUSE_S)
             except OSError as error:  # no descriptor is free: the next look may find one
                 self._log.warning("connections cannot be looked at reason=%s", error)
-            pause_s = max(PAUSE_S, _REST * (time.thread_time() - began))
+            pause_s = max(usual_s, _REST * (time.thread_time() - began))
 
-    def look(self, port: int) -> None:
-        """BLOCKING. Looks through the open files once. Raises OSError."""
+    def look(self, port: int) -> bool:
+        """BLOCKING. Looks through the open files once; whether a socket is new. Raises OSError."""
+        before = len(self._seen)
         heard = set(self._heard)
         present: dict[int, int] = {}
-        for path in _FILES.iterdir():
-            descriptor = int(path.name)
+        with os.scandir(_FILES) as files:
+            descriptors = [int(file.name) for file in files]
+        for descriptor in descriptors:
             try:
                 found = os.fstat(descriptor)
             except OSError:
@@ -148,12 +156,14 @@ class GrpcPortWatch:
                 present[found.st_ino] = descriptor
                 if found.st_ino not in self._seen:
                     self._look_at(descriptor, found.st_ino, port)
+        grown = len(self._seen) > before
         for number in self._seen.keys() - present.keys():
             del self._seen[number]
             self.connections.release(number)
         # Who was heard before this look is among the connections, or gone.
         self._heard -= heard - set(self._seen.values())
         self._end_strangers(present)
+        return grown
 
     def _look_at(self, descriptor: int, number: int, port: int) -> None:
         copy = _copy(descriptor, number)
