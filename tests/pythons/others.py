@@ -1,9 +1,8 @@
 """The other supported Pythons of this machine, what runs on them, and how.
 
 `./run test` and `./run soak pythons` look for Pythons, make an environment for each, and name them
-in SEMEL_TEST_PYTHONS. What runs there has a lower priority: it takes what tests that wait for
-processes leave of the cores. Not the lowest: beside programs of other people on the same cores it
-would hardly run at all.
+in SEMEL_TEST_PYTHONS. What runs there has the priority of all other tests: with a lower one it
+starved beside simulated clusters, until the limit of time for a test was over.
 
 Not here: what of it runs in a test (`test_other_pythons.py`), and in a soak
 (`tests/soak/pythons.py`).
@@ -59,9 +58,9 @@ def run(version: str, *arguments: str) -> str:
         raise Unsuccessful(
             f"no environment could be made for Python {version}: see .setup-{version}.log"
         )
-    command = ["nice", "-n", "5", python, "-m", *arguments]
+    command = [python, "-m", *arguments]
     outcome = subprocess.run(
-        [sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), "/usr/bin/env", *command],
+        [sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), *command],
         cwd=ROOT,
         env={**os.environ, "SEMEL_TEST_PYTHONS": ""},
         stdin=subprocess.DEVNULL,

@@ -142,7 +142,7 @@ PLANTS: dict[str, tuple[Callable[[], AbstractContextManager[object]], str, tuple
     "releases what is being cancelled": (
         releases_what_is_being_cancelled,
         "releases",
-        (414,),
+        (456,),
     ),
     "keeps ids of what is cancelled": (
         keeps_ids_of_what_is_cancelled,
@@ -162,7 +162,7 @@ PLANTS: dict[str, tuple[Callable[[], AbstractContextManager[object]], str, tuple
     "forgets cancels in checkpoints": (
         forgets_cancels_in_checkpoints,
         "is not the fold",
-        (5, 81),
+        (54, 81),
     ),
     "says delivered too early": (
         says_that_it_is_delivered_while_it_waits,

@@ -8,7 +8,7 @@ from tests.world import planted
 from tests.world.planted import Plant
 from tests.world.soak import first_failure, run_until_seen
 
-SEEDS = range(32)
+SEEDS = range(80)
 RARE = {
     "election while a queue is frozen": 1,
     "election while a queue is incoming": 3,

@@ -404,6 +404,7 @@ class FetchHandler:
         config, request = self._node.config, poll.request
         header = broker_pb2.FetchReplyHeader(correlation_id=request.correlation_id)
         pace = poll.pace
+        limited = poll.limited
         async with out.turn(poll):
             poll.waited = False
             left = max(0, config.fetch_buffer_bytes_max - self.unsent_bytes)
@@ -412,7 +413,7 @@ class FetchHandler:
                 config.fetch_bytes_max,
                 max(left // _BUFFER_SHARE, _LEAST_BYTES),
             )
-            if pace is not None and poll.limited:
+            if pace is not None and limited:
                 news = self._with_news(poll)
                 if pace.wait(news) is None:
                     room = min(room, pace.room(news))
@@ -425,9 +426,9 @@ class FetchHandler:
             held = room
             try:
                 if pace is not None and pace.turns.contended:
-                    parts = await self._in_turn(poll, header, room, pace)
+                    parts = await self._in_turn(poll, header, room, pace, limited=limited)
                 else:
-                    parts = await self._once(poll, header, room)
+                    parts = await self._once(poll, header, room, pace if limited else None)
                 header.more = self._stands(poll, header)
                 if poll.place is not None and parts and poll.place.put(parts):
                     header.in_memory = True
@@ -441,7 +442,13 @@ class FetchHandler:
         return header.more
 
     async def _in_turn(
-        self, poll: _Poll, header: broker_pb2.FetchReplyHeader, room: int, pace: ReadPace
+        self,
+        poll: _Poll,
+        header: broker_pb2.FetchReplyHeader,
+        room: int,
+        pace: ReadPace,
+        *,
+        limited: bool,
     ) -> list[Part]:
         """The same as `_once` when it is the principal's turn."""
         turn = pace.turns.ask(pace.principal, room)
@@ -449,7 +456,7 @@ class FetchHandler:
             await turn
         parts: list[Part] = []
         try:
-            parts = await self._once(poll, header, room)
+            parts = await self._once(poll, header, room, pace if limited else None)
         finally:
             pace.turns.give_back(pace.principal, room - sum(map(len, parts)))
         return parts
@@ -464,12 +471,11 @@ class FetchHandler:
         )
 
     async def _once(
-        self, poll: _Poll, header: broker_pb2.FetchReplyHeader, room: int
+        self, poll: _Poll, header: broker_pb2.FetchReplyHeader, room: int, pace: ReadPace | None
     ) -> list[Part]:
         """Fills `header.results` with at most `room` bytes, but at least one batch, and moves the
-        poll on behind them."""
+        poll on behind them. `pace` is None where no quota limits it."""
         parts: list[Part] = []
-        pace = poll.pace if poll.limited else None
         counters = self.counters
         loop = asyncio.get_running_loop()
         began_s = loop.time()
