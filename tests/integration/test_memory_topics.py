@@ -233,8 +233,6 @@ def test_what_cannot_be_in_memory_is_refused_by_name(cluster: Cluster, client: C
         client.admin.alter_topic(TOPIC, compaction=Compaction())
     with client.producer() as producer, pytest.raises(InvalidRequest, match="in memory"):
         producer.send(TOPIC, b"x", deliver_after=60).result(20)
-    with pytest.raises(InvalidRequest, match="in memory"):
-        client.admin.move_queue(TOPIC, 0, 1)
     altered = client.admin.alter_topic(TOPIC, memory_bytes=1 << 28)
     assert (altered.storage, altered.memory_bytes) == ("memory", 1 << 28)
     assert send(client, 0, 3) == [0, 1, 2]

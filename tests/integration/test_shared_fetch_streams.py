@@ -169,8 +169,8 @@ def test_readers_of_an_old_broker_have_as_many_streams_as_it_takes(
 ) -> None:
     original: Callable[..., object] = Streams._open
 
-    async def old(self: Streams, address: str, purpose: Purpose) -> object:
-        stream = await original(self, address, purpose)  # type: ignore[misc]
+    async def old(self: Streams, address: str, purpose: Purpose, patience_s: float) -> object:
+        stream = await original(self, address, purpose, patience_s)  # type: ignore[misc]
         stream.levels.max = 8
         return stream
 
