@@ -409,7 +409,7 @@ class Log:
 
     def _check_open(self) -> None:
         if self._failure is not None:
-            raise Closed(f"the log has failed: {self._failure}") from self._failure
+            raise Closed(f"the log cannot be written any more: {self._failure}") from self._failure
         if self._closed:
             raise Closed("the log is closed")
 

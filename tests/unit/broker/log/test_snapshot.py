@@ -299,7 +299,7 @@ def test_a_failed_switch_ends_the_log_and_the_next_start_finds_one_of_the_two_wh
     old, new = (f"log-{number:020d}" for number in (1, 2))
     assert f"CURRENT could not be switched from {old} to {new} ({error})" in str(failure)
     assert "start the node again" in str(failure)
-    with pytest.raises(Closed, match="the log has failed"):
+    with pytest.raises(Closed, match="cannot be written any more"):
         log.append(frames(30, 31))
     with pytest.raises(Closed):
         _install(log)
