@@ -4,7 +4,7 @@ How it works. numpy sorts numbers with AVX-512 where the processor has that. AMD
 it (Zen 4), but take a hundred cycles to store what was chosen of a vector, which this way of
 sorting does all the time: two million ids take 65 ns each, with AVX2 13. numpy reads what it should
 not use from the environment, when it is imported, and knows no other way. Its names for AVX-512
-differ from version to version; those that it does not know it passes over.
+changed with version 2.4, and it warns of those that it does not know.
 
 Not here: what is sorted (`dedup/sorted_ids.py`).
 """
@@ -14,11 +14,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import MutableMapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
 VARIABLE: Final = "NPY_DISABLE_CPU_FEATURES"
-AVX_512: Final = "X86_V4 AVX512_ICL AVX512_SPR AVX512_SKX AVX512F"
+AVX_512: Final = "X86_V4 AVX512_ICL AVX512_SPR"
+AVX_512_BEFORE: Final = "AVX512F AVX512_SKX AVX512_ICL AVX512_SPR"
+"""The same up to numpy 2.3."""
 _VENDOR: Final = "AuthenticAMD"
 _FAMILY: Final = "25"
 
@@ -37,11 +40,13 @@ def has_slow_sort(cpuinfo: str) -> bool:
     )
 
 
-def choose(environment: MutableMapping[str, str], cpuinfo: str) -> None:
-    """Has numpy leave AVX-512 alone if that is slow, unless the environment says what to leave."""
+def choose(environment: MutableMapping[str, str], cpuinfo: str, numpy: str) -> None:
+    """Has numpy, whose version is given, leave AVX-512 alone if that is slow, unless the
+    environment says what to leave."""
     if VARIABLE not in environment and has_slow_sort(cpuinfo):
-        environment[VARIABLE] = AVX_512
+        major, minor = map(int, numpy.split(".")[:2])
+        environment[VARIABLE] = AVX_512 if (major, minor) >= (2, 4) else AVX_512_BEFORE
 
 
 with contextlib.suppress(OSError, UnicodeDecodeError):  # there is no such file: no Linux
-    choose(os.environ, Path("/proc/cpuinfo").read_text())
+    choose(os.environ, Path("/proc/cpuinfo").read_text(), version("numpy"))
