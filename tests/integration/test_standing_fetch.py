@@ -222,9 +222,9 @@ async def test_a_broker_that_does_not_move_on_is_caught(
     """The planted bug: every answer begins where the request did."""
     once = FetchHandler._once
 
-    async def planted(self: FetchHandler, poll: Any, header: Any, room: int) -> Any:
+    async def planted(self: FetchHandler, poll: Any, header: Any, room: int, pace: Any) -> Any:
         offsets = [wanted.offset for wanted in poll.request.queues]
-        parts = await once(self, poll, header, room)
+        parts = await once(self, poll, header, room, pace)
         for wanted, offset in zip(poll.request.queues, offsets, strict=True):
             wanted.offset = offset
         return parts
