@@ -19,22 +19,20 @@ Not here: the clients (`attached_client.py`); memory by stored messages (`memory
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import psutil
 
 from benchmarks.attached_client import MEMBERS, READ, WRITTEN
+from benchmarks.client_processes import client_processes
 from benchmarks.harness import (
     Contender,
     Target,
     arguments,
     compare,
     number,
-    progress,
     report,
     require_disk,
     temporary_directory,
@@ -42,7 +40,6 @@ from benchmarks.harness import (
 from semel.client import Client, connect
 from tests.kit.cluster import Cluster, Node
 
-ROOT = Path(__file__).resolve().parent.parent
 MIB = 1 << 20
 KINDS = ("broker", "controller")
 
@@ -107,35 +104,17 @@ def attached(
     share = -(-applications // processes)
     module = [sys.executable, "-m", "benchmarks.attached_client"]
     module += [cluster.controller_address, cluster.master().address, "--each", str(each)]
-    running = []
+    commands = []
+    for first in range(0, applications, share):
+        part = ["--first", str(start + first)]
+        part += ["--applications", str(min(share, applications - first))]
+        commands.append([*module, *part])
     began = time.monotonic()
-    try:
-        for first in range(0, applications, share):
-            part = ["--first", str(start + first)]
-            part += ["--applications", str(min(share, applications - first))]
-            running.append(
-                subprocess.Popen(
-                    [*module, *part],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    cwd=ROOT,
-                    text=True,
-                )
-            )
-        for process in running:
-            progress(f"  attaching {2 * applications * each:,} …")
-            assert process.stdout is not None
-            if not process.stdout.readline():
-                raise RuntimeError("a client process has ended; see its error above")
+    with client_processes(commands, f"  attaching {2 * applications * each:,} …") as running:
         yield time.monotonic() - began
         for process in running:
             if process.poll() is not None:
                 raise RuntimeError("a client process has ended early; see its error above")
-    finally:
-        for process in running:
-            process.kill()
-        for process in running:
-            process.communicate()
 
 
 def main() -> int:

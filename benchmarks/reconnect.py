@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
+from benchmarks.client_processes import Process, client_processes, line_of, pipe
 from benchmarks.harness import (
     Comparison,
     Target,
@@ -42,7 +42,6 @@ from semel.client import connect
 from tests.kit.cluster import Cluster
 from tests.kit.secure_cluster import SecureCluster
 
-ROOT: Final = Path(__file__).resolve().parent.parent
 QUEUES: Final = 8
 PLAIN: Final = "plaintext"
 TLS: Final = "TLS"
@@ -52,7 +51,7 @@ CATCH_UP_S: Final = 60.0
 class Crowd:
     """The client processes of one cluster."""
 
-    def __init__(self, processes: list[subprocess.Popen[str]], attached_s: float) -> None:
+    def __init__(self, processes: list[Process], attached_s: float) -> None:
         self._processes = processes
         self.attached_s = attached_s
 
@@ -62,11 +61,13 @@ class Crowd:
         cluster.kill(master)
         killed = time.monotonic()
         for process in self._processes:
-            stdin = _pipe(process.stdin)
+            stdin = pipe(process.stdin)
             stdin.write("\n")
             stdin.flush()
         acked = sorted(
-            moment - killed for process in self._processes for moment in json.loads(_line(process))
+            moment - killed
+            for process in self._processes
+            for moment in json.loads(line_of(process))
         )
         cluster.start_node(master)
         cluster.wait_caught_up(timeout=CATCH_UP_S)
@@ -86,41 +87,11 @@ def crowd(cluster: Cluster, clients: int, processes: int) -> Iterator[Crowd]:
         files = cluster.authority.write(cluster.security.identity)
         command += ["--security", str(files)]
     share = -(-clients // processes)
-    running: list[subprocess.Popen[str]] = []
+    parts = [min(share, clients - first) for first in range(0, clients, share)]
+    commands = [[*command, "--clients", str(part)] for part in parts]
     began = time.monotonic()
-    try:
-        for first in range(0, clients, share):
-            part = ["--clients", str(min(share, clients - first))]
-            running.append(
-                subprocess.Popen(
-                    [*command, *part],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    cwd=ROOT,
-                    text=True,
-                )
-            )
-        for process in running:
-            progress(f"  connecting {clients:,} clients …")
-            _line(process)
+    with client_processes(commands, f"  connecting {clients:,} clients …") as running:
         yield Crowd(running, time.monotonic() - began)
-    finally:
-        for process in running:
-            process.kill()
-        for process in running:
-            process.communicate()
-
-
-def _line(process: subprocess.Popen[str]) -> str:
-    line = _pipe(process.stdout).readline()
-    if not line:
-        raise RuntimeError("a client process has ended; see its error above")
-    return line
-
-
-def _pipe(pipe: IO[str] | None) -> IO[str]:
-    assert pipe is not None
-    return pipe
 
 
 def clusters(data: Path) -> Iterator[tuple[str, Cluster]]:

@@ -21,7 +21,7 @@ from semel.broker.server.direct import DirectStreams
 from semel.broker.server.stream import StreamContext
 from semel.client.transport.connection import Purpose
 from semel.client.transport.streams import DirectStream, Streams
-from semel.protos import compat
+from semel.protos import compat, seldom
 from semel.protos.errors import Unauthenticated, Unavailable
 from semel.protos.framed import ACCEPTED, encode_head, encode_hello
 from semel.protos.ids import GroupId, NodeId
@@ -61,7 +61,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 @pytest.fixture(autouse=True)
 def every_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each refusal is logged, not only the first one in a while."""
-    monkeypatch.setattr(framed_port, "_TELL_S", 0.0)
+    monkeypatch.setattr(seldom, "TELL_S", 0.0)
 
 
 @pytest.fixture(scope="module")

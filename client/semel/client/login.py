@@ -43,6 +43,7 @@ from semel.protos.errors import (
 from semel.protos.levels import levels_metadata, own_levels
 from semel.protos.rpc import CHANNEL_OPTIONS, error_from_rpc
 from semel.protos.security.credentials import login_channel
+from semel.protos.security.followed import stamp_of
 from semel.protos.security.identity import CLIENT, Identity, cluster_of_uri
 
 if TYPE_CHECKING:  # they bring cryptography, which clients without TLS need not load
@@ -108,7 +109,7 @@ class LoggedIn:
         self._login = login
         self._addresses = [address.strip() for address in login.addresses.split(",")]
         self._ca_path = Path(login.ca)
-        self._ca_stamp = _stamp(self._ca_path)
+        self._ca_stamp = stamp_of(self._ca_path)
         ca, _ = _read_ca(self._ca_path)
         self._cluster = login.cluster_id or _cluster_of(ca, self._ca_path)
         self._loaded: Loaded | None = None
@@ -136,7 +137,7 @@ class LoggedIn:
         that has expired."""
         if self._loaded is None or time.time() >= self._loaded.expires_at:
             raise Unauthenticated(f"the client is not logged in: {self._reason}")
-        if (stamp := _stamp(self._ca_path)) != self._ca_stamp:
+        if (stamp := stamp_of(self._ca_path)) != self._ca_stamp:
             self._ca_stamp = stamp
             self._follow_ca(self._loaded)
         return self._loaded
@@ -315,14 +316,6 @@ def _read(path: Path, what: str) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise InvalidRequest(f"{path}, {what}, cannot be read: {error.strerror}") from None
-
-
-def _stamp(path: Path) -> tuple[int, int, int]:
-    try:
-        found = path.stat()
-    except OSError:
-        return (0, 0, 0)
-    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _cluster_of(ca: bytes, path: Path) -> str:

@@ -113,8 +113,8 @@ class Authority:
         Identity(ADMIN, "admin", cluster)  # raises for an id that no certificate could state
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         certificate, key = certificates.new_authority(cluster, _now(), days)
-        _write(directory / _CA_KEY, certificates.key_pem(key), secret=True)
-        _write(directory / _CA, certificates.certificate_pem(certificate))
+        write_file(directory / _CA_KEY, certificates.key_pem(key), secret=True)
+        write_file(directory / _CA, certificates.certificate_pem(certificate))
         return cls(directory)
 
     @property
@@ -141,9 +141,9 @@ class Authority:
         directory = self.place(identity)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         certificate, key = certificates.issue(identity, self._ca, self._key, _now(), days)
-        _write(directory / _CA, self._ca_pem())
-        _write(directory / _KEY, certificates.key_pem(key), secret=True)
-        _write(directory / _CERTIFICATE, certificates.certificate_pem(certificate))
+        write_file(directory / _CA, self._ca_pem())
+        write_file(directory / _KEY, certificates.key_pem(key), secret=True)
+        write_file(directory / _CERTIFICATE, certificates.certificate_pem(certificate))
         if identity.is_node and self.has_logins:
             self._give_trust(directory)
             if identity.kind == CONTROLLER:
@@ -151,7 +151,7 @@ class Authority:
         if identity.kind in (ADMIN, CLIENT) and (
             bootstrap or not (directory / CLIENT_FILE).exists()
         ):
-            _write(directory / CLIENT_FILE, _client_file(bootstrap))
+            write_file(directory / CLIENT_FILE, _client_file(bootstrap))
         return Issued(
             directory=directory, identity=identity, not_after=certificate.not_valid_after_utc
         )
@@ -176,7 +176,7 @@ class Authority:
         self._cas.insert(0, certificate)
         self._distribute()
         # After a crash before this, the CA before goes on issuing.
-        _write(self.directory / _CA_KEY, certificates.key_pem(key), secret=True)
+        write_file(self.directory / _CA_KEY, certificates.key_pem(key), secret=True)
         self._ca, self._key = certificate, key
 
     def forget_old_cas(self) -> None:
@@ -209,11 +209,11 @@ class Authority:
         public = [token_keys.public_jwk(signing)]
         if keys_path.exists():
             public += json.loads(_read(keys_path))["keys"]
-        _write(ca_path, certificates.certificate_pem(certificate) + before)
+        write_file(ca_path, certificates.certificate_pem(certificate) + before)
         self._give_to_nodes()  # all trust it before it issues
-        _write(self.directory / _CLIENTS_CA_KEY, certificates.key_pem(key), secret=True)
-        _write(self.directory / _TOKEN_KEY, token_keys.private_pem(signing), secret=True)
-        _write(keys_path, json.dumps({"keys": public}, indent=2).encode())
+        write_file(self.directory / _CLIENTS_CA_KEY, certificates.key_pem(key), secret=True)
+        write_file(self.directory / _TOKEN_KEY, token_keys.private_pem(signing), secret=True)
+        write_file(keys_path, json.dumps({"keys": public}, indent=2).encode())
         self._give_to_nodes()
 
     def forget_old_logins(self) -> None:
@@ -224,8 +224,8 @@ class Authority:
         path = self.directory / CLIENTS_CA
         newest = read_certificates(_read(path), path)[0]
         public = token_keys.public_keys(self.token_key())
-        _write(self.directory / _TOKEN_KEYS, public.encode())
-        _write(path, certificates.certificate_pem(newest))
+        write_file(self.directory / _TOKEN_KEYS, public.encode())
+        write_file(path, certificates.certificate_pem(newest))
         self._give_to_nodes()
 
     def token_key(self) -> Ed25519PrivateKey:
@@ -241,8 +241,8 @@ class Authority:
         lines = [f"bootstrap = {json.dumps(bootstrap)}"] if bootstrap else []
         lines += [f'ca = "{_CA}"', f"login = {json.dumps(login)}"]
         lines += [f"cluster_id = {json.dumps(self.cluster)}"]
-        _write(directory / _CA, self._ca_pem())
-        _write(directory / CLIENT_FILE, ("\n".join(lines) + "\n").encode())
+        write_file(directory / _CA, self._ca_pem())
+        write_file(directory / CLIENT_FILE, ("\n".join(lines) + "\n").encode())
         return directory / CLIENT_FILE
 
     def _give_to_nodes(self) -> None:
@@ -255,17 +255,17 @@ class Authority:
                     self._give_keys(one.directory)
 
     def _give_trust(self, directory: Path) -> None:
-        _write(directory / CLIENTS_CA, _read(self.directory / CLIENTS_CA))
+        write_file(directory / CLIENTS_CA, _read(self.directory / CLIENTS_CA))
 
     def _give_keys(self, directory: Path) -> None:
         key = _read(self.directory / _CLIENTS_CA_KEY)
-        _write(directory / _CLIENTS_CA_KEY, key, secret=True)
-        _write(directory / _TOKEN_KEYS, _read(self.directory / _TOKEN_KEYS))
+        write_file(directory / _CLIENTS_CA_KEY, key, secret=True)
+        write_file(directory / _TOKEN_KEYS, _read(self.directory / _TOKEN_KEYS))
 
     def _distribute(self) -> None:
-        _write(self.ca_path, self._ca_pem())
+        write_file(self.ca_path, self._ca_pem())
         for path in self.directory.glob(f"*/{_CA}"):
-            _write(path, self._ca_pem())
+            write_file(path, self._ca_pem())
 
     def _ca_pem(self) -> bytes:
         return b"".join(map(certificates.certificate_pem, self._cas))
@@ -364,8 +364,8 @@ def _read(path: Path) -> bytes:
         raise TlsFileError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _write(path: Path, content: bytes, *, secret: bool = False) -> None:
-    """Replaces a file in one step."""
+def write_file(path: Path, content: bytes, *, secret: bool = False) -> None:
+    """BLOCKING. Replaces a file in one step; one that is `secret` is for its owner alone."""
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)
     descriptor = os.open(

@@ -6,7 +6,6 @@ Not here: the files (`authority.py`), logging in (`semel.client.login`).
 from __future__ import annotations
 
 import datetime
-import os
 import sys
 import time
 from pathlib import Path
@@ -57,7 +56,7 @@ def token(
     as_json: bool,
 ) -> None:
     """Signs a token, with which a client logs in."""
-    from semel.console.authority import Authority, within_up
+    from semel.console.authority import Authority, within_up, write_file
     from semel.protos.errors import InvalidRequest
     from semel.protos.security.rules import Scope
 
@@ -81,7 +80,7 @@ def token(
     if out is None:
         render.Output(as_json=as_json).show({"token": made, **said}, made)
         return
-    _write_secret(out, made + "\n")
+    write_file(out, f"{made}\n".encode(), secret=True)
     render.Output(as_json=as_json).show(
         {"path": str(out), **said}, f"{out}: user {user}, until {until:%Y-%m-%d %H:%M} UTC"
     )
@@ -171,12 +170,3 @@ def _password(path: Path | None) -> str:
         raise click.UsageError("nobody can be asked here: give --password-file")
     answer: str = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
     return answer
-
-
-def _write_secret(path: Path, text: str) -> None:
-    """Replaces a file in one step by one that others cannot read."""
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.unlink(missing_ok=True)
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-    temporary.replace(path)

@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import MethodDescriptor
 
+from semel.protos.method_lookup import find_method
 from semel.protos.v1 import isolation_pb2 as pb
 
 CALL_CLASS: Final[Any] = pb.call_class
@@ -70,11 +70,9 @@ LIMITS: Final[Mapping[int, ClassLimits]] = {
 def class_of(method: str) -> int:
     """The class of `/SERVICE/METHOD`. Raises UndeclaredClass, also for a method that no .proto file
     has."""
-    service, _, name = method.strip("/").partition("/")
-    try:
-        found = descriptor_pool.Default().FindServiceByName(service).methods_by_name[name]
-    except KeyError:
-        raise UndeclaredClass(f"{method} is no method of a .proto file") from None
+    found = find_method(method)
+    if found is None:
+        raise UndeclaredClass(f"{method} is no method of a .proto file")
     return declared_class(found)
 
 

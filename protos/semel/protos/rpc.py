@@ -238,11 +238,8 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
                 await gate.enter(0 if decode is None else len(request))
                 try:
                     replies = behavior(_decoded(decode, request), context)
-                    if left_s is None:
+                    async with until_expiry(left_s):
                         await _send(replies, context)
-                    else:
-                        async with until_expiry(left_s):
-                            await _send(replies, context)
                 finally:
                     gate.leave()
             except Exception as error:

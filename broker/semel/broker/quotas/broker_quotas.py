@@ -16,9 +16,9 @@ from semel.broker.quotas.topic_amounts import TopicAmounts
 from semel.broker.quotas.turns import Turns
 from semel.broker.replica.replica import Replica
 from semel.protos.batch import BatchHeader
-from semel.protos.ids import QueueKey
+from semel.protos.ids import QueueKey, TopicId
 from semel.protos.security.enforcement import CALLER
-from semel.protos.security.meters import Meters
+from semel.protos.security.meters import FREE, Meters, Rates
 
 
 class BrokerQuotas:
@@ -50,6 +50,39 @@ class BrokerQuotas:
     def _is_stored(self, header: BatchHeader) -> bool:
         proposer = self._replica.proposer
         return proposer is not None and proposer.is_stored(header)
+
+
+class StreamRates:
+    """What limits the principal and the topics of one stream."""
+
+    def __init__(self, quotas: BrokerQuotas, principal: str) -> None:
+        """`principal` is "" for everybody without a name."""
+        self._quotas = quotas
+        self._principal = principal
+        self._version = -1
+        self.own: Rates = FREE
+        """Those of the principal."""
+        self._topics: dict[TopicId, Rates] = {}
+
+    def renew(self) -> bool:
+        """Looks all up again if other limits apply by now; whether they do."""
+        meters = self._quotas.meters
+        if self._version == meters.version:
+            return False
+        self._topics.clear()
+        self.own = meters.rates_of_principal(self._principal)
+        self._version = meters.version
+        return True
+
+    def of_topic(self, key: QueueKey) -> Rates:
+        """Those of a queue's topic, as of the last `renew`; none for a queue that is not here."""
+        found = self._topics.get(key.topic_id)
+        if found is None:
+            name = self._quotas.topic_of(key)
+            if name is None:
+                return FREE
+            found = self._topics[key.topic_id] = self._quotas.meters.rates_of_topic(name)
+        return found
 
 
 def calling_principal() -> str:

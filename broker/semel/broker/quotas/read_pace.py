@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from semel.broker.quotas.broker_quotas import BrokerQuotas
-from semel.protos.ids import QueueKey, TopicId
-from semel.protos.security.meters import FREE, Meter, Rates
+from semel.broker.quotas.broker_quotas import BrokerQuotas, StreamRates
+from semel.protos.ids import QueueKey
+from semel.protos.security.meters import Meter
 from semel.protos.security.quotas import QuotaKind
 
 LOOK_S: Final = 0.2
@@ -38,13 +38,10 @@ class ReadPace:
     def __init__(self, quotas: BrokerQuotas, principal: str) -> None:
         """`principal` is "" for everybody without a name."""
         self._meters = quotas.meters
-        self._quotas = quotas
+        self._rates = StreamRates(quotas, principal)
         self.principal = principal
         self.turns = quotas.read_turns
-        self._version = -1
-        self._own: Rates = FREE
         self._of_topics = False
-        self._topics: dict[TopicId, Rates] = {}
         self.turns.enter(principal)
 
     def close(self) -> None:
@@ -57,24 +54,24 @@ class ReadPace:
         if not self._meters.active:
             return False
         self._renew()
-        return bool(self._own.read_bytes or self._own.requests or self._of_topics)
+        return bool(self._rates.own.read_bytes or self._rates.own.requests or self._of_topics)
 
     def on_request(self) -> None:
         """A fetch has come."""
         if self.limits:
             now_s = self._meters.clock_s()
-            for meter in self._own.requests:
+            for meter in self._rates.own.requests:
                 meter.take(1, now_s)
 
     def wait(self, keys: Sequence[QueueKey]) -> Wait | None:
         """What a fetch of these queues has to wait for; None if it may be answered."""
         now_s = self._meters.clock_s()
-        own = _longest((*self._own.read_bytes, *self._own.requests), now_s)
+        own = _longest((*self._rates.own.read_bytes, *self._rates.own.requests), now_s)
         if own is not None or not self._of_topics:
             return own
         shortest: Wait | None = None
         for key in keys:
-            found = _longest(self._rates_of(key).read_bytes, now_s)
+            found = _longest(self._rates.of_topic(key).read_bytes, now_s)
             if found is None:
                 return None
             if shortest is None or found.seconds < shortest.seconds:
@@ -85,14 +82,14 @@ class ReadPace:
         """Whether nothing of the queue's topic may be read now."""
         if not self._of_topics:
             return False
-        return _longest(self._rates_of(key).read_bytes, self._meters.clock_s()) is not None
+        return _longest(self._rates.of_topic(key).read_bytes, self._meters.clock_s()) is not None
 
     def room(self, keys: Sequence[QueueKey]) -> int:
         """Bytes that one answer may have."""
-        meters = list(self._own.read_bytes)
+        meters = list(self._rates.own.read_bytes)
         if self._of_topics:
             meters += {
-                id(meter): meter for key in keys for meter in self._rates_of(key).read_bytes
+                id(meter): meter for key in keys for meter in self._rates.of_topic(key).read_bytes
             }.values()
         rate = min((meter.bucket.rate for meter in meters), default=float("inf"))
         return int(min(max(rate * _ANSWER_S, _ANSWER_MIN), 1 << 40))
@@ -100,27 +97,15 @@ class ReadPace:
     def on_read(self, key: QueueKey, size: int) -> None:
         """The stream is about to send so many bytes of the queue."""
         now_s = self._meters.clock_s()
-        for meter in self._own.read_bytes:
+        for meter in self._rates.own.read_bytes:
             meter.take(size, now_s)
         if self._of_topics:
-            for meter in self._rates_of(key).read_bytes:
+            for meter in self._rates.of_topic(key).read_bytes:
                 meter.take(size, now_s)
 
-    def _rates_of(self, key: QueueKey) -> Rates:
-        found = self._topics.get(key.topic_id)
-        if found is None:
-            name = self._quotas.topic_of(key)
-            if name is None:
-                return FREE
-            found = self._topics[key.topic_id] = self._meters.rates_of_topic(name)
-        return found
-
     def _renew(self) -> None:
-        if self._version != self._meters.version:
-            self._topics.clear()
-            self._own = self._meters.rates_of_principal(self.principal)
+        if self._rates.renew():
             self._of_topics = self._meters.book.has_topics_with(QuotaKind.READ_BYTES)
-            self._version = self._meters.version
 
 
 def _longest(meters: Iterable[Meter], now_s: float) -> Wait | None:

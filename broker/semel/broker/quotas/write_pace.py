@@ -26,12 +26,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from semel.broker.quotas.broker_quotas import BrokerQuotas
+from semel.broker.quotas.broker_quotas import BrokerQuotas, StreamRates
 from semel.broker.replica.fetch_waiters import finish
 from semel.protos.batch import BatchHeader, decode_header
 from semel.protos.errors import Throttled
 from semel.protos.ids import TopicId
-from semel.protos.security.meters import FREE, Meter, Rates
+from semel.protos.security.meters import FREE, Meter
 
 LOOK_S: Final = 0.2
 """How often the client hears that its stream waits, and what it waits for is looked at again."""
@@ -66,9 +66,7 @@ class WritePace:
         self._turns = quotas.write_turns
         self._principal = principal
         self._tell = tell
-        self._version = -1
-        self._own: Rates = FREE
-        self._topics: dict[TopicId, Rates] = {}
+        self._rates = StreamRates(quotas, principal)
         self._lines: dict[TopicId, deque[_Held]] = {}
         """Batches that are held, by topic; no line is empty."""
         self._timers: dict[TopicId, asyncio.TimerHandle] = {}
@@ -95,7 +93,8 @@ class WritePace:
         """Whether the batch has to wait for the quota of its topic; `submit` is called then."""
         if not self._meters.active and not self._lines:
             return False
-        rates = self._rates_of(header)
+        self._rates.renew()
+        rates = self._rates.of_topic(header.queue_key)
         line = self._lines.get(header.topic_id)
         if line is None and rates is FREE:
             return False
@@ -142,8 +141,8 @@ class WritePace:
 
     async def _pass(self, batches: Sequence[bytes], size: int) -> None:
         """Waits for the quotas of the principal."""
-        self._renew()
-        own = self._own
+        self._rates.renew()
+        own = self._rates.own
         producers = self._quotas.producers
         if producers.limits(self._principal):
             for batch in batches:
@@ -204,22 +203,6 @@ class WritePace:
         for cost in costs:
             cost.meter.on_wait(seconds / len(costs))
         self._tell(round(seconds * 1000))
-
-    def _rates_of(self, header: BatchHeader) -> Rates:
-        self._renew()
-        found = self._topics.get(header.topic_id)
-        if found is None:
-            name = self._quotas.topic_of(header.queue_key)
-            if name is None:
-                return FREE  # the batch is about to be refused
-            found = self._topics[header.topic_id] = self._meters.rates_of_topic(name)
-        return found
-
-    def _renew(self) -> None:
-        if self._version != self._meters.version:
-            self._topics.clear()
-            self._own = self._meters.rates_of_principal(self._principal)
-            self._version = self._meters.version
 
 
 def _taken(meter: Meter, cost: float, now_s: float) -> _Cost:

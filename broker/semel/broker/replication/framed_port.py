@@ -48,13 +48,12 @@ from semel.protos.security.credentials import Contexts
 from semel.protos.security.identity import Identity, identity_of_ssl
 from semel.protos.security.tls_connection import AREA_BYTES, TlsConnection
 from semel.protos.security.tls_session import PLAINTEXT_REFUSAL, TlsFailed, begins_tls
+from semel.protos.seldom import Seldom
 
 logger = logging.getLogger(__name__)
 
 _TICKET_S = 5.0
 _TICKETS_MAX = 4096
-_TELL_S = 1.0
-"""Pause between two lines of the log about those."""
 
 
 class Taker(Protocol):
@@ -124,10 +123,7 @@ class TicketPort:
         self._strangers: dict[FramedStream, None] = {}
         """Connections that have shown no ticket yet, oldest first."""
         self._streams: dict[FramedStream, None] = {}
-        self._refused = 0
-        """Streams that ended by what they sent, and are not logged yet."""
-        self._tell_s = 0.0
-        """Loop time from which the next one is logged."""
+        self._log = Seldom(logger)
 
     async def serve(self, host: str, port: int) -> None:
         """Listens; port 0 takes a free one. Raises OSError."""
@@ -221,16 +217,9 @@ class TicketPort:
     def on_refused(self, whose: str, error: Exception) -> None:
         """A stream ended by what it sent. Anybody can bring that about, as often as they like, so
         few are logged."""
-        self._refused += 1
-        now = asyncio.get_running_loop().time()
-        if now >= self._tell_s:
-            logger.warning(
-                "streams ended by what they sent count=%d last_from=%s last_error=%s",
-                self._refused,
-                whose,
-                error,
-            )
-            self._refused, self._tell_s = 0, now + _TELL_S
+        self._log.warning(
+            "streams ended by what they sent last_from=%s last_error=%s", whose, error
+        )
 
     def on_lost(self, stream: FramedStream) -> None:
         self._connections.release(stream)

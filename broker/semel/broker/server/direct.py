@@ -121,16 +121,13 @@ class DirectStreams:
 
 
 async def _run(handler: Handler, context: _Context, ends_at: float | None) -> None:
-    """Serves a stream until the loop's time `ends_at`."""
-    over = False
+    """Serves a stream until the loop's time `ends_at`; None for as long as it wants."""
+    loop, over = asyncio.get_running_loop(), False
     try:
-        if ends_at is None:
+        async with until_expiry(None if ends_at is None else ends_at - loop.time()):
             await handler(None, context)
-        else:
-            async with until_expiry(ends_at - asyncio.get_running_loop().time()):
-                await handler(None, context)
     except Exception as error:
-        over = ends_at is not None and asyncio.get_running_loop().time() >= ends_at
+        over = ends_at is not None and loop.time() >= ends_at
         known = semel_error_of(error)
         if known is None:
             logger.exception("stream failed")

@@ -34,7 +34,7 @@ from semel.client.core.retry import Backoff, BackoffPolicy
 from semel.client.core.routing import Master, RouteTable
 from semel.client.core.sequences import Decision, InFlight, Moved, SendWindow
 from semel.client.transport.connection import Purpose, telling
-from semel.client.transport.streams import Stream, Streams
+from semel.client.transport.streams import PATIENCE_MAX, Stream, Streams
 from semel.protos import compat
 from semel.protos.errors import (
     InternalError,
@@ -51,7 +51,6 @@ logger = logging.getLogger(__name__)
 
 MESSAGE_BYTES: Final = 1 << 20
 """Bytes of batches after which a stream message is full."""
-PATIENCE_MAX: Final = 8
 WIRE_POLICY: Final = BackoffPolicy(initial_ms=5, max_ms=250)
 _STORED: Final = (
     broker_pb2.PRODUCE_STATUS_COMMITTED,

@@ -56,7 +56,7 @@ from semel.protos.v1.common_pb2 import Levels
 logger = logging.getLogger(__name__)
 
 _AGAIN_S: Final = 60.0
-_PATIENCE_MAX: Final = 8
+PATIENCE_MAX: Final = 8
 """How many times longer than at first a broker may take to answer, after it did not in time."""
 _END_S: Final = 1.0
 """Seconds after which an open stream without levels is taken for an old broker's."""
@@ -127,7 +127,7 @@ class Streams:
         try:
             stream = await self._open(address, purpose, self._patience_s * patience)
         except TimedOut:
-            self._patience[address] = min(2 * patience, _PATIENCE_MAX)
+            self._patience[address] = min(2 * patience, PATIENCE_MAX)
             raise
         self._patience.pop(address, None)
         try:

@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import datetime
 import logging
-from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -27,6 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from semel.protos.errors import InvalidRequest, Unavailable
 from semel.protos.security.certificates import PrivateKey, certificate_pem, issue_login
+from semel.protos.security.followed import Followed
 from semel.protos.security.login_facts import LoginFacts
 from semel.protos.security.tls_files import (
     CLIENTS_CA,
@@ -39,41 +39,6 @@ logger = logging.getLogger(__name__)
 
 CLIENTS_CA_KEY: Final = "clients-ca-key.pem"
 SIGNING_REQUEST_BYTES_MAX: Final = 4_096
-
-T = TypeVar("T")
-
-
-class Followed(Generic[T]):
-    """What some files hold, as they are now."""
-
-    def __init__(self, paths: Iterable[Path], load: Callable[[], T]) -> None:
-        """BLOCKING. Raises what `load` raises."""
-        self._paths = tuple(paths)
-        self._load = load
-        self._tried = self._stamp()
-        self._value = load()
-
-    def current(self) -> T:
-        """BLOCKING, a few microseconds. What they hold, read again if one was replaced."""
-        stamp = self._stamp()
-        if stamp != self._tried:
-            self._tried = stamp
-            try:
-                self._value = self._load()
-                logger.info("replaced file is used path=%s", self._paths[0])
-            except InvalidRequest as error:
-                logger.warning("replaced file is not used, the one before stays: %s", error)
-        return self._value
-
-    def _stamp(self) -> tuple[tuple[int, int, int], ...]:
-        stamps: list[tuple[int, int, int]] = []
-        for path in self._paths:
-            try:
-                found = path.stat()
-                stamps.append((found.st_ino, found.st_size, found.st_mtime_ns))
-            except OSError:
-                stamps.append((0, 0, 0))
-        return tuple(stamps)
 
 
 class ClientsCa:

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 
-from semel.controller.login.clients_ca import Followed
 from semel.protos.errors import InvalidRequest, Unauthenticated, Unavailable
+from semel.protos.security.followed import Followed
 from semel.protos.security.login_facts import OIDC, TOKEN
 from semel.protos.security.tokens import Token, TokenVerifier, issuer_of
 

@@ -21,11 +21,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
-from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
 from google.protobuf.message import Message
 
 from semel.protos.errors import InvalidRequest
+from semel.protos.method_lookup import find_method
 from semel.protos.security.rules import ACTIONS_OF, Action, Kind
 from semel.protos.v1 import security_pb2 as pb
 
@@ -127,11 +127,9 @@ class Declared:
 def declared(method: str) -> Declared:
     """The declaration of `/SERVICE/METHOD`. Raises DeclarationError, also for a method that no
     .proto file has."""
-    service, _, name = method.strip("/").partition("/")
-    try:
-        found = descriptor_pool.Default().FindServiceByName(service).methods_by_name[name]
-    except KeyError:
-        raise DeclarationError(f"{method} is no method of a .proto file") from None
+    found = find_method(method)
+    if found is None:
+        raise DeclarationError(f"{method} is no method of a .proto file")
     return declaration_of(found)
 
 

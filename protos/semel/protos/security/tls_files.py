@@ -33,6 +33,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 
 from semel.protos.errors import InvalidRequest
+from semel.protos.security.followed import Stamp, stamp_in, stamp_of
 from semel.protos.security.identity import Identity, identity_of_uris
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ CLOCK_SKEW_S: Final = 300
 CLIENTS_CA: Final = "clients-ca.pem"
 """The file of the clients' CA in a node's directory."""
 
-_Stamp = tuple[tuple[int, int, int], ...]
+_Stamp = tuple[Stamp, ...]
 
 
 class TlsFileError(InvalidRequest):
@@ -137,10 +138,10 @@ class TlsFiles:
             return new
 
     def _stat(self) -> _Stamp:
-        found = [*map(_stat, (self.ca, self.certificate, self.key))]
-        if self._clients_ca is not None and self._clients_ca.exists():
-            found.append(_stat(self._clients_ca))
-        return tuple((one.st_ino, one.st_size, one.st_mtime_ns) for one in found)
+        found = [stamp_in(_stat(path)) for path in (self.ca, self.certificate, self.key)]
+        if self._clients_ca is not None:
+            found.append(stamp_of(self._clients_ca))  # zeros while there is none
+        return tuple(found)
 
 
 def load(
