@@ -18,6 +18,7 @@ from semel.tier.catalog import (
 from semel.tier.changes import Change, add_files, merge_files, no_manifest, trim
 from semel.tier.cold_batches import ColdBatch, cold_batches
 from semel.tier.collector import clock_us, collect, delete_queue
+from semel.tier.daemon_threads import DaemonThreads
 from semel.tier.digest import RowsDigest, digest_of
 from semel.tier.errors import (
     CorruptTier,
@@ -50,6 +51,7 @@ __all__ = [
     "Change",
     "ColdBatch",
     "CorruptTier",
+    "DaemonThreads",
     "FileEntry",
     "FileFooter",
     "ForeignTier",

@@ -1,9 +1,9 @@
 """Calls that must return in time, whatever the library below them does.
 
 How it works. `pyarrow.fs` has time limits for S3 alone, and none at all for a network mount that
-hangs. So each call runs on a thread of its own, for which the caller waits so long and no longer. A
-call that hangs keeps its thread; when `HUNG_MAX` of them hang, further calls fail as well, so a
-dead store costs a bounded number of threads. They are daemons: a process ends without them.
+hangs. So each call runs on another thread, for which the caller waits so long and no longer. A call
+that hangs keeps its thread; when `HUNG_MAX` of them hang, further calls fail as well, so a dead
+store costs a bounded number of threads. They are daemons: a process ends without them.
 
 Not here: which limits (`StoreLimits` in `store.py`).
 """
@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from semel.tier.daemon_threads import DaemonThreads
 from semel.tier.errors import TierUnavailable
 
 HUNG_MAX: Final = 32
@@ -26,6 +27,7 @@ class Deadlines:
 
     def __init__(self) -> None:
         self._places = threading.BoundedSemaphore(HUNG_MAX)
+        self._threads = DaemonThreads("semel-tier")
 
     def run(self, what: str, seconds: float, call: Callable[[], T]) -> T:
         """Returns what `call` returns, and raises what it raises.
@@ -47,7 +49,7 @@ class Deadlines:
                 self._places.release()
                 done.set()
 
-        threading.Thread(target=work, name="semel-tier", daemon=True).start()
+        self._threads.run(work)
         if not done.wait(seconds):
             raise TierUnavailable(f"{what}: no answer within {seconds:g} s; the store is too slow")
         if failed:

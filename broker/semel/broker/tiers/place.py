@@ -5,7 +5,7 @@ can mend (a wrong URL, no rights, another cluster's place) ends the start. A sto
 answer does not: the node serves what its log has, and tries again in the background.
 
 Calls to the store may hang as long as its limits allow, so none of them runs on the event loop or
-in the pool that reads the log. Each gets a thread for itself, which does not keep the process from
+in the pool that reads the log. Each has a thread for itself, which does not keep the process from
 ending.
 
 Invariants
@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -27,6 +26,7 @@ from typing import Final, TypeVar
 from semel.protos import compat
 from semel.protos.errors import SemelError
 from semel.tier import (
+    DaemonThreads,
     ForeignTier,
     Store,
     StoreLimits,
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 LIMITS: Final = StoreLimits(connect_s=3.0, request_s=10.0, attempts=3, call_s=60.0)
 """Requests are repeated by what makes them, so a single one need not be waited for so long."""
-_THREAD: Final = "tier"
+_THREADS: Final = DaemonThreads("tier")
 OPEN_S: Final = 15.0
 """So long a start waits for the store."""
 RETRY_MIN_S: Final = 1.0
@@ -191,10 +191,10 @@ async def in_thread(work: Callable[[], T]) -> T:
         with contextlib.suppress(RuntimeError):  # the loop has ended, and with it who asked
             loop.call_soon_threadsafe(tell, result, failed)
 
-    threading.Thread(target=run, name=_THREAD, daemon=True).start()
+    _THREADS.run(run)
     return await future
 
 
 def calls_under_way() -> bool:
     """Whether a call of `in_thread` has not returned yet, whoever waits for it."""
-    return any(thread.name == _THREAD for thread in threading.enumerate())
+    return _THREADS.busy > 0
