@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import http.client
 from pathlib import Path
 
 from semel.broker.log.checkpoint import HEADER_BYTES
@@ -12,6 +14,7 @@ from semel.protos.v1 import broker_pb2
 from tests.kit import id_senders
 from tests.kit.brokers import QUEUE, BrokerGroup, RawClient, make_batch
 from tests.kit.metrics_page import scrape
+from tests.kit.waiting import until_async
 
 
 async def test_the_figures_of_a_node_follow_what_happened(tmp_path: Path) -> None:
@@ -154,3 +157,35 @@ async def test_a_master_shows_who_does_not_follow_and_slaves_count_nothing_twice
             page = await scrape(master.metrics_address)
         assert page["semel_broker_under_replicated_voters"] == 1
         assert f"semel_broker_peer_behind_entries{{{gone}}}" in page
+
+
+async def probe(address: str, path: str) -> tuple[int, str]:
+    """Status and body of what an orchestrator asks for."""
+
+    def ask() -> tuple[int, str]:
+        host, _, port = address.rpartition(":")
+        connection = http.client.HTTPConnection(host, int(port), timeout=30)
+        with contextlib.closing(connection):
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+
+    return await asyncio.to_thread(ask)
+
+
+async def test_a_node_is_ready_as_long_as_its_group_has_a_master(tmp_path: Path) -> None:
+    async with BrokerGroup(tmp_path, 3, metrics_port=0) as group:
+        master = await group.master()
+        await group.settled()
+        last, *others = [node for node in group.running.values() if node is not master]
+        for node in (master, last, *others):
+            assert await probe(node.metrics_address, "/readyz") == (200, "ready\n")
+        for node in (master, *others):
+            await group.stop(node.config.node_id)
+
+        async def unready() -> bool:
+            status, reason = await probe(last.metrics_address, "/readyz")
+            return status == 503 and ("candidate" in reason or "no master" in reason)
+
+        await until_async(unready, what="the last node to miss its master")
+        assert await probe(last.metrics_address, "/livez") == (200, "alive\n")

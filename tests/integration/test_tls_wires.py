@@ -100,10 +100,15 @@ def test_metrics_are_for_the_cluster_alone(cluster: SecureCluster) -> None:
     assert page.startswith(b"HTTP/1.0 200 OK")
     assert b"semel_broker_" in page
 
-    plainly = http.client.HTTPConnection(place.host, place.port, timeout=10)
-    plainly.request("GET", "/metrics")
-    answer = plainly.getresponse()
-    assert (answer.status, answer.read()) == (400, b"this port speaks HTTPS\n")
+    for path, status, text in (
+        ("/metrics", 400, b"/metrics needs HTTPS here, with a certificate\n"),
+        ("/livez", 200, b"alive\n"),
+        ("/readyz", 200, b"ready\n"),
+    ):
+        plainly = http.client.HTTPConnection(place.host, place.port, timeout=10)
+        plainly.request("GET", path)
+        answer = plainly.getresponse()
+        assert (answer.status, answer.read()) == (status, text)
 
     nobody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     nobody.check_hostname = False
@@ -117,7 +122,7 @@ def test_metrics_are_for_the_cluster_alone(cluster: SecureCluster) -> None:
             secure.recv(100)
     log = cluster.brokers[0].log_file
     until(lambda: "metrics refused" in log.read_text())
-    assert "it speaks plaintext, and this port speaks TLS" in log.read_text()
+    assert "it asks for metrics in plaintext" in log.read_text()
 
 
 def test_nothing_was_refused(cluster: SecureCluster) -> None:

@@ -123,8 +123,29 @@ async def _page() -> Samples:
     return samples
 
 
+def ready() -> str:
+    return ""
+
+
+async def test_probes_are_answered_with_the_reason() -> None:
+    reason = "this node knows no master of its group"
+    server = MetricsServer("127.0.0.1", 0, _page, lambda: reason)
+    await server.start()
+    try:
+        assert b" 200 OK" in await _ask(server.address, b"GET /livez HTTP/1.1\r\n\r\n")
+        answer = await _ask(server.address, b"GET /readyz HTTP/1.1\r\n\r\n")
+        assert b" 503 " in answer
+        assert answer.endswith(b"\r\n\r\nthis node knows no master of its group\n")
+        reason = ""
+        answer = await _ask(server.address, b"GET /readyz HTTP/1.1\r\n\r\n")
+        assert b" 200 OK" in answer
+        assert answer.endswith(b"ready\n")
+    finally:
+        await server.close()
+
+
 async def test_the_page_is_served_and_nothing_else() -> None:
-    server = MetricsServer("127.0.0.1", 0, _page)
+    server = MetricsServer("127.0.0.1", 0, _page, ready)
     await server.start()
     try:
         answer = await _ask(server.address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -155,7 +176,7 @@ async def test_one_page_is_made_at_a_time() -> None:
         making -= 1
         return await _page()
 
-    server = MetricsServer("127.0.0.1", 0, slow)
+    server = MetricsServer("127.0.0.1", 0, slow, ready)
     await server.start()
     try:
         request = b"GET /metrics HTTP/1.1\r\n\r\n"
@@ -169,7 +190,7 @@ async def test_one_page_is_made_at_a_time() -> None:
 async def test_strangers_who_say_nothing_hold_a_bounded_number_of_connections(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    server = MetricsServer("127.0.0.1", 0, _page)
+    server = MetricsServer("127.0.0.1", 0, _page, ready)
     await server.start()
     host, _, port = server.address.rpartition(":")
     silent = [await asyncio.open_connection(host, int(port)) for _ in range(8)]
@@ -230,10 +251,10 @@ async def test_a_page_of_many_queues_lets_the_loop_turn() -> None:
 
 
 async def test_a_port_in_use_is_named() -> None:
-    first = MetricsServer("127.0.0.1", 0, _page)
+    first = MetricsServer("127.0.0.1", 0, _page, ready)
     await first.start()
     try:
-        second = MetricsServer("127.0.0.1", int(first.address.rpartition(":")[2]), _page)
+        second = MetricsServer("127.0.0.1", int(first.address.rpartition(":")[2]), _page, ready)
         with pytest.raises(OSError, match="choose another port with --metrics-port"):
             await second.start()
     finally:

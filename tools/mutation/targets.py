@@ -349,7 +349,8 @@ def _in(room: str, *names: str) -> frozenset[str]:
 
 LEFT_OUT: Final = frozenset().union(
     # Wiring, settings, programs and metrics: tests of whole processes look at them.
-    _in(_BROKER, "__main__", "c_malloc", "config", "node", "numpy_features", "probe", "resources"),
+    _in(_BROKER, "__main__", "c_malloc", "config", "node", "numpy_features", "probe"),
+    _in(_BROKER, "readiness", "resources"),
     _in(f"{_BROKER}/background", "maintenance", "memory_bounds", "propose"),
     _in(f"{_BROKER}/log", "log_config", "store", "types"),
     _in(f"{_BROKER}/replica", "clock", "fatal"),

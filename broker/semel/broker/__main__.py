@@ -44,6 +44,7 @@ from semel.protos.ids import GroupId, NodeId
 from semel.protos.levels import LEVEL_MAX
 from semel.protos.security.exposure import check_exposed, insecure_option
 from semel.protos.settings import option
+from semel.protos.systemd import ServiceManager
 
 KEPT_BACK = 16
 """Number of file descriptors reserved for files, so that the log can roll when connections use all
@@ -295,6 +296,7 @@ async def _run(config: BrokerConfig, as_json: bool, files: FileLayer) -> int:
     async with BrokerNode(config, files=files) as node:
         start_threads(node.replica.pools)
         node.grpc_port.start(Address.parse(node.address).port)
+        about = f"node {config.node_id} of group {config.group_id} listens on {node.address}"
         event = {
             "event": "listening",
             "kind": "broker",
@@ -307,8 +309,9 @@ async def _run(config: BrokerConfig, as_json: bool, files: FileLayer) -> int:
         if as_json:
             print(json.dumps(event), flush=True)
         else:
-            print(f"node {config.node_id} of group {config.group_id} listens on {node.address}")
-        await stop.wait()
+            print(about)
+        async with ServiceManager().serving(about):
+            await stop.wait()
     return 0
 
 

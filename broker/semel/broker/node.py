@@ -55,6 +55,7 @@ from semel.broker.membership.status import MembershipStatus
 from semel.broker.probe import Probe
 from semel.broker.quotas.broker_quotas import BrokerQuotas
 from semel.broker.raft import Role
+from semel.broker.readiness import why_not_ready
 from semel.broker.repair.quarantine import move_away, quarantine
 from semel.broker.repair.repair import Repair
 from semel.broker.repair.scrub import Scrub
@@ -466,10 +467,9 @@ class BrokerNode:
         config = self.config
         if config.metrics_port is None:
             return
-        host = Address.parse(config.listen).host
-        metrics = MetricsServer(
-            host, config.metrics_port, self._probe.page, tls=self._tls, cluster=config.cluster_id
-        )
+        where = Address.parse(config.listen).host, config.metrics_port
+        shown = self._probe.page, partial(why_not_ready, self.replica)
+        metrics = MetricsServer(*where, *shown, tls=self._tls, cluster=config.cluster_id)
         await metrics.start()
         self.metrics_address = metrics.address
         self._stack.push_async_callback(metrics.close)

@@ -31,6 +31,7 @@ from semel.controller.node import ControllerNode
 from semel.protos.errors import InvalidRequest, SemelError
 from semel.protos.security.exposure import check_exposed, insecure_option
 from semel.protos.settings import option
+from semel.protos.systemd import ServiceManager
 
 _FIELDS = {field.name for field in dataclasses.fields(ControllerConfig)}
 
@@ -156,7 +157,9 @@ async def _serve(config: ControllerConfig, as_json: bool) -> None:
             print(json.dumps(_ready(node)), flush=True)
         stopped = asyncio.ensure_future(stop.wait())
         failed = asyncio.ensure_future(node.failed())
-        await asyncio.wait({stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
+        about = f"controller {config.controller_id} listens on {node.address}"
+        async with ServiceManager().serving(about):
+            await asyncio.wait({stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
         if failed.done():
             raise failed.result()

@@ -277,6 +277,7 @@ class ControllerNode:
             host,
             config.metrics_port,
             probe.page,
+            lambda: "" if succession.decided.is_set() else "no active controller is known yet",
             tls=None if config.security is None else Contexts(config.security.files),
             cluster=config.cluster_id,
         )

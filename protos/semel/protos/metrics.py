@@ -5,9 +5,12 @@ numbers where things happen, and gathers them into `Samples` when the page is re
 them into Prometheus text; docs/metrics.md is made from the same tables. Only histograms count
 continuously; everything else costs nothing as long as nobody reads the page.
 
-`MetricsServer` answers `GET /metrics` over HTTP/1.0 on the process's own event loop, one page a
-connection. The page is rendered in a thread, so that a large one does not hold up the loop. With
-TLS, it answers HTTPS, and only whose certificate is of this cluster.
+`MetricsServer` answers over HTTP/1.0 on the process's own event loop, one request a connection.
+`GET /metrics` is the page, which is rendered in a thread, so that a large one does not hold up the
+loop. `GET /livez` says that the event loop lives, `GET /readyz` whether the program does its part,
+with the reason if not. With TLS, it answers HTTPS, and only whose certificate is of this cluster.
+Probes of orchestrators show none, so who speaks plaintext gets `/livez` and `/readyz` all the same:
+they tell nothing but one of a few sentences.
 
 Invariants
 1. A page has only names that are in the table, and their samples have the table's labels.
@@ -49,10 +52,8 @@ SECONDS: Final = (
 _CONNECTIONS_MAX: Final = 8
 _TIMEOUT_S: Final = 10.0
 _REQUEST_BYTES_MAX: Final = 16 << 10
-_HTTPS_ONLY: Final = (
-    b"HTTP/1.0 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
-    b"this port speaks HTTPS\n"
-)
+_OK: Final = "200 OK"
+_PAGES: Final = b"GET /metrics, /livez and /readyz are all there is\n"
 
 
 class Histogram:
@@ -165,19 +166,22 @@ def _family(
 
 
 class MetricsServer:
-    """Serves `GET /metrics`."""
+    """Serves `GET /metrics`, `/livez` and `/readyz`."""
 
     def __init__(
         self,
         host: str,
         port: int,
         page: Callable[[], Awaitable[Samples]],
+        why_not_ready: Callable[[], str],
         *,
         tls: Contexts | None = None,
         cluster: str = "",
     ) -> None:
-        """`page` gathers the figures, on the event loop. Port 0 takes a free port. With `tls` it is
-        HTTPS, for those with a certificate of `cluster`."""
+        """`page` gathers the figures, and `why_not_ready` gives a sentence, or none if the program
+        is ready; both on the event loop. Port 0 takes a free port. With `tls` it is HTTPS, for
+        those with a certificate of `cluster`."""
+        self._why_not_ready = why_not_ready
         self._tls = None if tls is None else tls.server(logins=True)
         self._cluster = cluster
         self._host = host
@@ -225,7 +229,7 @@ class MetricsServer:
             self._tls,
             server_side=True,
             check=lambda shown: check_peer(identity_of_ssl(shown), self._cluster),
-            refusal=_HTTPS_ONLY,
+            plaintext=lambda transport: True,
         )
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -253,13 +257,32 @@ class MetricsServer:
         head = first + await reader.readuntil(b"\r\n\r\n")
         words = head.split(b"\r\n", 1)[0].split()
         if len(words) != 3 or words[0] not in (b"GET", b"HEAD"):
-            await _answer(writer, "405 Method Not Allowed", b"GET /metrics is all there is\n")
-        elif words[1].partition(b"?")[0] != b"/metrics":
-            await _answer(writer, "404 Not Found", b"GET /metrics is all there is\n")
+            await _answer(writer, "405 Method Not Allowed", _PAGES)
+            return
+        known = self._tls is None or writer.get_extra_info("ssl_object") is not None
+        path = words[1].partition(b"?")[0]
+        if path == b"/metrics" and not known:
+            logger.warning(
+                "metrics refused from=%s reason=it asks for metrics in plaintext", _from(writer)
+            )
+            status, body = "400 Bad Request", b"/metrics needs HTTPS here, with a certificate\n"
         else:
-            async with self._making:
-                body = await asyncio.to_thread(render, await self._page())
-            await _answer(writer, "200 OK", body, head_only=words[0] == b"HEAD")
+            status, body = await self._answer_to(path)
+        await _answer(writer, status, body, head_only=words[0] == b"HEAD")
+
+    async def _answer_to(self, path: bytes) -> tuple[str, bytes]:
+        """Status and body."""
+        if path == b"/livez":
+            return _OK, b"alive\n"
+        if path == b"/readyz":
+            reason = self._why_not_ready()
+            return (
+                ("503 Service Unavailable", f"{reason}\n".encode()) if reason else (_OK, b"ready\n")
+            )
+        if path != b"/metrics":
+            return "404 Not Found", _PAGES
+        async with self._making:
+            return _OK, await asyncio.to_thread(render, await self._page())
 
 
 def _from(writer: asyncio.StreamWriter) -> str:

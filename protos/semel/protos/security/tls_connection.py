@@ -65,9 +65,8 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
     ) -> None:
         """`server_hostname` is the name that the called end must have; `check` sees the complete
         handshake and raises SemelError for an other end that is not wanted. `plaintext` says
-        whether a caller may do without TLS (then `protocol` is a BufferedProtocol); any other that
-        does gets `refusal`. `area` is memory for received bytes, which the connections of one
-        thread may share.
+        whether a caller may do without TLS; any other that does gets `refusal`. `area` is memory
+        for received bytes, which the connections of one thread may share.
         """
         super().__init__()
         self._protocol = protocol
@@ -317,7 +316,6 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
     def _go_plain(self, data: memoryview) -> None:
         """Takes itself out of the way of what comes from now on."""
         protocol, raw = self._protocol, self._raw
-        assert isinstance(protocol, asyncio.BufferedProtocol)
         assert raw is not None
         self._plain = True
         self._write_parts = compat.parts_writer(raw)
@@ -325,6 +323,10 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         early, self._early = self._early or [], None
         self._send(tuple(early))
         raw.set_protocol(protocol)
+        if not isinstance(protocol, asyncio.BufferedProtocol):
+            if not self.is_closing():
+                protocol.data_received(bytes(data))
+            return
         at = 0
         while at < len(data) and not self.is_closing():
             target = memoryview(protocol.get_buffer(-1))

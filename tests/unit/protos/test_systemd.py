@@ -1,0 +1,81 @@
+"""systemd hears what sd_notify(3) defines, from whoever it waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from semel.protos import compat
+from semel.protos.systemd import ServiceManager
+
+
+@pytest.fixture
+def listener(tmp_path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as found:
+        found.bind(str(tmp_path / "notify"))
+        found.settimeout(20)
+        yield found
+
+
+def test_without_a_manager_nothing_is_told() -> None:
+    manager = ServiceManager({})
+    manager.tell("READY=1")
+    assert manager.beat_s is None
+
+
+def test_assignments_are_lines_of_one_datagram(listener: socket.socket) -> None:
+    ServiceManager({"NOTIFY_SOCKET": listener.getsockname()}).tell("READY=1", "STATUS=it listens")
+    assert listener.recv(1_024) == b"READY=1\nSTATUS=it listens"
+
+
+def test_an_abstract_address_begins_with_a_null_byte() -> None:
+    name = f"semel-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as abstract:
+        abstract.bind("\0" + name)
+        abstract.settimeout(20)
+        ServiceManager({"NOTIFY_SOCKET": "@" + name}).tell("READY=1")
+        assert abstract.recv(1_024) == b"READY=1"
+
+
+def test_a_manager_that_is_gone_is_no_error(tmp_path: Path) -> None:
+    ServiceManager({"NOTIFY_SOCKET": str(tmp_path / "nobody")}).tell("READY=1")
+
+
+@pytest.mark.parametrize(
+    ("variables", "beat_s"),
+    [
+        ({"WATCHDOG_USEC": "30000000"}, 15.0),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "7"}, 15.0),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "8"}, None),  # another process is meant
+        ({"WATCHDOG_USEC": "0"}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+    ],
+)
+def test_beats_come_twice_in_the_time_that_is_allowed(
+    variables: dict[str, str], beat_s: float | None
+) -> None:
+    environment = {"NOTIFY_SOCKET": "/run/notify", **variables}
+    assert ServiceManager(environment, pid=7).beat_s == beat_s
+
+
+async def test_a_program_that_serves_is_ready_beats_and_stops(listener: socket.socket) -> None:
+    environment = {"NOTIFY_SOCKET": listener.getsockname(), "WATCHDOG_USEC": "20000"}
+    listener.setblocking(False)
+    loop = asyncio.get_running_loop()
+
+    async def heard() -> bytes:
+        async with compat.timeout(20):
+            return await loop.sock_recv(listener, 1_024)
+
+    async with ServiceManager(environment).serving("it listens"):
+        assert await heard() == b"READY=1\nSTATUS=it listens"
+        assert await heard() == b"WATCHDOG=1"
+        assert await heard() == b"WATCHDOG=1"
+    while (last := await heard()) == b"WATCHDOG=1":
+        pass
+    assert last == b"STOPPING=1"
