@@ -490,6 +490,7 @@ async def test_a_busy_loop_is_not_needed_by_the_client(shared_cluster: Cluster, 
         "AsyncProducer.send",
         "AsyncProducer.transaction",
         "docs/client.md",
+        "docs/cookbook.md",
     ],
 )
 async def test_examples_of_the_documentation(shared_cluster: Cluster, where: str) -> None:

@@ -93,10 +93,16 @@ def test_the_changelog_knows_the_version() -> None:
     assert re.search(rf"^## {re.escape(version)}\b", (ROOT / "CHANGELOG.md").read_text(), re.M)
 
 
-@pytest.mark.parametrize("command", ["demo", "test", "semel", "check", "bench", "soak", "env"])
+@pytest.mark.parametrize(
+    "command", ["demo", "test", "semel", "check", "docs", "bench", "soak", "env"]
+)
 def test_the_manual_of_run_is_complete(command: str) -> None:
     text = (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
     assert f"./run {command}" in text
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 120
 
 
 def test_prose_wraps() -> None:

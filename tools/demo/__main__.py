@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from semel.console import render
 from semel.protos.errors import SemelError
+from tools.demo.picture import draw
 from tools.demo.play import play
 from tools.demo.proof import Figures, judge, table
 from tools.demo.stage import DemoFailed, Stage
@@ -31,6 +32,9 @@ def main() -> int:
         type=Path,
         help="loaded line by line; default: the sources of Python's own standard library",
     )
+    parser.add_argument(
+        "--picture", type=Path, metavar="SVG", help="write the proof as a picture to this file, too"
+    )
     arguments = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
@@ -38,7 +42,7 @@ def main() -> int:
     stage = Stage(scratch)
     stage.adopt_orphans()
     try:
-        return _verdict(play(stage, arguments.file))
+        return _verdict(play(stage, arguments.file), arguments.picture)
     except KeyboardInterrupt:
         return 130
     except (SemelError, DemoFailed) as error:
@@ -54,10 +58,12 @@ def main() -> int:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _verdict(figures: Figures) -> int:
+def _verdict(figures: Figures, picture: Path | None) -> int:
     """Shows the proof and returns the exit status."""
     lines = judge(figures)
     render.Output(as_json=False).draw(table(lines))
+    if picture is not None:
+        draw(lines, picture)
     wrong = [line.name for line in lines if line.good is False]
     if wrong:
         render.error(f"the proof failed: {', '.join(wrong)}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 
 from semel.protos.errors import InvalidRequest
 from tools.demo.acks import AckWatch
+from tools.demo.picture import draw
 from tools.demo.proof import Copied, Figures, judge, table
 from tools.demo.rebuild import Rebuild
 from tools.demo.source import Source, standard_library, survey
@@ -207,6 +210,16 @@ def is_proven(figures: Figures) -> bool:
 def test_good_figures_are_a_proof() -> None:
     assert is_proven(GOOD)
     assert table(judge(GOOD)).row_count == len(judge(GOOD))
+
+
+def test_the_picture_shows_the_proof_and_asks_for_nothing_from_elsewhere(tmp_path: Path) -> None:
+    draw(judge(GOOD), tmp_path / "demo.svg")
+    svg = (tmp_path / "demo.svg").read_text(encoding="utf-8")
+    shown = html.unescape(svg).replace("\N{NO-BREAK SPACE}", " ")
+    for line in judge(GOOD):
+        assert line.name in shown
+    assert set(re.findall(r"https?://[^\"' )]+", svg)) <= {"http://www.w3.org/2000/svg"}
+    assert "url(http" not in svg
 
 
 @pytest.mark.parametrize(
