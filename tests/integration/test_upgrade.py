@@ -56,6 +56,14 @@ def levels(cluster: Cluster) -> tuple[set[int], int]:
     return groups, max(each["level"] for each in found["controller_reports"])
 
 
+def check(cluster: Cluster, *arguments: str, status: int = 0) -> dict[str, Any]:
+    """What `semel cluster upgrade --check` tells."""
+    code, text = console(cluster, "cluster", "upgrade", "--check", "--json", *arguments)
+    assert code == status, text
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
 def test_a_cluster_is_upgraded_under_load_and_rises_when_it_is_told(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "cluster", broker_flags=["--level-max", str(OLD)])
     cluster.controller.command += ["--level-max", str(OLD)]
@@ -95,21 +103,37 @@ def test_a_cluster_is_upgraded_under_load_and_rises_when_it_is_told(tmp_path: Pa
                     staged.send("orders", b"later", deliver_at=later)
             assert levels(cluster) == ({OLD}, OLD)
             for node in (cluster.controller, *cluster.brokers):
-                code, text = console(cluster, "cluster", "upgrade", "--level", str(LEVEL_MAX))
+                code, text = console(
+                    cluster, "cluster", "upgrade", "--finish", "--level", str(LEVEL_MAX)
+                )
                 assert code == 1, text
                 assert f"knows up to {OLD}; upgrade them first" in text
+                told = check(cluster, "--level", str(LEVEL_MAX), status=1)
+                subject = f"controller {node.address}" if node.group == 0 else f"broker {node.id}"
+                assert ("too-old", subject) in [
+                    (each["kind"], each["subject"]) for each in told["obstacles"]
+                ]
                 upgraded(cluster, node)
                 assert levels(cluster) == ({OLD}, OLD)
             code, text = console(cluster, "doctor")
-            assert "semel cluster upgrade" in text
+            assert "semel cluster upgrade --check" in text
+            for node in cluster.brokers:
+                cluster._wait_counted(node, time.monotonic() + 20)
+            cluster.wait_caught_up()
             for _ in range(2):
-                code, text = console(cluster, "cluster", "upgrade", "--dry-run")
-                assert (code, "would be raised" in text) == (0, True), text
+                told = check(cluster)
+                assert (told["ready"], told["changes"], told["level"]) == (True, True, LEVEL_MAX)
+                assert told["obstacles"] == []
+                assert [text[:8] for text in told["allows"]] == [
+                    f"level {level}:" for level in range(OLD + 1, LEVEL_MAX + 1)
+                ]
+                code, text = console(cluster, "cluster", "upgrade", "--check")
+                assert (code, "there is no way back afterwards" in text) == (0, True), text
                 assert levels(cluster) == ({OLD}, OLD)
-            code, text = console(cluster, "cluster", "upgrade")
+            code, text = console(cluster, "cluster", "upgrade", "--finish")
             assert (code, f"raised to feature level {LEVEL_MAX}" in text) == (0, True), text
             assert levels(cluster) == ({LEVEL_MAX}, LEVEL_MAX)
-            code, text = console(cluster, "cluster", "upgrade")
+            code, text = console(cluster, "cluster", "upgrade", "--finish")
             assert (code, "everything is at feature level" in text) == (0, True), text
             with client.producer() as producer:  # of the client that was refused before
                 producer.send("orders", b"later", deliver_at=later).result(timeout=60)

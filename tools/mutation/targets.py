@@ -387,7 +387,7 @@ LEFT_OUT: Final = frozenset().union(
         "tier_restore",
         "topic_settings",
     ),
-    _in(f"{_CLIENT}/admin", "upgrade", "verify"),
+    _in(f"{_CLIENT}/admin", "upgrade", "upgrade_check", "verify"),
     _in(f"{_CLIENT}/transactions", "transaction_info"),
     # Files, sockets, threads and processes.
     _in(f"{_BROKER}/control_plane", "load", "reports"),

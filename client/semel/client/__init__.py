@@ -17,6 +17,7 @@ from semel.client.admin.rights import AccessDecision, AccessRules, PasswordUser,
 from semel.client.admin.stored_message import StoredMessage
 from semel.client.admin.tier_restore import TierRestorePlan, TierRestoreProgress
 from semel.client.admin.topic_settings import Compaction, IdDedup
+from semel.client.admin.upgrade_check import UpgradeCheck
 from semel.client.admin.verify import VerifyProgress
 from semel.client.api.aio import AsyncClient, AsyncProducer
 from semel.client.api.aio_admin import AsyncAdmin
@@ -124,6 +125,7 @@ __all__ = [
     "TransactionPart",
     "Transactions",
     "UnreadableBatch",
+    "UpgradeCheck",
     "VerifyProgress",
     "WhoAmI",
     "connect",

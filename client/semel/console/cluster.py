@@ -274,33 +274,56 @@ def _named(nodes: tuple[int, ...]) -> str:
 @cluster.command(
     epilog="""\b
 Examples:
-  semel cluster upgrade --dry-run    # what would be raised, and which node prevents it
-  semel cluster upgrade              # to the highest level that all know
-  semel cluster upgrade --level 5
+  semel cluster upgrade --check      # status 1 if something is in the way of an upgrade
+  semel cluster upgrade --finish     # to the highest level that all know
+  semel cluster upgrade --finish --level 5
 
-Until this command is given, nodes of a newer version behave like the older ones and can be taken
-back. There is no way back afterwards. Order of an upgrade: controllers, brokers, this, clients."""
+Order of an upgrade: --check, controllers, brokers (one at a time: semel node drain), --check,
+--finish, clients. Until --finish is given, nodes of a newer version behave like the older ones and
+can be taken back. There is no way back afterwards."""
 )
 @click.option("--level", type=click.IntRange(1), help="[default: the highest that all know]")
-@click.option("--dry-run", is_flag=True, help="Change nothing; show what would be done.")
+@click.option(
+    "--check",
+    "--dry-run",
+    "check",
+    is_flag=True,
+    help="Change nothing; show what an upgrade would meet, and what the raise would allow.",
+)
+@click.option(
+    "--finish", is_flag=True, help="Raise the level, for good; the same without an option."
+)
 @client_options
-def upgrade(level: int | None, dry_run: bool, bootstrap: str, as_json: bool) -> None:
-    """Raises the feature level of everything, for good.
+def upgrade(
+    level: int | None, check: bool, finish: bool, bootstrap: str, as_json: bool
+) -> int | None:
+    """Checks an upgrade, or raises the feature level of everything.
 
     It raises the level of every broker group and of the controllers' metadata. It is refused while
     any node or controller does not answer, or does not know the level. It may be repeated.
     """
+    if check and finish:
+        raise click.UsageError(
+            "--check changes nothing, --finish raises the level: say one of them"
+        )
+    out = render.Output(as_json=as_json)
     with open_client(bootstrap) as client:
-        done = client.admin.upgrade(level, dry_run=dry_run)
+        if check:
+            from semel.console import upgrade_view
+
+            found = client.admin.check_upgrade(level)
+            out.show(upgrade_view.as_json(found), upgrade_view.drawn(found))
+            return 0 if found.ready else 1
+        done = client.admin.upgrade(level)
     below = [f"group {group.group} from level {group.level}" for group in done.groups]
     if done.metadata < done.level:
         below.append(f"the metadata from level {done.metadata}")
-    verb = "would be raised" if dry_run else "raised"
     text = (
-        f"{verb} to feature level {done.level}: {', '.join(below)}"
+        f"raised to feature level {done.level}: {', '.join(below)}"
         if below
         else f"everything is at feature level {done.level}"
     )
     if done.newer:
         text += f"; a higher level is known to {', '.join(done.newer)}: upgrade the others for it"
-    render.Output(as_json=as_json).show({"changes": done.changes, **done.as_dict()}, text)
+    out.show({"changes": done.changes, **done.as_dict()}, text)
+    return None

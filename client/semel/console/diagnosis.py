@@ -417,7 +417,8 @@ def _levels(found: Inspection) -> Iterator[Finding]:
                 check="level-not-raised",
                 subject=subject,
                 text=f"is at feature level {level}, every program knows {common}",
-                advice="once you are sure to keep this version: semel cluster upgrade",
+                advice="once you are sure to keep this version: semel cluster upgrade --check, and"
+                " then --finish",
             )
 
 

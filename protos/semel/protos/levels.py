@@ -91,6 +91,15 @@ _FEATURES: Final = {
 }
 
 
+def feature_texts(above: int, up_to: int) -> list[str]:
+    """Returns what a rise from level `above` to level `up_to` allows, one text a level."""
+    return [
+        f"level {level}: {text.rstrip(',')}"
+        for level, text in _FEATURES.items()
+        if above < level <= up_to
+    ]
+
+
 @functools.cache
 def program_version() -> str:
     """Returns the version of this program, for human readers."""
@@ -163,7 +172,7 @@ def lacking(level: int, active: int, where: str) -> UnsupportedVersion:
     """Returns the error for a request that needs `level` of a log at a lower one."""
     return UnsupportedVersion(
         f"{where} is at feature level {active}, and {_FEATURES.get(level, 'this')} need"
-        f" level {level}: upgrade every node, then say `semel cluster upgrade`",
+        f" level {level}: upgrade every node, then say `semel cluster upgrade --finish`",
         level=level,
     )
 

@@ -79,5 +79,5 @@ def test_what_is_lacking_is_named_with_what_to_do() -> None:
     assert not error.retriable
     assert error.message == (
         "broker group 2 is at feature level 4, and delayed messages need level 5: upgrade every"
-        " node, then say `semel cluster upgrade`"
+        " node, then say `semel cluster upgrade --finish`"
     )

@@ -310,7 +310,7 @@ class QueuePull:
         if level > own:
             raise UnsupportedVersion(
                 f"queue {self._key.queue_id} comes from a broker group at feature level {level},"
-                f" this group is at {own}: raise it first (semel cluster upgrade)",
+                f" this group is at {own}: raise it first (semel cluster upgrade --finish)",
                 level=level,
             )
 

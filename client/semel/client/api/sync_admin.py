@@ -54,6 +54,7 @@ from semel.client.admin.tier_restore import (
 )
 from semel.client.admin.topic_settings import Compaction, IdDedup, Storage, storage_number
 from semel.client.admin.upgrade import Upgrade, upgrade
+from semel.client.admin.upgrade_check import UpgradeCheck, check_upgrade
 from semel.client.admin.verify import Verification, VerifyProgress
 from semel.client.api.telling import run_telling
 from semel.client.dead_letters.listing import (
@@ -648,6 +649,14 @@ class Admin:
         """
         work = MembershipWork(self._session.cluster, ignore_memory=ignore_memory)
         return self._session.run(work.transfer(group, node, timeout))
+
+    def check_upgrade(self, level: int | None = None) -> UpgradeCheck:
+        """Returns what an upgrade to `level` would meet, by default to the highest level that all
+        who answer know: who runs what, what is in its way, and what the raise would allow.
+
+        Changes nothing. A node or controller that does not answer raises nothing.
+        """
+        return check_upgrade(self.inspect_cluster(), level=level)
 
     def upgrade(self, level: int | None = None, *, dry_run: bool = False) -> Upgrade:
         """Raises the feature level of every broker group and of the metadata, for good.

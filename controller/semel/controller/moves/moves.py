@@ -271,7 +271,8 @@ class MoveService:
         if level < max(needed, MOVE_LEVEL):
             raise UnsupportedVersion(
                 f"broker group {target} is at feature level {level}, and the queue is on group"
-                f" {source} at level {needed}: raise the former first (semel cluster upgrade)",
+                f" {source} at level {needed}: raise the former first (semel cluster upgrade"
+                " --finish)",
                 level=max(needed, MOVE_LEVEL),
             )
 

@@ -59,6 +59,6 @@ async def require_nothing_delayed(
                     f"queue {found.queue.queue_id} of topic {record.name!r} holds"
                     f" {found.delayed_messages} delayed messages, the first until"
                     f" {first:%Y-%m-%d %H:%M:%S} UTC. Broker group {group_id} splits it with them"
-                    f" from feature level {DELAYED_SPLIT_LEVEL} on (`semel cluster upgrade`), and"
-                    " until then only once they are delivered; nothing was changed"
+                    f" from feature level {DELAYED_SPLIT_LEVEL} on (`semel cluster upgrade"
+                    " --finish`), and until then only once they are delivered; nothing was changed"
                 )

@@ -47,8 +47,8 @@ def move_refusal(
         return InvalidRequest(
             f"queue {number} of {queue.topic!r} is compacted, which must not go on while it is"
             f" copied. Raise both broker groups to feature level {COMPACTED_MOVE_LEVEL} (semel"
-            " cluster upgrade), or alter the topic to --cleanup delete, move the queue, and alter"
-            " it back"
+            " cluster upgrade --finish), or alter the topic to --cleanup delete, move the queue,"
+            " and alter it back"
         )
     if queue.children:
         return InvalidRequest(
