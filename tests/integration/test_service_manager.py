@@ -34,7 +34,7 @@ def test_the_service_manager_hears_of_the_program(program: str, tmp_path: Path) 
             stderr=subprocess.PIPE,
         )
         try:
-            ready, status = manager.recv(4_096).decode().split("\n")
+            ready, status, _ = manager.recv(4_096).decode().split("\n")
             assert ready == "READY=1"
             assert status.startswith("STATUS=")
             assert " listens on 127.0.0.1:" in status

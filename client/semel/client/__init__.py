@@ -14,6 +14,7 @@ from semel.client.admin.quotas import QuotaInfo
 from semel.client.admin.resets import OffsetReset, Shift
 from semel.client.admin.restore import RestorePlan, RestoreResult
 from semel.client.admin.rights import AccessDecision, AccessRules, PasswordUser, WhoAmI
+from semel.client.admin.rolling import RestartProgress, RestartTarget, RollingResult
 from semel.client.admin.stored_message import StoredMessage
 from semel.client.admin.tier_restore import TierRestorePlan, TierRestoreProgress
 from semel.client.admin.topic_settings import Compaction, IdDedup
@@ -107,9 +108,12 @@ __all__ = [
     "RecordMetadata",
     "RedriveProgress",
     "RedriveResult",
+    "RestartProgress",
+    "RestartTarget",
     "RestorePlan",
     "RestoreResult",
     "RetryPolicy",
+    "RollingResult",
     "Security",
     "SemelError",
     "SendFuture",

@@ -1,4 +1,7 @@
-"""`semel cluster status|add-group|grow|transfer|upgrade|restore`."""
+"""`semel cluster status|add-group|grow|transfer|upgrade|restore`.
+
+Not here: `semel cluster restart` (`restarting.py`).
+"""
 
 from __future__ import annotations
 
@@ -27,12 +30,16 @@ from semel.console.options import (
     watch_options,
     yes_option,
 )
+from semel.console.restarting import restart
 from semel.console.units import Duration
 
 
 @click.group()
 def cluster() -> None:
     """The state of the cluster, and its broker groups as a whole."""
+
+
+cluster.add_command(restart)
 
 
 @cluster.command(epilog=examples("semel cluster status", "semel cluster status --watch --every 1s"))
@@ -278,7 +285,7 @@ Examples:
   semel cluster upgrade --finish     # to the highest level that all know
   semel cluster upgrade --finish --level 5
 
-Order of an upgrade: --check, controllers, brokers (one at a time: semel node drain), --check,
+Order of an upgrade: --check, controllers, brokers (semel cluster restart --rolling), --check,
 --finish, clients. Until --finish is given, nodes of a newer version behave like the older ones and
 can be taken back. There is no way back afterwards."""
 )

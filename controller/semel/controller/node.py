@@ -29,7 +29,7 @@ from semel.controller.active.succession import Succession
 from semel.controller.config import ControllerConfig
 from semel.controller.opening import open_store
 from semel.controller.probe import LoginCounts, Probe
-from semel.controller.server import ControllerService
+from semel.controller.server import ControllerService, Restart
 from semel.controller.store import ControllerAddress, MetadataStore
 from semel.protos import compat
 from semel.protos.addresses import Address
@@ -94,6 +94,8 @@ class ControllerNode:
         self._logins: LoginCounts | None = None
         self._meters: Meters | None = None
         self._failed: asyncio.Future[SemelError] | None = None
+        self.restart_asked = asyncio.Event()
+        """Set once the process is to end and to start its program anew."""
         self._exits = AsyncExitStack()
 
     async def __aenter__(self) -> ControllerNode:
@@ -163,6 +165,8 @@ class ControllerNode:
             access=access,
             audit=self.audit,
             meters=meters,
+            started_us=self._clocks.wall_us(),
+            restart=Restart(config.controller_id, self.restart_asked.set),
         )
         server = grpc.aio.server(
             interceptors=[

@@ -6,8 +6,9 @@ newest routes then, so that a slow watcher skips versions and never falls behind
 
 Invariants
 1. Only the active controller answers, and the end of its epoch ends the call (`is_active`). There
-   are two exceptions: every controller tells which controllers there are (`GetClusterStatus`), and
-   a watch ends with the changes that it waits for (`WatchRoutes`).
+   are three exceptions: every controller tells which controllers there are (`GetClusterStatus`) and
+   can be restarted (`RestartController`), and a watch ends with the changes that it waits for
+   (`WatchRoutes`).
 
 Not here: any decision.
 """
@@ -19,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar, cast
 
 import grpc.aio
@@ -30,7 +32,7 @@ from semel.controller.groups.memberships import MembershipService
 from semel.controller.producers import ProducerService
 from semel.controller.topics.topics import TopicService
 from semel.protos import compat
-from semel.protos.errors import InvalidRequest, NotMaster, Throttled
+from semel.protos.errors import InvalidRequest, NotMaster, PermissionDenied, Throttled
 from semel.protos.levels import own_levels, program_version
 from semel.protos.security.access import AccessControl, certified
 from semel.protos.security.enforcement import CALLER, Caller
@@ -77,6 +79,14 @@ class ControllerRole(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """How this controller's process starts its program anew."""
+
+    controller_id: int
+    begin: Callable[[], None]
+
+
 def is_active(method: M) -> M:
     """Marks a method that only the active controller answers; the end of its epoch ends the
     call."""
@@ -103,10 +113,13 @@ class ControllerService(ControllerServicer):
         access: AccessControl | None = None,
         audit: Callable[[Mapping[str, str | int | bool]], None] = lambda event: None,
         meters: Meters | None = None,
+        started_us: int = 0,
+        restart: Restart | None = None,
     ) -> None:
         """`guard` checks that reports are from the nodes that they name; None for no TLS. `access`
         decides by the rules; None if none are checked. `audit` writes into the audit log. `meters`
-        knows the quotas."""
+        knows the quotas. `started_us` is when this controller was started. Without `restart` it
+        cannot be restarted by a call."""
         self.role = role
         self._audit = audit
         self._access = access
@@ -119,6 +132,8 @@ class ControllerService(ControllerServicer):
         self._watches_max = watches_max
         self._request_timeout_s = request_timeout_s
         self._level_max = level_max
+        self._started_us = started_us
+        self._restart = restart
 
     # The parts of the active controller; each raises NotMaster while this one is a standby.
 
@@ -298,6 +313,7 @@ class ControllerService(ControllerServicer):
                 version=program_version(),
                 runtime=compat.runtime(),
                 levels=own_levels(self._level_max),
+                started_us=self._started_us,
             )
         return pb.ClusterStatusReply(
             cluster_id=active.routes.cluster_id,
@@ -307,6 +323,7 @@ class ControllerService(ControllerServicer):
             version=program_version(),
             runtime=compat.runtime(),
             levels=own_levels(self._level_max, max(1, active.epoch.level)),
+            started_us=self._started_us,
             unfinished=[*active.topics.unfinished(), *active.moves.unfinished()],
         )
 
@@ -316,6 +333,34 @@ class ControllerService(ControllerServicer):
     ) -> pb.RaiseMetadataLevelReply:
         level = await self.role.active().raise_level(request.level, dry_run=request.dry_run)
         return pb.RaiseMetadataLevelReply(level=level)
+
+    async def RestartController(
+        self, request: pb.RestartControllerRequest, context: Any
+    ) -> pb.RestartControllerReply:
+        restart = self._restart
+        if restart is None:
+            raise InvalidRequest("this controller is part of another program, which runs it")
+        own = (self.role.cluster_id, restart.controller_id)
+        if (request.cluster_id, request.controller_id) != own:
+            raise InvalidRequest(
+                f"this is controller {restart.controller_id} of cluster {self.role.cluster_id}, the"
+                f" call is for controller {request.controller_id} of cluster {request.cluster_id}"
+            )
+        self.check_administrator(context)
+        restart.begin()
+        return pb.RestartControllerReply(started_us=self._started_us)
+
+    def check_administrator(self, context: Any) -> None:
+        """Raises PermissionDenied on a standby with rules, which it does not know, for a caller who
+        is no administrator. The active controller has checked the rules before."""
+        try:
+            self.role.active()
+        except NotMaster:
+            if self._access is not None and not self._certified(context).administrator:
+                raise PermissionDenied(
+                    "this controller is a standby and knows no rules: only an administrator's"
+                    " certificate may do this"
+                ) from None
 
     @is_active
     async def RestoreCluster(

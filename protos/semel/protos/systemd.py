@@ -14,7 +14,8 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncGenerator, Mapping
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Final
 
 BEATS: Final = 2
@@ -29,12 +30,14 @@ class ServiceManager:
         address = environment.get("NOTIFY_SOCKET", "")
         # An @ stands for the null byte of an abstract address.
         self._address = "\0" + address[1:] if address.startswith("@") else address
+        self._period_us = 0
         self.beat_s: float | None = None
         """Seconds between two beats; None if nobody waits for any."""
         period = environment.get("WATCHDOG_USEC", "")
         watched = environment.get("WATCHDOG_PID", "") in ("", str(pid or os.getpid()))
         if self._address and watched and period.isdecimal() and int(period):
-            self.beat_s = int(period) / 1e6 / BEATS
+            self._period_us = int(period)
+            self.beat_s = self._period_us / 1e6 / BEATS
 
     def tell(self, *state: str) -> None:
         """Sends assignments such as READY=1. A manager that does not listen is no error: it may
@@ -52,12 +55,24 @@ class ServiceManager:
             await asyncio.sleep(self.beat_s)
 
     @contextlib.asynccontextmanager
-    async def serving(self, status: str) -> AsyncGenerator[None, None]:
-        """Tells that the program is ready, beats, and tells when it begins to stop."""
-        self.tell("READY=1", f"STATUS={status}")
+    async def serving(
+        self, status: str, *, ends: Callable[[], bool] = lambda: True
+    ) -> AsyncGenerator[None, None]:
+        """Tells that the program is ready, beats, and tells when it begins to stop, or, unless
+        `ends` says that it ends, to start anew as the same process."""
+        self.tell("READY=1", f"STATUS={status}", *self._watch(self._period_us))
         beating = asyncio.ensure_future(self.beat())
         try:
             yield
         finally:
             beating.cancel()
-            self.tell("STOPPING=1")
+            if ends():
+                self.tell("STOPPING=1")
+            else:
+                now_us = time.monotonic_ns() // 1_000
+                self.tell("RELOADING=1", f"MONOTONIC_USEC={now_us}", *self._watch(0))
+
+    def _watch(self, period_us: int) -> tuple[str, ...]:
+        """Has the manager expect beats this often from now on, or none for 0: a program that starts
+        has no event loop for a while."""
+        return () if self.beat_s is None else (f"WATCHDOG_USEC={period_us}",)

@@ -16,11 +16,13 @@ import pytest
 from semel.controller.brokers.changes import Changes
 from semel.controller.brokers.routes import RouteTable
 from semel.controller.epoch import ControllerEpoch
-from semel.controller.server import ControllerService
+from semel.controller.server import ControllerService, Restart
 from semel.controller.store import MemoryStore
 from semel.protos.errors import (
     DataDirectoryError,
     InvalidRequest,
+    NotMaster,
+    PermissionDenied,
     SemelError,
     Throttled,
     TimedOut,
@@ -32,6 +34,7 @@ from semel.protos.errors import (
     UnsupportedVersion,
 )
 from semel.protos.levels import LEVEL_MAX, own_levels
+from semel.protos.security.identity import Identity
 from semel.protos.v1 import broker_pb2
 from semel.protos.v1 import controller_pb2 as pb
 from semel.protos.v1.broker_pb2_grpc import MembersServicer, add_MembersServicer_to_server
@@ -286,9 +289,9 @@ async def test_more_clients_than_there_is_room_for_are_sent_to_brokers() -> None
     await anext(service.WatchRoutes(pb.GetRoutesRequest(), None))
 
 
-ENDED_OTHERWISE = {"WatchRoutes", "WatchRights", "GetClusterStatus"}
-"""A watch ends with the changes that it waits for. The status is told by standbys too, and nothing
-is awaited once the active controller is asked for its part."""
+ENDED_OTHERWISE = {"WatchRoutes", "WatchRights", "GetClusterStatus", "RestartController"}
+"""A watch ends with the changes that it waits for. The status is told by standbys too, which can
+also be restarted, and nothing is awaited once the active controller is asked for its part."""
 
 
 @pytest.mark.parametrize("method", pb.DESCRIPTOR.services_by_name["Controller"].methods_by_name)
@@ -310,6 +313,59 @@ async def test_the_end_of_the_epoch_ends_every_call(method: str) -> None:
         return
     with pytest.raises(Entered):
         await getattr(service, method)(None, None)
+
+
+class FakeGuard:
+    """Says who the caller is."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def peer(self, context: Any) -> Any:
+        return SimpleNamespace(
+            identity=Identity(self._kind, "ann", "c"), scopes=None, expires_s=None, login=False
+        )
+
+
+@pytest.mark.parametrize("kind", ["admin", "client"])
+@pytest.mark.parametrize("rules", [True, False])
+@pytest.mark.parametrize("active", [True, False])
+async def test_a_standby_with_rules_is_restarted_by_an_administrator_alone(
+    active: bool, rules: bool, kind: str
+) -> None:
+    """The active controller's rules were checked before the call came here."""
+
+    def role_active() -> Any:
+        if not active:
+            raise NotMaster("a standby")
+
+    restarted: list[int] = []
+    role: Any = SimpleNamespace(active=role_active, cluster_id="c")
+    guard: Any = FakeGuard(kind)
+    access: Any = SimpleNamespace() if rules else None
+    service = ControllerService(
+        role,
+        request_timeout_s=1,
+        level_max=LEVEL_MAX,
+        watches_max=1,
+        guard=guard,
+        access=access,
+        started_us=77,
+        restart=Restart(2, lambda: restarted.append(2)),
+    )
+    context: Any = SimpleNamespace(peer=lambda: "ipv4:127.0.0.1:1")
+    for wrong in (("c", 1), ("d", 2)):
+        request = pb.RestartControllerRequest(cluster_id=wrong[0], controller_id=wrong[1])
+        with pytest.raises(InvalidRequest, match="this is controller 2 of cluster c"):
+            await service.RestartController(request, context)
+    request = pb.RestartControllerRequest(cluster_id="c", controller_id=2)
+    if rules and not active and kind != "admin":
+        with pytest.raises(PermissionDenied, match="administrator"):
+            await service.RestartController(request, context)
+        assert restarted == []
+        return
+    assert (await service.RestartController(request, context)).started_us == 77
+    assert restarted == [2]
 
 
 async def test_topics_of_all_groups_are_placed_by_load(tmp_path: Path) -> None:

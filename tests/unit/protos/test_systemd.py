@@ -73,9 +73,23 @@ async def test_a_program_that_serves_is_ready_beats_and_stops(listener: socket.s
             return await loop.sock_recv(listener, 1_024)
 
     async with ServiceManager(environment).serving("it listens"):
-        assert await heard() == b"READY=1\nSTATUS=it listens"
+        assert await heard() == b"READY=1\nSTATUS=it listens\nWATCHDOG_USEC=20000"
         assert await heard() == b"WATCHDOG=1"
         assert await heard() == b"WATCHDOG=1"
     while (last := await heard()) == b"WATCHDOG=1":
         pass
     assert last == b"STOPPING=1"
+
+
+async def test_a_program_that_starts_anew_is_not_stopping_and_owes_no_beat(
+    listener: socket.socket,
+) -> None:
+    environment = {"NOTIFY_SOCKET": listener.getsockname(), "WATCHDOG_USEC": "60000000"}
+    async with ServiceManager(environment).serving("it listens", ends=lambda: False):
+        assert listener.recv(1_024).endswith(b"WATCHDOG_USEC=60000000")
+    told = listener.recv(1_024)
+    if told == b"WATCHDOG=1":
+        told = listener.recv(1_024)
+    first, at, watch = told.decode().split("\n")
+    assert (first, watch) == ("RELOADING=1", "WATCHDOG_USEC=0")
+    assert int(at.removeprefix("MONOTONIC_USEC=")) > 0

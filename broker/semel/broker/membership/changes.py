@@ -65,6 +65,8 @@ class MembershipChanges:
         """The ends of the drains in force, by the number of the call. The node is drained while
         there is one; more than one only while a call hands mastership over."""
         self._drain_calls = itertools.count()
+        self.restart_asked = asyncio.Event()
+        """Set once the process is to end and to start its program anew."""
 
     # --- members
 
@@ -346,6 +348,17 @@ class MembershipChanges:
                 raise
         self._end_drains(earlier)
         return was_master
+
+    def restart(self) -> None:
+        """Has this process end in order and start its program anew. Raises InvalidRequest for one
+        whose settings are good for its first start alone."""
+        if self._config.found:
+            raise InvalidRequest(
+                f"node {self._config.node_id} was started with --found, which its next start "
+                "refuses: start it by hand, without that setting"
+            )
+        logger.info("restart asked for")
+        self.restart_asked.set()
 
     def _end_drains(self, calls: Iterable[int]) -> None:
         for call in calls:

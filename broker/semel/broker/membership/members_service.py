@@ -107,14 +107,19 @@ class MembersService(broker_pb2_grpc.MembersServicer):
         master = self._replica.core.master_id or 0
         return broker_pb2.DrainNodeReply(master_id=master, was_master=was_master)
 
+    async def RestartNode(  # noqa: N802
+        self, request: broker_pb2.RestartNodeRequest, context: object
+    ) -> broker_pb2.RestartNodeReply:
+        self._check_group(request)
+        self._check_node(request)
+        self._changes.restart()
+        return broker_pb2.RestartNodeReply(started_us=self._replica.log_time.started_us)
+
     async def RefoundNode(  # noqa: N802
         self, request: broker_pb2.RefoundNodeRequest, context: object
     ) -> broker_pb2.RefoundNodeReply:
         self._check_group(request)
-        if request.node_id != self._config.node_id:
-            raise InvalidRequest(
-                f"this is node {self._config.node_id}, the call is for node {request.node_id}"
-            )
+        self._check_node(request)
         self._status.refound(
             request.from_id,
             request.to_id,
@@ -131,6 +136,14 @@ class MembersService(broker_pb2_grpc.MembersServicer):
         self._check_group(request)
         await self._replica.feature_levels.raise_to(request.level, dry_run=request.dry_run)
         return broker_pb2.RaiseLevelReply(level=self._replica.state.feature_level)
+
+    def _check_node(
+        self, request: broker_pb2.RefoundNodeRequest | broker_pb2.RestartNodeRequest
+    ) -> None:
+        if request.node_id != self._config.node_id:
+            raise InvalidRequest(
+                f"this is node {self._config.node_id}, the call is for node {request.node_id}"
+            )
 
     def _check_group(self, request: _Addressed) -> None:
         config = self._config

@@ -32,6 +32,8 @@ class LogTime:
         self._on_fatal = on_fatal
         self._voters = VoterClocks()
         self._clock: LogClock | None = None
+        self.started_us = wall_us()
+        """When the node was started; another start has another time."""
         self.wall_us: Callable[[], int] = wall_us
         """The clock of this machine; tests set another one."""
 

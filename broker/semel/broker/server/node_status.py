@@ -148,6 +148,7 @@ class NodeStatusCall:
             disk_total_bytes=total,
             disk_full=replica.disk_full,
             wall_us=replica.log_time.wall_us(),
+            started_us=replica.log_time.started_us,
             log_time_us=replica.log_time_us(),
             producer_idle_ms=self._config.producer_idle_ms,
             founding_id=self._identity.founding,

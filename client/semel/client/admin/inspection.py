@@ -56,6 +56,8 @@ class ControllerReport(HasReason):
     """Feature level of the metadata, as the active controller reports it; 0 when it did not say."""
     level_max: int = 0
     """The highest feature level that it knows."""
+    started_us: int = 0
+    """When it was started, microseconds since the epoch; 0 when it did not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +119,9 @@ class NodeReport(HasReason):
     """Feature level of the group's log, as its master reports it; 0 when it did not say."""
     level_max: int = 0
     """The highest feature level that its program knows."""
+    started_us: int = 0
+    """When it was started, by its machine's clock, microseconds since the epoch; 0 when it did not
+    say."""
     non_counting: bool = False
     electable: bool = True
     damaged: int = 0
@@ -254,6 +259,7 @@ async def _controller(cluster: Cluster, address: str) -> ControllerReport:
         runtime=reply.runtime,
         level=reply.levels.active,
         level_max=_level_max(reply),
+        started_us=reply.started_us,
     )
 
 
@@ -311,6 +317,7 @@ async def _node(cluster: Cluster, group: int, node: int, address: str) -> NodeRe
         runtime=reply.runtime,
         level=reply.levels.active,
         level_max=_level_max(reply),
+        started_us=reply.started_us,
         non_counting=reply.non_counting,
         electable=reply.electable,
         damaged=reply.damaged,

@@ -46,6 +46,12 @@ from semel.client.admin.quotas import QuotaInfo
 from semel.client.admin.resets import OffsetReset, Shift, Target
 from semel.client.admin.restore import RestorePlan, RestoreResult, RestoreWork
 from semel.client.admin.rights import AccessDecision, AccessRules, PasswordUser, WhoAmI
+from semel.client.admin.rolling import (
+    RestartProgress,
+    RestartTarget,
+    RollingRestart,
+    RollingResult,
+)
 from semel.client.admin.stored_message import StoredMessage, show_message
 from semel.client.admin.tier_restore import (
     TierRestorePlan,
@@ -668,6 +674,45 @@ class Admin:
         found = self.inspect_cluster()
         work = upgrade(self._session.cluster, found, level=level, dry_run=dry_run)
         return self._session.run(work)
+
+    def restart_cluster(
+        self,
+        *,
+        kinds: Collection[Literal["controller", "broker"]] = ("controller", "broker"),
+        nodes: Collection[int] = (),
+        ran_for: float = 0.0,
+        restart: Callable[[RestartTarget], object] | None = None,
+        allow_gap: bool = False,
+        ignore_memory: bool = False,
+        node_timeout: float = 300.0,
+        timeout: float = 86_400.0,
+        on_progress: Callable[[RestartProgress], object] | None = None,
+    ) -> RollingResult:
+        """Restarts the controllers and broker nodes one after the other, under load: only `kinds`,
+        only the broker nodes `nodes`, and only those that run for `ran_for` seconds or longer.
+
+        Each node ends in order and starts its program anew, in the same process; `restart`, if it
+        is given, restarts it another way, and is called in a thread. The next one follows once that
+        one is back and its group is whole, for each of which there are `node_timeout` seconds. A
+        group of one node, whose queues nobody serves meanwhile, needs `allow_gap`. Raises
+        InvalidRequest, Unavailable, TimedOut, and UnsupportedVersion for nodes that are too old to
+        restart themselves.
+        """
+        session = self._session
+
+        def start(note: Callable[[RestartProgress], object]) -> Coroutine[Any, Any, RollingResult]:
+            return RollingRestart(
+                session.cluster,
+                lambda: session.admin.inspect_cluster(False),
+                note,
+                restart=restart,
+                node_timeout_s=node_timeout,
+                ignore_memory=ignore_memory,
+            ).run(kinds=kinds, nodes=nodes, ran_s=ran_for, allow_gap=allow_gap)
+
+        return run_telling(
+            session, start, on_progress, timeout, "not all nodes were restarted in time"
+        )
 
     def drain_node(
         self,

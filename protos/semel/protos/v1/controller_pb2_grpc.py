@@ -136,6 +136,11 @@ class ControllerStub:
                 request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.RaiseMetadataLevelRequest.SerializeToString,
                 response_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.RaiseMetadataLevelReply.FromString,
                 _registered_method=True)
+        self.RestartController = channel.unary_unary(
+                '/semel.protos.v1.Controller/RestartController',
+                request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.RestartControllerRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.RestartControllerReply.FromString,
+                _registered_method=True)
         self.RestoreCluster = channel.unary_unary(
                 '/semel.protos.v1.Controller/RestoreCluster',
                 request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.RestoreClusterRequest.SerializeToString,
@@ -333,6 +338,14 @@ class ControllerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RestartController(self, request, context):
+        """Ends this controller in order, and starts its program anew in the same process, with the settings
+        that it was started with. A standby, which knows no rules, does it for an administrator.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RestoreCluster(self, request, context):
         """One step of making the topics of a lost cluster anew, from a tier. Feature level 9.
         """
@@ -505,6 +518,11 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.RaiseMetadataLevel,
                     request_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.RaiseMetadataLevelRequest.FromString,
                     response_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.RaiseMetadataLevelReply.SerializeToString,
+            ),
+            'RestartController': grpc.unary_unary_rpc_method_handler(
+                    servicer.RestartController,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.RestartControllerRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.RestartControllerReply.SerializeToString,
             ),
             'RestoreCluster': grpc.unary_unary_rpc_method_handler(
                     servicer.RestoreCluster,
@@ -1098,6 +1116,33 @@ class Controller:
             '/semel.protos.v1.Controller/RaiseMetadataLevel',
             semel_dot_protos_dot_v1_dot_controller__pb2.RaiseMetadataLevelRequest.SerializeToString,
             semel_dot_protos_dot_v1_dot_controller__pb2.RaiseMetadataLevelReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RestartController(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Controller/RestartController',
+            semel_dot_protos_dot_v1_dot_controller__pb2.RestartControllerRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_controller__pb2.RestartControllerReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -435,3 +436,16 @@ async def test_the_newest_drain_says_for_how_long(
     async with compat.timeout(60):
         while replica.drained:
             await asyncio.sleep(0.001)
+
+
+async def test_a_node_is_restarted_unless_its_settings_are_good_for_one_start(
+    replica: FakeReplica, changes: MembershipChanges
+) -> None:
+    changes.restart()
+    assert changes.restart_asked.is_set()
+    founding = dataclasses.replace(changes._config, found="2026-11-26")
+    stand_in: Any = replica
+    changes = MembershipChanges(founding, stand_in)
+    with pytest.raises(InvalidRequest, match="was started with --found"):
+        changes.restart()
+    assert not changes.restart_asked.is_set()
