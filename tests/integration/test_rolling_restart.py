@@ -1,4 +1,5 @@
-"""A cluster of `semel up` is restarted node by node while a client sends: no send fails."""
+"""A cluster of `semel up` is restarted node by node while a client sends: no send fails. Settings
+that were changed without a restart last until then."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from semel.client import Client, connect
+from semel.protos.errors import InvalidRequest
 from tests.kit.console import Console, read_json
 from tests.kit.up_process import UpProcess
 from tests.kit.waiting import until
@@ -166,6 +168,33 @@ def test_ctrl_c_leaves_a_whole_cluster_and_the_rest_is_restarted_later(up: UpPro
         )
         assert left[-1]["restarted"] == [], "all are younger than a day"
         assert first
+
+
+def test_a_setting_counts_at_once_and_until_its_node_is_started_again(up: UpProcess) -> None:
+    console = Console(up.bootstrap)
+
+    def scrub_rates() -> dict[int, tuple[str, bool]]:
+        shown = console.json("config", "show", "scrub_bytes_per_second")["settings"]
+        return {each["id"]: (each["value"], each["changed"]) for each in shown}
+
+    with connect(up.bootstrap) as client:
+        [change] = console.json("config", "set", "topics_max", "1")["changes"]
+        assert (change["kind"], change["before"], change["value"]) == ("controller", "100000", "1")
+        with pytest.raises(InvalidRequest, match="--topics-max"):
+            client.admin.create_topic("more")
+        console.json("config", "set", "topics_max", "--reset")
+        client.admin.create_topic("more")
+    usual = ("8388608", False)
+    console.json("config", "set", "scrub_bytes_per_second", "4096", "--broker", "3")
+    assert scrub_rates() == {1: usual, 2: usual, 3: ("4096", True)}
+    for name, value, text in (
+        ("tier_read_ms", "1", "counts from its start on"),
+        ("compaction_dirty_percent", "0", "may be 1 to 100, not 0"),
+        ("nothing", "1", "no node has a setting 'nothing'"),
+    ):
+        assert text in console.fails("config", "set", name, value)
+    console.json("cluster", "restart", "--rolling", "--node", "3")
+    assert scrub_rates() == {1: usual, 2: usual, 3: usual}
 
 
 def test_a_restart_says_how_it_is_done(up: UpProcess) -> None:

@@ -18,6 +18,7 @@ from semel.protos.v1 import (
     metadata_store_pb2,
     raft_pb2,
     restores_pb2,
+    settings_pb2,
     transactions_pb2,
 )
 
@@ -30,6 +31,7 @@ METHODS: list[MethodDescriptor] = [
         metadata_store_pb2,
         raft_pb2,
         restores_pb2,
+        settings_pb2,
         transactions_pb2,
     )
     for service in file.DESCRIPTOR.services_by_name.values()

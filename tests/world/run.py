@@ -45,7 +45,6 @@ from tests.world.quiet import Quiet
 from tests.world.registry import all_parts, make_program
 from tests.world.world import World
 
-_SCRUB_BYTES_PER_SECOND = 8 << 20
 _PIN_MS = 400
 T = TypeVar("T")
 DUE_IN_SECOND_MAX = 4
@@ -405,7 +404,7 @@ class Run:
                 self._scrubs[process] = False
 
                 async def scrub(process: Process = process, node: SimBroker = node) -> None:
-                    await node.scrub._pass(_SCRUB_BYTES_PER_SECOND)
+                    await node.scrub._pass()
                     self._scrubs[process] = True
                     if node.replica.log.damaged:
                         self.world.count("damage found by the scrub")

@@ -377,7 +377,7 @@ LEFT_OUT: Final = frozenset().union(
         "telling",
     ),
     _in(f"{_CLIENT}/admin", "calls", "delay_history", "delays", "descriptions", "id_windows"),
-    _in(f"{_CLIENT}/admin", "inspection", "nodes", "quotas", "rights", "rolling"),
+    _in(f"{_CLIENT}/admin", "inspection", "nodes", "quotas", "rights", "rolling", "settings"),
     _in(
         f"{_CLIENT}/admin",
         "found_message",

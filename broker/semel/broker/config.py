@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from semel.broker.log.log_config import LogConfig
 from semel.broker.raft.raft_config import RaftConfig
@@ -20,6 +21,7 @@ from semel.protos.addresses import Address
 from semel.protos.errors import InvalidRequest
 from semel.protos.ids import GroupId, NodeId
 from semel.protos.levels import LEVEL_MAX
+from semel.protos.live_settings import Allowed
 from semel.protos.security.credentials import Security
 from semel.protos.security.identity import BROKER
 from semel.protos.security.networks import Networks
@@ -29,6 +31,31 @@ _MAY_BE_ZERO = (
     *("connections_max", "connections_per_address_max"),
     *("fetch_shared_bytes_max", "scrub_bytes_per_second", "tier_facts_ms"),
 )
+
+_RATE = Allowed(1 << 10)
+CHANGEABLE: Final = {
+    "checkpoint_records": Allowed(),
+    "compaction_bytes_per_second": _RATE,
+    "compaction_check_ms": Allowed(10),
+    "compaction_dirty_percent": Allowed(1, 100),
+    "compaction_keys_max": Allowed(),
+    "memory_topic_bytes_max": Allowed(),
+    "memory_wait_ms": Allowed(),
+    "move_bytes_per_second": _RATE,
+    "producer_idle_ms": Allowed(),
+    "retained_log_bytes": Allowed(),
+    "retention_check_ms": Allowed(10),
+    "scrub_bytes_per_second": Allowed(0),
+    "scrub_pause_ms": Allowed(),
+    "tier_bytes_per_second": _RATE,
+    "tier_check_ms": Allowed(10),
+    "tier_collect_ms": Allowed(10),
+    "tier_file_bytes": Allowed(1 << 10),
+    "tier_wait_ms": Allowed(),
+    "transaction_pin_ms": Allowed(),
+}
+"""Settings that can be changed while a node runs, with what they may be. Every use of them reads
+the node's config."""
 
 FOUNDING_ID = re.compile("[A-Za-z0-9_-]{1,64}")
 

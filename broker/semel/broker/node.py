@@ -38,7 +38,7 @@ from semel.broker.background.memory_bounds import MemoryBounds
 from semel.broker.background.tier_garbage import TierGarbage
 from semel.broker.background.tiering import Tiering
 from semel.broker.background.transaction_work import TransactionWork
-from semel.broker.config import BrokerConfig
+from semel.broker.config import CHANGEABLE, BrokerConfig
 from semel.broker.control_plane.group_calls import GroupCalls
 from semel.broker.control_plane.producer_owners import open_owners
 from semel.broker.control_plane.reports import Registration
@@ -100,6 +100,7 @@ from semel.protos.errors import CorruptSegment, SemelError, Unavailable
 from semel.protos.frames import decode_frame_header
 from semel.protos.grpc_port import GrpcPortWatch, bind, server_options
 from semel.protos.ids import NodeId
+from semel.protos.live_settings import serve_settings
 from semel.protos.metrics import MetricsServer
 from semel.protos.rpc import ServerInterceptor
 from semel.protos.security.call_quotas import CallQuotas
@@ -446,6 +447,7 @@ class BrokerNode:
             TransactionsService(config, replica, self._transactions, calls), server
         )
         server.add_generic_rpc_handlers((routes_handler(self._routes),))
+        serve_settings(server, config, CHANGEABLE, lambda: config.cluster_id)
         self.address = bind(server, config.listen, config.security)
         listen = Address.parse(self.address)
         for opened, number, whom in (

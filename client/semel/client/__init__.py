@@ -15,6 +15,7 @@ from semel.client.admin.resets import OffsetReset, Shift
 from semel.client.admin.restore import RestorePlan, RestoreResult
 from semel.client.admin.rights import AccessDecision, AccessRules, PasswordUser, WhoAmI
 from semel.client.admin.rolling import RestartProgress, RestartTarget, RollingResult
+from semel.client.admin.settings import SettingChange, SettingInfo
 from semel.client.admin.stored_message import StoredMessage
 from semel.client.admin.tier_restore import TierRestorePlan, TierRestoreProgress
 from semel.client.admin.topic_settings import Compaction, IdDedup
@@ -117,6 +118,8 @@ __all__ = [
     "Security",
     "SemelError",
     "SendFuture",
+    "SettingChange",
+    "SettingInfo",
     "Shift",
     "SqlOffsets",
     "Stage",

@@ -13,6 +13,7 @@ from typing import Final
 from semel.protos.addresses import Address
 from semel.protos.errors import InvalidRequest
 from semel.protos.levels import LEVEL_MAX
+from semel.protos.live_settings import Allowed
 from semel.protos.security.credentials import Security
 from semel.protos.security.identity import CONTROLLER
 
@@ -20,6 +21,15 @@ GROUP_SIZES: Final = (1, 3, 5)
 SQLITE: Final = "sqlite"
 EMBEDDED: Final = "embedded"
 ZOOKEEPER: Final = "zookeeper://"
+CHANGEABLE: Final = {
+    "topics_max": Allowed(),
+    "groups_max": Allowed(),
+    "group_members_max": Allowed(),
+    "producers_max": Allowed(),
+    "watches_max": Allowed(),
+}
+"""Settings that can be changed while a controller runs, with what they may be. Every use of them
+reads the controller's config."""
 LOGIN_MS_MIN: Final = 1_000
 LOGIN_MS_MAX: Final = 24 * 3_600_000
 

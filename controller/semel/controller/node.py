@@ -26,7 +26,7 @@ import grpc.aio
 
 from semel.controller.active.active_controller import ActiveController, Clocks
 from semel.controller.active.succession import Succession
-from semel.controller.config import ControllerConfig
+from semel.controller.config import CHANGEABLE, ControllerConfig
 from semel.controller.opening import open_store
 from semel.controller.probe import LoginCounts, Probe
 from semel.controller.server import ControllerService, Restart
@@ -39,6 +39,7 @@ from semel.protos.connection_limits import ConnectionLimits
 from semel.protos.errors import InternalError, InvalidRequest, SemelError, Unavailable
 from semel.protos.grpc_port import GrpcPortWatch, server_options
 from semel.protos.levels import own_levels
+from semel.protos.live_settings import serve_settings
 from semel.protos.metrics import MetricsServer
 from semel.protos.rpc import ServerInterceptor
 from semel.protos.security.access import AccessControl
@@ -160,7 +161,7 @@ class ControllerNode:
             succession,
             request_timeout_s=config.request_timeout_ms / 1000,
             level_max=config.level_max,
-            watches_max=config.watches_max,
+            watches_max=lambda: config.watches_max,
             guard=guard,
             access=access,
             audit=self.audit,
@@ -180,6 +181,9 @@ class ControllerNode:
             options=server_options(self.grpc_port.connections.limits),
         )
         add_ControllerServicer_to_server(service, server)
+        serve_settings(
+            server, config, CHANGEABLE, lambda: succession.cluster_id, service.check_administrator
+        )
         store.attach(server)
         self._bind(server)
         running: list[asyncio.Future[None]] = []

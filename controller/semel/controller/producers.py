@@ -140,7 +140,7 @@ class ProducerService:
         epoch: ControllerEpoch,
         *,
         clock_us: Callable[[], int],
-        producers_max: int = 1_000_000,
+        producers_max: Callable[[], int] = lambda: 1_000_000,
     ) -> None:
         self._epoch = epoch
         self._clock_us = clock_us
@@ -196,7 +196,7 @@ class ProducerService:
         once may go beyond by their number."""
         if self._named is None:
             self._named = len(await self._epoch.store.scan(records.PRODUCERS))
-        if self._named >= self._producers_max:
+        if self._named >= self._producers_max():
             raise InvalidRequest(
                 f"there are {self._named:,} producers with a name, as many as --producers-max of"
                 " the controllers allows: use names again, or none"

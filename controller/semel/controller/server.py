@@ -108,7 +108,7 @@ class ControllerService(ControllerServicer):
         *,
         request_timeout_s: float,
         level_max: int,
-        watches_max: int,
+        watches_max: Callable[[], int],
         guard: Guard | None = None,
         access: AccessControl | None = None,
         audit: Callable[[Mapping[str, str | int | bool]], None] = lambda event: None,
@@ -213,7 +213,7 @@ class ControllerService(ControllerServicer):
     ) -> AsyncGenerator[pb.Routes]:
         active, seen = self.role.active(), 0
         topics, groups_only = set(request.topics), request.groups_only
-        if self.watches >= self._watches_max:
+        if self.watches >= self._watches_max():
             raise Throttled(
                 f"{self.watches} clients watch the routes here: watch a broker's copy of them",
                 retry_after_ms=WATCH_AGAIN_MS,

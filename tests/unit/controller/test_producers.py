@@ -180,7 +180,7 @@ async def test_one_name_too_many_is_refused_and_known_ones_go_on() -> None:
     store = MemoryStore()
     await (await service(store)).open("one", b"1")
     epoch = await ControllerEpoch.begin(store, now_us=0)
-    limited = ProducerService(epoch, clock_us=lambda: 5, producers_max=2)
+    limited = ProducerService(epoch, clock_us=lambda: 5, producers_max=lambda: 2)
     await limited.open("two", b"1")
     for _ in range(2):
         with pytest.raises(InvalidRequest, match="--producers-max"):

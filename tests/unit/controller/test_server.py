@@ -255,7 +255,9 @@ async def test_a_slow_watcher_gets_the_newest_routes_and_not_each() -> None:
     changes = Changes()
     routes = RouteTable("c", 1, changes.notify)
     role: Any = SimpleNamespace(active=lambda: SimpleNamespace(routes=routes, changes=changes))
-    service = ControllerService(role, request_timeout_s=1, level_max=LEVEL_MAX, watches_max=1)
+    service = ControllerService(
+        role, request_timeout_s=1, level_max=LEVEL_MAX, watches_max=lambda: 1
+    )
     watch = service.WatchRoutes(pb.GetRoutesRequest(), None)
     first = await anext(watch)
     for term in range(1, 100):
@@ -279,7 +281,9 @@ async def test_more_clients_than_there_is_room_for_are_sent_to_brokers() -> None
     changes = Changes()
     routes = RouteTable("c", 1, changes.notify)
     role: Any = SimpleNamespace(active=lambda: SimpleNamespace(routes=routes, changes=changes))
-    service = ControllerService(role, request_timeout_s=1, level_max=LEVEL_MAX, watches_max=1)
+    service = ControllerService(
+        role, request_timeout_s=1, level_max=LEVEL_MAX, watches_max=lambda: 1
+    )
     watch = service.WatchRoutes(pb.GetRoutesRequest(), None)
     await anext(watch)
     with pytest.raises(Throttled, match="watch a broker's copy"):
@@ -307,7 +311,9 @@ async def test_the_end_of_the_epoch_ends_every_call(method: str) -> None:
         yield
 
     role: Any = SimpleNamespace(active=lambda: SimpleNamespace(call=call))
-    service = ControllerService(role, request_timeout_s=1, level_max=LEVEL_MAX, watches_max=1)
+    service = ControllerService(
+        role, request_timeout_s=1, level_max=LEVEL_MAX, watches_max=lambda: 1
+    )
     if method in ENDED_OTHERWISE:
         assert not hasattr(getattr(service, method), "__wrapped__"), "not an exception any more"
         return
@@ -347,7 +353,7 @@ async def test_a_standby_with_rules_is_restarted_by_an_administrator_alone(
         role,
         request_timeout_s=1,
         level_max=LEVEL_MAX,
-        watches_max=1,
+        watches_max=lambda: 1,
         guard=guard,
         access=access,
         started_us=77,

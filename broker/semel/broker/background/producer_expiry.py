@@ -25,10 +25,9 @@ class ProducerExpiry:
 
     async def run(self) -> None:
         """Ends rows that were idle for too long, or are too many, queue by queue."""
-        quarter_s = self._replica.config.producer_idle_ms / 4_000
-        pause_s = min(max(quarter_s, _CHECK_MIN_S), _CHECK_MAX_S)
         while True:
-            await asyncio.sleep(pause_s)
+            quarter_s = self._replica.config.producer_idle_ms / 4_000
+            await asyncio.sleep(min(max(quarter_s, _CHECK_MIN_S), _CHECK_MAX_S))
             for number, key in enumerate(self._replica.state.producers.queues()):
                 if number % _QUEUES_AT_ONCE == 0:
                     await asyncio.sleep(0)

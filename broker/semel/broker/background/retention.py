@@ -65,9 +65,8 @@ class Retention:
         """After this entry too little was dead."""
 
     async def run(self) -> None:
-        interval = self._replica.config.retention_check_ms / 1000
         while True:
-            await asyncio.sleep(interval)
+            await asyncio.sleep(self._replica.config.retention_check_ms / 1000)
             if self._replica.is_master:
                 await self._trim_queues()
             try:

@@ -64,15 +64,15 @@ class TierGarbage:
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        next_s = loop.time() + self._replica.config.tier_collect_ms / 1000
+        collected_s = loop.time()
         while True:
             await asyncio.sleep(LOOK_S)
             if not self._replica.is_master:
                 continue
             try:
                 await self.note_deleted()
-                if loop.time() >= next_s:
-                    next_s = loop.time() + self._replica.config.tier_collect_ms / 1000
+                if loop.time() >= collected_s + self._replica.config.tier_collect_ms / 1000:
+                    collected_s = loop.time()
                     await self.collect()
             except NotMaster:
                 continue

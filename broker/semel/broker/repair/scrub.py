@@ -22,6 +22,9 @@ from semel.protos.errors import DiskFull, SemelError
 
 logger = logging.getLogger(__name__)
 
+_STOPPED_S = 1.0
+"""Pause between two looks whether a pass that was stopped goes on."""
+
 
 class Scrub:
     """The background task; the node's status reads its fields."""
@@ -41,14 +44,14 @@ class Scrub:
         """Estimate of the bytes that the pass under way will read."""
 
     async def run(self) -> None:
-        """Ends only by cancellation; at once when the rate is 0."""
+        """Ends only by cancellation. While the rate is 0, no pass begins."""
         config = self._replica.config
-        if not config.scrub_bytes_per_second:
-            return
         while True:
             await asyncio.sleep(config.scrub_pause_ms / 1000)
+            if not config.scrub_bytes_per_second:
+                continue
             began = time.monotonic()
-            await self._pass(config.scrub_bytes_per_second)
+            await self._pass()
             self.passes += 1
             logger.info(
                 "scrub done pass=%d bytes=%d seconds=%.1f damaged=%d",
@@ -58,7 +61,15 @@ class Scrub:
                 len(self._replica.log.damaged),
             )
 
-    async def _pass(self, rate: int) -> None:
+    async def _rest(self, length: int) -> None:
+        """Waits as long as so many bytes take, and until the rate is not 0."""
+        while True:
+            rate = self._replica.config.scrub_bytes_per_second
+            await asyncio.sleep(length / rate if rate else _STOPPED_S)
+            if rate:
+                return
+
+    async def _pass(self) -> None:
         replica = self._replica
         loop = asyncio.get_running_loop()
         stats = replica.log.stats()
@@ -69,7 +80,7 @@ class Scrub:
             if length is None:
                 break
             self.position_bytes += length
-            await asyncio.sleep(length / rate)
+            await self._rest(length)
         note_missing(replica)
         if replica.log.checkpoints_damaged:
             logger.error("a checkpoint is damaged, writing a new one")

@@ -52,6 +52,13 @@ from semel.client.admin.rolling import (
     RollingRestart,
     RollingResult,
 )
+from semel.client.admin.settings import (
+    SettingChange,
+    SettingInfo,
+    change_setting,
+    chosen_nodes,
+    show_settings,
+)
 from semel.client.admin.stored_message import StoredMessage, show_message
 from semel.client.admin.tier_restore import (
     TierRestorePlan,
@@ -674,6 +681,41 @@ class Admin:
         found = self.inspect_cluster()
         work = upgrade(self._session.cluster, found, level=level, dry_run=dry_run)
         return self._session.run(work)
+
+    def show_settings(
+        self,
+        names: Collection[str] = (),
+        *,
+        brokers: Collection[int] | None = None,
+        controllers: Collection[int] | None = None,
+    ) -> list[SettingInfo]:
+        """Returns the settings `names`, all without any, of the broker nodes and controllers of
+        these numbers, of all if none are given.
+
+        Raises InvalidRequest for a setting or a node that does not exist, and Unavailable for a
+        node that does not answer.
+        """
+        session = self._session
+        nodes = chosen_nodes(self.cluster_status(), brokers, controllers)
+        return session.run(show_settings(session.cluster, nodes, names))
+
+    def change_setting(
+        self,
+        name: str,
+        value: int | None,
+        *,
+        brokers: Collection[int] | None = None,
+        controllers: Collection[int] | None = None,
+    ) -> list[SettingChange]:
+        """Changes a setting, on all nodes that have it or on those of these numbers, until they are
+        started again; None gives it the value that each was started with.
+
+        Raises InvalidRequest for a setting that counts from the start of a node on, and for a value
+        that makes no sense; Unavailable for a node that does not answer. Nothing is changed then.
+        """
+        session = self._session
+        nodes = chosen_nodes(self.cluster_status(), brokers, controllers)
+        return session.run(change_setting(session.cluster, nodes, name, value))
 
     def restart_cluster(
         self,

@@ -94,8 +94,8 @@ class ActiveController:
             self.routes,
             clock=clocks.sessions_ms,
             loop_clock=clocks.loop_ms,
-            groups_max=config.groups_max,
-            members_max=config.group_members_max,
+            groups_max=lambda: config.groups_max,
+            members_max=lambda: config.group_members_max,
         )
         self.registry = BrokerRegistry(
             epoch,
@@ -122,13 +122,13 @@ class ActiveController:
             clock_us=clocks.wall_us,
             on_change=self.memberships.on_topic_changed,
             moving=lambda topic_id, queue_id: self.moves.moving(topic_id, queue_id),
-            topics_max=config.topics_max,
+            topics_max=lambda: config.topics_max,
         )
         self.moves = MoveService(
             epoch, self.topics, self.registry, self._brokers, clock_us=clocks.wall_us
         )
         self.producers = ProducerService(
-            epoch, clock_us=clocks.wall_us, producers_max=config.producers_max
+            epoch, clock_us=clocks.wall_us, producers_max=lambda: config.producers_max
         )
         self.restores = RestoreService(
             epoch, self.topics.table, self.registry, self.producers, clock_us=clocks.wall_us

@@ -76,8 +76,8 @@ class MembershipService:
         *,
         clock: Callable[[], int],
         loop_clock: Callable[[], int],
-        groups_max: int = 100_000,
-        members_max: int = 10_000,
+        groups_max: Callable[[], int] = lambda: 100_000,
+        members_max: Callable[[], int] = lambda: 10_000,
     ) -> None:
         self._epoch = epoch
         self._groups_max = groups_max
@@ -162,14 +162,14 @@ class MembershipService:
 
     def _require_room(self, request: JoinGroupRequest, group: ConsumerGroup | None) -> None:
         """Raises InvalidRequest if one more would be too many."""
-        if group is None and len(self._groups) >= self._groups_max:
+        if group is None and len(self._groups) >= self._groups_max():
             raise InvalidRequest(
                 f"there are {len(self._groups):,} consumer groups, as many as --groups-max of the"
                 " controllers allows"
             )
         if (
             group is not None
-            and group.member_count >= self._members_max
+            and group.member_count >= self._members_max()
             and not group.has(request.member_id)
         ):
             raise InvalidRequest(

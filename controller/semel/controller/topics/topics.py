@@ -116,7 +116,7 @@ class TopicService:
         clock_us: Callable[[], int],
         on_change: Callable[[str], None],
         moving: Callable[[int, int | None], bool] = lambda *_: False,
-        topics_max: int = 100_000,
+        topics_max: Callable[[], int] = lambda: 100_000,
     ) -> None:
         """`clock_us` is the wall clock. `on_change` is called for each topic that came, went or has
         other queues. `moving` says whether a queue of a topic, or a certain one, moves between
@@ -303,7 +303,7 @@ class TopicService:
             if self._table.has(request.name):
                 again = self._check_same(request)
                 return self._table.known(request.name).record.topic_id, again
-            if self._table.count >= self._topics_max:
+            if self._table.count >= self._topics_max():
                 raise InvalidRequest(
                     f"there are {self._table.count:,} topics, as many as --topics-max of the"
                     " controllers allows"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +188,7 @@ async def test_a_forgotten_group_never_repeats_a_generation(cluster: Cluster) ->
     assert (await consumers.join("a", "orders")).generation > last.generation
 
 
-async def served(store: MemoryStore, **limits: int) -> MembershipService:
+async def served(store: MemoryStore, **limits: Callable[[], int]) -> MembershipService:
     """The groups of a controller that knows one topic of four queues, without its task."""
     epoch = await ControllerEpoch.begin(store, now_us=0)
     routes = RouteTable("c", 1, lambda: None)
@@ -495,7 +495,7 @@ async def _settle_without_adopting(
 
 
 async def test_one_group_or_member_too_many_is_refused_and_the_others_go_on() -> None:
-    service = await served(MemoryStore(), groups_max=2, members_max=2)
+    service = await served(MemoryStore(), groups_max=lambda: 2, members_max=lambda: 2)
     await service.join(joining("a"))
     await service.join(joining("b"))
     with pytest.raises(InvalidRequest, match="--group-members-max"):

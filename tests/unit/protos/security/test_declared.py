@@ -27,12 +27,13 @@ from semel.protos.v1 import (
     raft_pb2,
     restores_pb2,
     security_pb2,
+    settings_pb2,
     transactions_pb2,
 )
 
 FILES = [
     *(broker_pb2, controller_pb2, login_pb2, metadata_store_pb2, raft_pb2),
-    *(restores_pb2, transactions_pb2),
+    *(restores_pb2, settings_pb2, transactions_pb2),
 ]
 METHODS: list[MethodDescriptor] = [
     method
