@@ -36,6 +36,7 @@ from semel.protos.errors import (
     PartialOverlap,
     QueueLocked,
     SequenceConflict,
+    Unavailable,
     UnknownQueue,
     from_detail,
 )
@@ -510,5 +511,5 @@ async def test_a_port_in_use_is_one_clear_error(tmp_path: Path) -> None:
     async with BrokerGroup(tmp_path / "a", nodes=1) as group:
         other = BrokerGroup(tmp_path / "b", nodes=1)
         other.addresses = group.addresses
-        with pytest.raises(OSError, match="port is in use"):
+        with pytest.raises(Unavailable, match="in use; choose another one with --listen"):
             await other.start(1)

@@ -16,6 +16,7 @@ import grpc.aio
 import pytest
 
 from semel.client import Security, connect
+from semel.console.authority import Authority
 from semel.protos.errors import InvalidRequest, Unauthenticated, Unavailable
 from semel.protos.rpc import PEER_CHANNEL_OPTIONS, error_from_rpc
 from semel.protos.security.credentials import channel
@@ -99,7 +100,7 @@ def test_who_speaks_plainly_is_told_what_is_missing(secured: Secured) -> None:
     done = semel("topic", "list", "--bootstrap", secured.up.bootstrap)
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
-    assert "the port speaks TLS and this program does not" in line
+    assert "the port speaks TLS and this program does not (give it a client's file" in line
     logs = (secured.up.directory / "logs").glob("controller-*.log")
     said = "".join(path.read_text() for path in logs)
     assert "Handshake failed" in said
@@ -216,6 +217,15 @@ def test_doctor_warns_thirty_days_ahead(secured: Secured) -> None:
     assert {"broker 1", "broker 2", "broker 3", "this client"} <= set(near)
     assert "expires in 9 days" in near["broker 2"]["text"]
     assert "semel security renew" in near["broker 2"]["advice"]
+    assert "the clients' CA" not in near
+    Authority(secured.directory).renew_logins(days=20)
+    found = json.loads(secured.console("doctor", "--json").stdout)["findings"]
+    (near_ca,) = [one for one in found if one["subject"].startswith("the clients' CA")]
+    assert (near_ca["check"], near_ca["subject"]) == ("certificate-expires", "the clients' CA")
+    assert "expires in 19 days" in near_ca["text"]
+    shown = semel("security", "show", "--dir", str(secured.directory)).stdout
+    assert "clients' CA, for those who log in, in" in shown
+    assert "(19 days)" in shown
 
 
 def test_a_node_refuses_a_network_without_tls(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from semel.broker.state.apply.locks import ConsumerGroups, GroupQueue
 from semel.controller import probe as controller_probe
 from semel.protos import compat
 from semel.protos import metrics as protos_metrics
+from semel.protos.errors import Unavailable
 from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.metrics import Histogram, Metric, MetricsServer, Samples, render
 from tools import metrics
@@ -255,7 +256,7 @@ async def test_a_port_in_use_is_named() -> None:
     await first.start()
     try:
         second = MetricsServer("127.0.0.1", int(first.address.rpartition(":")[2]), _page, ready)
-        with pytest.raises(OSError, match="choose another port with --metrics-port"):
+        with pytest.raises(Unavailable, match="in use; choose another one with --metrics-port"):
             await second.start()
     finally:
         await first.close()

@@ -38,7 +38,7 @@ class _Files:
         return self.identity.cluster
 
     def current(self) -> Any:
-        return SimpleNamespace(version=1, identity=self.identity)
+        return SimpleNamespace(version=1, identity=self.identity, clients_ca_expires_at=0.0)
 
 
 class _Peer(Peer):

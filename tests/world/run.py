@@ -23,7 +23,7 @@ from semel.broker.log import IndexUnavailable, LogConfig, writer
 from semel.broker.log.reader import record_of
 from semel.broker.replica.replica import Replica
 from semel.client import session as client_session
-from semel.controller import node as controller_node
+from semel.protos import listening
 from semel.protos.errors import SemelError
 from semel.protos.ids import GroupId, NodeId
 from semel.protos.security.credentials import Security
@@ -102,7 +102,7 @@ class Run:
             stack.enter_context(Quiet(self.world))
             stack.enter_context(hosted(self.world))
             stack.enter_context(patch.object(client_session, "shared_runtime", self._runtime))
-            stack.enter_context(patch.object(controller_node, "_check_free", lambda listen: None))
+            stack.enter_context(patch.object(listening, "check_free", lambda *_: None))
             stack.enter_context(patch.object(writer, "_SMALL_BYTES", self.plan.kernel_bytes))
             for name in self.plan.parts:
                 stack.enter_context(known[name].exchange(self))

@@ -101,6 +101,7 @@ from semel.protos.frames import decode_frame_header
 from semel.protos.grpc_port import GrpcPortWatch, bind, server_options
 from semel.protos.ids import NodeId
 from semel.protos.live_settings import serve_settings
+from semel.protos.listening import cannot_listen
 from semel.protos.metrics import MetricsServer
 from semel.protos.rpc import ServerInterceptor
 from semel.protos.security.call_quotas import CallQuotas
@@ -126,8 +127,8 @@ _STOP_GRACE_S = 0.5
 class BrokerNode:
     """`async with BrokerNode(config) as node: await node.failed()`.
 
-    Raises DataDirectoryError, CorruptSegment, DiskFull or OSError (port in use) if it cannot start;
-    then nothing of it keeps running.
+    Raises DataDirectoryError, CorruptSegment, DiskFull, Unavailable (port in use) or OSError if it
+    cannot start; then nothing of it keeps running.
     """
 
     def __init__(
@@ -330,7 +331,7 @@ class BrokerNode:
         return await ask_members(config) if known is None else (known, "")
 
     async def _serve(self) -> None:
-        """Starts the gRPC server. Raises OSError when the port is in use."""
+        """Starts the gRPC server. Raises Unavailable when a port is in use."""
         replica, config = self.replica, self.config
         self._routes = RoutesCopy()
         self.catch_up = CatchUp(
@@ -448,8 +449,8 @@ class BrokerNode:
         )
         server.add_generic_rpc_handlers((routes_handler(self._routes),))
         serve_settings(server, config, CHANGEABLE, lambda: config.cluster_id)
-        self.address = bind(server, config.listen, config.security)
-        listen = Address.parse(self.address)
+        listen = bind(server, config.listen, config.security)
+        self.address = str(listen)
         for opened, number, whom in (
             (peer_port, config.peer_port, "peer"),
             (direct, config.stream_port, "stream"),
@@ -457,10 +458,7 @@ class BrokerNode:
             try:
                 await opened.serve(listen.host, number)
             except OSError as error:
-                raise OSError(
-                    f"cannot listen for {whom}s on {listen.with_port(number)}: {error.strerror}; "
-                    f"choose another port with --{whom}-port"
-                ) from error
+                raise cannot_listen(listen.with_port(number), error, f"--{whom}-port") from error
             self._stack.push_async_callback(opened.close)
         await server.start()
         self._stack.push_async_callback(server.stop, _STOP_GRACE_S)

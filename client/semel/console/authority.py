@@ -122,6 +122,19 @@ class Authority:
         """When the CA that issues expires."""
         return self._ca.not_valid_after_utc
 
+    @property
+    def clients_ca_path(self) -> Path:
+        """The file of the clients' CA; there is none without logins."""
+        return self.directory / CLIENTS_CA
+
+    @property
+    def clients_not_after(self) -> datetime.datetime | None:
+        """When the clients' CA in use expires; None for none. Raises TlsFileError."""
+        path = self.clients_ca_path
+        if not path.exists():
+            return None
+        return read_certificates(_read(path), path)[0].not_valid_after_utc
+
     def place(self, identity: Identity) -> Path:
         """Returns the directory of an identity."""
         name = identity.name

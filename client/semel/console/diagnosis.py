@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
+from semel.client.admin.certificates import CLIENTS_CA
 from semel.client.admin.inspection import ROWS_MAX, Inspection, NodeReport, PeerReport
 from semel.console.render import brief, plural
 
@@ -509,6 +510,11 @@ def _certificates(found: Inspection) -> Iterator[Finding]:
         advice = "semel security renew, and copy its new files to its machine; nothing is restarted"
         if one.subject == "the CA":
             advice = "change it in three steps while all runs: semel security renew --help"
+        elif one.subject.startswith(CLIENTS_CA):
+            advice = (
+                "change it in two steps while all runs, or nobody can log in: semel security renew"
+                " --logins, and copy clients-ca.pem to all nodes, then all files to the controllers"
+            )
         yield Finding(
             severity="error" if ended else "warning",
             check="certificate-expired" if ended else "certificate-expires",

@@ -233,21 +233,29 @@ def show(directory: Path, certificates: tuple[Path, ...], as_json: bool) -> None
 
 
 def _show(authority: Authority, issued: Sequence[Issued], *, as_json: bool) -> None:
-    """Prints the CA, then certificates."""
-    if as_json:
-        render.Output(as_json=True).emit(
-            {
-                "kind": "ca",
-                "cluster_id": authority.cluster,
-                "expires": authority.not_after.isoformat(),
-                "path": str(authority.ca_path),
-            }
+    """Prints the CA and the clients' CA, then certificates."""
+    found = [("ca", f"CA of cluster {authority.cluster}", authority.ca_path, authority.not_after)]
+    if authority.clients_not_after is not None:
+        found.append(
+            (
+                "clients-ca",
+                "clients' CA, for those who log in,",
+                authority.clients_ca_path,
+                authority.clients_not_after,
+            )
         )
-    else:
-        print(
-            f"CA of cluster {authority.cluster} in {authority.ca_path}, "
-            f"until {_until(authority.not_after)}"
-        )
+    for kind, name, path, not_after in found:
+        if as_json:
+            render.Output(as_json=True).emit(
+                {
+                    "kind": kind,
+                    "cluster_id": authority.cluster,
+                    "expires": not_after.isoformat(),
+                    "path": str(path),
+                }
+            )
+        else:
+            print(f"{name} in {path}, until {_until(not_after)}")
     _print(issued, as_json=as_json)
 
 

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
@@ -31,13 +29,13 @@ from semel.controller.opening import open_store
 from semel.controller.probe import LoginCounts, Probe
 from semel.controller.server import ControllerService, Restart
 from semel.controller.store import ControllerAddress, MetadataStore
-from semel.protos import compat
+from semel.protos import compat, listening
 from semel.protos.addresses import Address
 from semel.protos.bounds_probe import BoundsProbe
 from semel.protos.call_gates import CallGates
 from semel.protos.connection_limits import ConnectionLimits
 from semel.protos.errors import InternalError, InvalidRequest, SemelError, Unavailable
-from semel.protos.grpc_port import GrpcPortWatch, server_options
+from semel.protos.grpc_port import GrpcPortWatch, bind, server_options
 from semel.protos.levels import own_levels
 from semel.protos.live_settings import serve_settings
 from semel.protos.metrics import MetricsServer
@@ -45,7 +43,7 @@ from semel.protos.rpc import ServerInterceptor
 from semel.protos.security.access import AccessControl
 from semel.protos.security.audit import AuditLog
 from semel.protos.security.call_quotas import CallQuotas
-from semel.protos.security.credentials import Contexts, add_port
+from semel.protos.security.credentials import Contexts
 from semel.protos.security.guard import Guard
 from semel.protos.security.meters import Meters
 from semel.protos.security.rules import Kind
@@ -134,7 +132,7 @@ class ControllerNode:
     async def _start(self) -> None:
         exits, config = self._exits, self.config
         self._failed = asyncio.get_running_loop().create_future()
-        _check_free(config.listen)
+        listening.check_free(config.listen, "--listen")  # before the store is opened
         store = self._given_store
         if store is None:
             store = await open_store(config)
@@ -185,7 +183,8 @@ class ControllerNode:
             server, config, CHANGEABLE, lambda: succession.cluster_id, service.check_administrator
         )
         store.attach(server)
-        self._bind(server)
+        listen = bind(server, config.listen, config.security)
+        self.port, self.address = listen.port, config.advertise or str(listen)
         running: list[asyncio.Future[None]] = []
         exits.push_async_callback(_cancel, running)
         exits.push_async_callback(_stop_server, server, config.stop_ms / 1000)
@@ -258,16 +257,6 @@ class ControllerNode:
         self._logins = port.service
         self.login_address = port.address
 
-    def _bind(self, server: grpc.aio.Server) -> None:
-        config = self.config
-        listen = Address.parse(config.listen)
-        try:
-            port = add_port(server, str(listen), config.security)
-        except RuntimeError as error:
-            raise Unavailable(f"cannot listen on {config.listen}: {error}") from error
-        self.port = port
-        self.address = config.advertise or str(listen.with_port(port))
-
     async def _serve_metrics(self, succession: Succession, bounds: BoundsProbe) -> None:
         config = self.config
         if config.metrics_port is None:
@@ -289,10 +278,7 @@ class ControllerNode:
             tls=None if config.security is None else Contexts(config.security.files),
             cluster=config.cluster_id,
         )
-        try:
-            await metrics.start()
-        except OSError as error:
-            raise Unavailable(str(error)) from error
+        await metrics.start()
         self._exits.push_async_callback(metrics.close)
         self.metrics_address = metrics.address
 
@@ -349,23 +335,3 @@ async def _cancel(tasks: list[asyncio.Future[None]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _check_free(listen: str) -> None:
-    """Raises Unavailable with the system's reason when the address cannot be bound.
-
-    gRPC reports only that it failed, and writes the reason to stderr.
-    """
-    wanted = Address.parse(listen)
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            wanted.host, wanted.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-        raise Unavailable(
-            f"cannot listen on {listen}: {reason}. Choose another address with --listen"
-        ) from error

@@ -35,6 +35,7 @@ from semel.protos import compat
 from semel.protos.errors import InvalidRequest, NotMaster, PermissionDenied, Throttled
 from semel.protos.levels import own_levels, program_version
 from semel.protos.security.access import AccessControl, certified
+from semel.protos.security.credentials import clients_ca_expires_s
 from semel.protos.security.enforcement import CALLER, Caller
 from semel.protos.security.guard import Guard
 from semel.protos.security.identity import BROKER
@@ -314,6 +315,7 @@ class ControllerService(ControllerServicer):
                 runtime=compat.runtime(),
                 levels=own_levels(self._level_max),
                 started_us=self._started_us,
+                clients_ca_expires_s=clients_ca_expires_s(self._guard.security),
             )
         return pb.ClusterStatusReply(
             cluster_id=active.routes.cluster_id,
@@ -324,6 +326,7 @@ class ControllerService(ControllerServicer):
             runtime=compat.runtime(),
             levels=own_levels(self._level_max, max(1, active.epoch.level)),
             started_us=self._started_us,
+            clients_ca_expires_s=clients_ca_expires_s(self._guard.security),
             unfinished=[*active.topics.unfinished(), *active.moves.unfinished()],
         )
 

@@ -33,10 +33,11 @@ from urllib.parse import quote
 
 import grpc.aio
 
+from semel.protos import listening
 from semel.protos.addresses import Address
 from semel.protos.connection_limits import ConnectionLimits, Connections
 from semel.protos.rpc import SERVER_OPTIONS, Options
-from semel.protos.security.credentials import Security, add_port
+from semel.protos.security.credentials import Security, add_login_port, add_port
 from semel.protos.seldom import Seldom
 
 logger = logging.getLogger(__name__)
@@ -66,27 +67,39 @@ def server_options(limits: ConnectionLimits) -> Options:
     return SERVER_OPTIONS + bounds
 
 
-def bind(server: grpc.aio.Server, listen: str, security: Security | None) -> str:
+def bind(server: grpc.aio.Server, listen: str, security: Security | None) -> Address:
     """Adds the port HOST:PORT to a server, with TLS if there is `security`; returns the address,
-    where port 0 has become a free one. Raises OSError when it is in use."""
+    where port 0 has become a free one. Raises Unavailable when it cannot be bound."""
+    return _bound(listen, "--listen", lambda address: add_port(server, address, security))
+
+
+def bind_login(server: grpc.aio.Server, listen: str, security: Security) -> Address:
+    """The same for a port on which callers prove nothing by TLS."""
+    return _bound(
+        listen, "--login-listen", lambda address: add_login_port(server, address, security)
+    )
+
+
+def _bound(listen: str, flag: str, add: Callable[[str], int]) -> Address:
     address = Address.parse(listen)
     try:
-        port = add_port(server, str(address), security)
+        port = add(str(address))
     except RuntimeError:
         port = 0
     if not port:
-        raise OSError(
-            f"cannot listen on {listen}: the port is in use or the address is not this machine's;"
-            " choose another with --listen"
-        )
-    return str(address.with_port(port))
+        listening.check_free(listen, flag)  # which knows the reason
+        raise listening.cannot_listen(listen, "gRPC cannot use this address", flag)
+    return address.with_port(port)
 
 
 class GrpcPortWatch:
     """Holds the connections at one port to limits; `start` and `close`."""
 
-    def __init__(self, limits: ConnectionLimits, strangers_max: int = STRANGERS_MAX) -> None:
-        self.connections = Connections(limits, "gRPC")
+    def __init__(
+        self, limits: ConnectionLimits, strangers_max: int = STRANGERS_MAX, name: str = "gRPC"
+    ) -> None:
+        """`name` stands in the log's lines."""
+        self.connections = Connections(limits, name)
         self.strangers_refused = 0
         """Connections without a call that were ended, because they were too many."""
         self._strangers_max = strangers_max

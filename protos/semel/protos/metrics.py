@@ -34,6 +34,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from semel.protos import compat
 from semel.protos.addresses import Address
+from semel.protos.errors import Unavailable
+from semel.protos.listening import cannot_listen
 from semel.protos.security.credentials import Contexts
 from semel.protos.security.identity import check_peer, identity_of_ssl
 from semel.protos.security.tls_connection import TlsConnection
@@ -194,19 +196,17 @@ class MetricsServer:
         """HOST:PORT, once it serves."""
 
     async def start(self) -> None:
-        """Begins to serve. Raises OSError if the address cannot be used, or if the library that
+        """Begins to serve. Raises Unavailable if the address cannot be used, or if the library that
         writes the text is not installed."""
         if importlib.util.find_spec("prometheus_client") is None:
-            raise OSError("metrics need prometheus-client: install semel[broker]")
+            raise Unavailable("metrics need prometheus-client: install semel[broker]")
         try:
             self._server = await asyncio.get_running_loop().create_server(
                 self._new_connection, self._host, self._port
             )
         except OSError as error:
-            raise OSError(
-                f"cannot serve metrics on {self._host}:{self._port}: {error.strerror or error}; "
-                "choose another port with --metrics-port"
-            ) from error
+            address = Address(self._host, self._port)
+            raise cannot_listen(address, error, "--metrics-port") from error
         port = self._server.sockets[0].getsockname()[1]
         self.address = str(Address(self._host, port))
 

@@ -166,3 +166,18 @@ def test_the_file_of_those_who_log_in_has_nothing_secret(tmp_path: Path) -> None
     assert login is not None
     assert (login.addresses, login.cluster_id) == ("h:9070", "orders")
     assert within_up(tmp_path) == tmp_path
+
+
+def test_the_clients_ca_that_issues_is_the_one_whose_end_is_told(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path, "orders")
+    authority.issue(ONE)
+    assert authority.clients_not_after is None
+    assert TlsFiles.in_directory(tmp_path / "broker-1").current().clients_ca_expires_at == 0
+    for days in (30, 10):
+        authority.renew_logins(days)
+        until = authority.clients_not_after
+        assert until is not None
+        left = until - datetime.datetime.now(datetime.UTC)
+        assert datetime.timedelta(days=days - 1) < left <= datetime.timedelta(days=days)
+        node = TlsFiles.in_directory(tmp_path / "broker-1").current()
+        assert node.clients_ca_expires_at == until.timestamp()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from semel.client.admin.certificates import CertificateReport
+from semel.client.admin.certificates import CertificateReport, clients_cas
 from semel.client.admin.descriptions import (
     BrokerGroupDescription,
     ClusterStatus,
@@ -191,8 +191,8 @@ def _elsewhere(rack: str, *racks: str) -> Callable[[Inspection], Inspection]:
     return change
 
 
-def _certificate(left_s: int) -> Callable[[Inspection], Inspection]:
-    report = CertificateReport(subject="broker 2", left_s=left_s)
+def _certificate(left_s: int, subject: str = "broker 2") -> Callable[[Inspection], Inspection]:
+    report = CertificateReport(subject=subject, left_s=left_s)
     return lambda found: dataclasses.replace(found, certificates=[report])
 
 
@@ -308,6 +308,10 @@ CASES: list[tuple[str, str, str, Callable[[Inspection], Inspection]]] = [
     ("warning", "certificate-expires", "broker 2", _certificate(30 * 86_400 - 1)),
     ("error", "certificate-expired", "broker 2", _certificate(0)),
     (
+        *("warning", "certificate-expires", "the clients' CA"),
+        _certificate(86_400, "the clients' CA"),
+    ),
+    (
         *("note", "not-looked-at", "group 7"),
         lambda found: dataclasses.replace(found, unseen_groups=[7]),
     ),
@@ -396,6 +400,28 @@ def test_every_check_has_a_case_and_the_gravest_come_first() -> None:
 
 def test_a_certificate_with_a_month_left_is_no_finding() -> None:
     assert diagnose(_certificate(30 * 86_400)(_whole())) == []
+
+
+def test_each_ca_is_changed_in_its_own_way() -> None:
+    advice = {
+        subject: diagnose(_certificate(1, subject)(_whole()))[0].advice
+        for subject in ("the CA", "the clients' CA", "the clients' CA of broker 2", "broker 2")
+    }
+    assert "in three steps" in advice["the CA"]
+    assert "renew --logins" in advice["the clients' CA"]
+    assert advice["the clients' CA of broker 2"] == advice["the clients' CA"]
+    assert len(set(advice.values())) == 3
+
+
+def test_the_clients_ca_is_one_subject_unless_nodes_differ() -> None:
+    same = clients_cas({"controller c:1": 150, "broker 1": 150, "broker 2": 0}, now_s=50)
+    assert [(one.subject, one.left_s) for one in same] == [("the clients' CA", 100)]
+    differ = clients_cas({"controller c:1": 150, "broker 1": 90}, now_s=50)
+    assert [(one.subject, one.left_s) for one in differ] == [
+        ("the clients' CA of controller c:1", 100),
+        ("the clients' CA of broker 1", 40),
+    ]
+    assert clients_cas({"broker 1": 0}, now_s=50) == []
 
 
 def test_a_transaction_that_is_young_or_only_staged_is_not_stuck() -> None:

@@ -240,6 +240,28 @@ async def test_what_grpc_says_itself() -> None:
     )
 
 
+async def test_a_compressed_message_counts_as_what_it_unpacks_to() -> None:
+    seen: list[int] = []
+
+    async def behavior(request: bytes, context: Any) -> bytes:
+        seen.append(len(request))
+        return b""
+
+    options = (("grpc.max_receive_message_length", 16 << 10),)
+    server = grpc.aio.server(interceptors=[ServerInterceptor()], options=options)
+    server.add_generic_rpc_handlers((_Handlers({"unary_unary": behavior}, None),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call: Any = channel.unary_unary(f"/{SERVICE}/unary_unary")
+        await call(bytes(8 << 10), compression=grpc.Compression.Gzip, timeout=10)
+        with pytest.raises(grpc.aio.AioRpcError) as bomb:
+            await call(bytes(4 << 20), compression=grpc.Compression.Gzip, timeout=10)
+    await server.stop(None)
+    assert seen == [8 << 10]
+    assert type(error_from_rpc(bomb.value)) is errors.MessageTooLarge
+
+
 @pytest.mark.parametrize(
     ("details", "message"),
     [

@@ -32,6 +32,7 @@ from semel.protos.errors import NotMaster
 from semel.protos.levels import levels_metadata
 from semel.protos.rpc import CHANNEL_OPTIONS, error_from_rpc
 from semel.protos.security.credentials import channel
+from semel.protos.security.wire_probe import why_closed
 from semel.protos.v1 import common_pb2, controller_pb2, controller_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -123,8 +124,10 @@ class Registration:
                 except grpc.aio.AioRpcError as error:
                     known = error_from_rpc(error)
                     if reachable and not isinstance(known, NotMaster):
+                        tls = self._config.security is not None
+                        why = await why_closed(known.message, address, tls=tls)
                         logger.warning(
-                            "controller does not take reports address=%s error=%s", address, known
+                            "controller does not take reports address=%s error=%s", address, why
                         )
                     reachable = isinstance(known, NotMaster)
                 pause_s = self._config.report_ms / 1000 if reachable else _RETRY_S

@@ -26,6 +26,7 @@ from semel.broker.tiers.place import TierPlace
 from semel.protos import compat
 from semel.protos.ids import NodeId
 from semel.protos.queue_refs import queue_ref
+from semel.protos.security.credentials import clients_ca_expires_s
 from semel.protos.v1 import broker_pb2
 
 _VERSION: Final = version("semel")
@@ -161,6 +162,7 @@ class NodeStatusCall:
             tier_overdue_ms=self._overdue_ms(tiered) if replica.is_master else 0,
             stuck_delayed=self._stuck(),
             replication_plaintext_within=self._config.replication_plaintext_within,
+            clients_ca_expires_s=clients_ca_expires_s(self._config.security),
         )
 
     def _stuck(self) -> list[broker_pb2.StuckDelayed]:

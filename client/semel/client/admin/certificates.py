@@ -1,7 +1,8 @@
-"""The ends of certificates: those that the cluster's ports show, this client's, and the CA's.
+"""The ends of certificates: those that the cluster's ports show, this client's, and the CAs'.
 
 How it works. A port tells its certificate in each handshake. So this connects to it as gRPC does,
-reads the certificate, and closes; no call is made, and no permission is needed.
+reads the certificate, and closes; no call is made, and no permission is needed. The clients' CA
+shows in no handshake: nodes tell when the one that they trust expires.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from semel.protos.addresses import Address
 from semel.protos.security.credentials import Security, client_context
 
 PATIENCE_S: Final = 2.0
+CLIENTS_CA: Final = "the clients' CA"
+"""The subject of a report about it; followed by ` of NODE` where nodes differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +30,7 @@ class CertificateReport(Described):
     """One certificate and its end."""
 
     subject: str
-    """Its owner: `broker 2`, `this client`, `the CA`."""
+    """Its owner: `broker 2`, `this client`, `the CA`, `the clients' CA`."""
     left_s: int
     """Seconds until it expires; negative after that."""
 
@@ -52,6 +55,17 @@ async def expiring(
     ends |= {subject: end for subject, end in zip(ports, found, strict=True) if end is not None}
     return [
         CertificateReport(subject=subject, left_s=int(end - now_s)) for subject, end in ends.items()
+    ]
+
+
+def clients_cas(ends_s: Mapping[str, int], now_s: float) -> list[CertificateReport]:
+    """Returns the ends of the clients' CA, by the nodes that trust it; 0 is none."""
+    told = {f"{CLIENTS_CA} of {node}": end_s for node, end_s in ends_s.items() if end_s}
+    if len(set(told.values())) == 1:
+        told = {CLIENTS_CA: next(iter(told.values()))}
+    return [
+        CertificateReport(subject=subject, left_s=int(end_s - now_s))
+        for subject, end_s in told.items()
     ]
 
 

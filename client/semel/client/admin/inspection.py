@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from semel.client.admin.certificates import CertificateReport, expiring
+from semel.client.admin.certificates import CertificateReport, clients_cas, expiring
 from semel.client.admin.descriptions import ClusterStatus, Described, GroupSummary, HasReason
 from semel.client.transactions.commit import merged
 from semel.client.transactions.staging import SERVICE
@@ -58,6 +58,8 @@ class ControllerReport(HasReason):
     """The highest feature level that it knows."""
     started_us: int = 0
     """When it was started, microseconds since the epoch; 0 when it did not say."""
+    clients_ca_expires_s: int = 0
+    """When the clients' CA in use expires, as it has it, seconds since 1970; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +155,8 @@ class NodeReport(HasReason):
     """For how long a message should have been in the object store; a master knows."""
     replication_plaintext_within: tuple[str, ...] = ()
     """Networks in which it replicates in plaintext although it has TLS."""
+    clients_ca_expires_s: int = 0
+    """When the clients' CA in use expires, as it has it, seconds since 1970; 0 for none."""
 
     stuck_delayed: list[StuckDelayed] = field(default_factory=list)
     """Delayed messages that cannot be handed to the children of a split; a master knows."""
@@ -236,11 +240,16 @@ async def inspect(cluster: Cluster, status: ClusterStatus) -> Inspection:
     )
     ports = {f"controller {address}": address for address in addresses}
     ports |= {f"broker {node.id}": node.address for group in status.groups for node in group.nodes}
+    now_s = time.time()
+    shown = await expiring(cluster.connections.security, ports, now_s)
+    found = (await controllers, await nodes)
+    trusted = {f"controller {one.address}": one.clients_ca_expires_s for one in found[0]}
+    trusted |= {f"broker {one.node}": one.clients_ca_expires_s for one in found[1]}
     return Inspection(
         status=status,
-        controllers=await controllers,
-        nodes=await nodes,
-        certificates=await expiring(cluster.connections.security, ports, time.time()),
+        controllers=found[0],
+        nodes=found[1],
+        certificates=[*shown, *clients_cas(trusted, now_s)],
     )
 
 
@@ -260,6 +269,7 @@ async def _controller(cluster: Cluster, address: str) -> ControllerReport:
         level=reply.levels.active,
         level_max=_level_max(reply),
         started_us=reply.started_us,
+        clients_ca_expires_s=reply.clients_ca_expires_s,
     )
 
 
@@ -328,6 +338,7 @@ async def _node(cluster: Cluster, group: int, node: int, address: str) -> NodeRe
         tiered_queues=reply.tiered_queues,
         tier_overdue_ms=reply.tier_overdue_ms,
         replication_plaintext_within=tuple(reply.replication_plaintext_within),
+        clients_ca_expires_s=reply.clients_ca_expires_s,
         disk_bytes=reply.disk_bytes,
         disk_free_bytes=reply.disk_free_bytes,
         disk_total_bytes=reply.disk_total_bytes,

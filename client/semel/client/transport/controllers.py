@@ -31,6 +31,7 @@ from semel.client.core.retry import Backoff, BackoffPolicy
 from semel.client.transport.connection import CONTROLLER, Connections, translate
 from semel.protos.errors import NotMaster, SemelError, Throttled, TimedOut, Unavailable
 from semel.protos.masters import Round
+from semel.protos.security.wire_probe import why_closed
 from semel.protos.v1 import controller_pb2
 
 logger = logging.getLogger(__name__)
@@ -104,6 +105,7 @@ class Controllers:
         deadline = time.monotonic() + timeout_s
         backoff = Backoff(CALL_POLICY, random.random)
         last: SemelError | None = None
+        where_last = ""
         while True:
             asked = Round(self._addresses)
             copies = list(self._copies()) if method in BROKERS_TOO else []
@@ -123,7 +125,7 @@ class Controllers:
                     last = error
                     throttled_ms = max(throttled_ms, error.retry_after_ms)
                 except Unavailable as error:
-                    last = error
+                    last, where_last = error, address
                 else:
                     if isinstance(reply, controller_pb2.Routes) and reply.copied:
                         copied = reply  # unless a controller that it names answers
@@ -144,6 +146,9 @@ class Controllers:
                     raise last
                 where = ", ".join(self._addresses)
                 why = "no controller was asked" if last is None else last.message
+                if isinstance(last, Unavailable) and where_last:
+                    tls = self._connections.security is not None
+                    why = await why_closed(why, where_last, tls=tls)
                 raise Unavailable(
                     f"no controller answers at {where} within {timeout_s:g} s"
                     f" ({why}); is the cluster running?"

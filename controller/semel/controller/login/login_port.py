@@ -2,7 +2,7 @@
 
 How it works. Strangers reach this port, so everything about it is bounded: connections, their
 handshakes and their age, calls at once, and the size of a message. Beyond a limit gRPC refuses by
-itself.
+itself; that of one address's connections is kept from outside (`grpc_port.py` of the protos).
 
 Not here: the service (`login_service.py`), which proofs are good (`key_sets.py`).
 """
@@ -22,16 +22,17 @@ from semel.controller.config import ControllerConfig
 from semel.controller.login.clients_ca import ClientsCa
 from semel.controller.login.key_sets import TOKEN_KEYS, FileSet, KeySet, KeySets, UrlSet
 from semel.controller.login.login_service import CHECKS_AT_ONCE, Audit, LoginService
-from semel.protos.addresses import Address
-from semel.protos.errors import Unavailable
+from semel.protos.connection_limits import ConnectionLimits
+from semel.protos.grpc_port import GrpcPortWatch, bind_login
 from semel.protos.levels import own_levels
 from semel.protos.rpc import ServerInterceptor
-from semel.protos.security.credentials import add_login_port
 from semel.protos.security.passwords import PasswordChecks
 from semel.protos.security.tokens import TokenVerifier
 from semel.protos.v1.login_pb2_grpc import add_LoginServicer_to_server
 
 CONNECTIONS_MAX: Final = 512
+CONNECTIONS_PER_ADDRESS_MAX: Final = 64
+"""A login needs one for a moment; one address must not take them all."""
 CALLS_AT_ONCE_MAX: Final = 128
 MESSAGE_BYTES_MAX: Final = 16 << 10
 OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
@@ -40,6 +41,11 @@ OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     ("grpc.max_allowed_incoming_connections", CONNECTIONS_MAX),
     ("grpc.max_concurrent_streams", 4),
     ("grpc.server_handshake_timeout_ms", 5_000),
+    # What is read ahead of a call, and may be more on a fast network: no more than is needed here.
+    ("grpc.http2.lookahead_bytes", MESSAGE_BYTES_MAX),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.max_metadata_size", 4_096),
+    ("grpc.absolute_max_metadata_size", 8_192),
     ("grpc.max_connection_idle_ms", 10_000),
     ("grpc.max_connection_age_ms", 60_000),
     ("grpc.max_connection_age_grace_ms", 15_000),
@@ -74,6 +80,12 @@ class LoginPort:
             narrows=config.authorization,
         )
         self._server: grpc.aio.Server | None = None
+        self._watch = GrpcPortWatch(
+            ConnectionLimits(
+                per_address_max=CONNECTIONS_PER_ADDRESS_MAX, in_all_max=CONNECTIONS_MAX
+            ),
+            name="logins",
+        )
 
     async def serve(self) -> None:
         """Listens. Raises Unavailable for an address that cannot be bound."""
@@ -85,18 +97,16 @@ class LoginPort:
             maximum_concurrent_rpcs=CALLS_AT_ONCE_MAX,
         )
         add_LoginServicer_to_server(self.service, server)
-        listen = Address.parse(config.login_listen)
-        try:
-            port = add_login_port(server, str(listen), config.security)
-        except RuntimeError as error:
-            raise Unavailable(f"cannot listen on {listen} for logins: {error}") from error
+        listen = bind_login(server, config.login_listen, config.security)
         await server.start()
-        self.address = str(listen.with_port(port))
+        self._watch.start(listen.port)
+        self.address = str(listen)
 
     async def close(self) -> None:
         """Ends the port; calls under way get a moment."""
         if self._server is not None:
             await self._server.stop(self._config.stop_ms / 1000)
+        self._watch.close()
         await asyncio.to_thread(self._threads.shutdown)
 
 

@@ -5,6 +5,7 @@ checked by the active one, which has the users. Whoever is right gets a certific
 CA, which ends with the token, and after `login_ms_max` at the latest. So a node needs to know of
 tokens and passwords nothing, and what is taken away from somebody is gone after that time.
 
+No more logins a second are looked at than the controller can afford (`attempt_rates.py`).
 Passwords are checked in threads of their own, `CHECKS_AT_ONCE` at a time since each takes tens of
 megabytes; `CHECKS_WAITING_MAX` wait, and beyond that a caller is told to come back. Who guesses has
 to wait (`slowdown.py`), and is told so before the password is looked at.
@@ -25,6 +26,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from typing import Any, Final
 
+from semel.controller.login.attempt_rates import AttemptRates
 from semel.controller.login.clients_ca import ClientsCa, requested_key
 from semel.controller.login.key_sets import KeySets
 from semel.controller.login.slowdown import Slowdown
@@ -78,12 +80,14 @@ class LoginService(LoginServicer):
         self._login_ms_max = login_ms_max
         self._narrows = narrows
         self._slowdown = Slowdown()
+        self._rates = AttemptRates()
         self._waiting = 0
 
     async def LogIn(self, request: LogInRequest, context: Any) -> LogInReply:
         address = str(context.peer())
         way = PASSWORD if request.user or not request.token else "token"
         try:
+            self._check_rate(host_of_peer(address))
             key = requested_key(request.signing_request)
             now_s = self._wall_s()
             limit_s = now_s + self._login_ms_max / 1000
@@ -104,6 +108,13 @@ class LoginService(LoginServicer):
         self.logins += 1
         self._note(address, way, user, "")
         return LogInReply(certificate=certificate, ends_with_token=until_s < limit_s)
+
+    def _check_rate(self, address: str) -> None:
+        """Raises Throttled."""
+        if wait_ms := self._rates.attempt(address, asyncio.get_running_loop().time()):
+            raise Throttled(
+                "too many logins at once: come back", retry_after_ms=max(wait_ms, RETRY_AFTER_MS)
+            )
 
     def _check_scopes(self, scopes: tuple[Scope, ...] | None) -> None:
         if scopes is not None and not self._narrows:

@@ -102,6 +102,11 @@ class Security:
         return any_node(self.cluster) if to is None else to.tls_name
 
 
+def clients_ca_expires_s(security: Security | None) -> int:
+    """When the clients' CA in use expires, as a node has it, seconds since 1970; 0 for none."""
+    return 0 if security is None else int(security.files.current().clients_ca_expires_at)
+
+
 # --- gRPC ---------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,9 @@ _CONNECTING: Final = re.compile(
 )
 """An IPv6 address is percent-encoded."""
 
+CLOSED: Final = "the connection was closed before it served"
+"""gRPC does not tell why; `wire_probe.py` finds out."""
+
 _REASONS: Final = (
     (
         "WRONG_VERSION_NUMBER",
@@ -29,8 +32,8 @@ _REASONS: Final = (
     ("CERTIFICATE_VERIFY_FAILED", "the certificate there is not of a CA that this program trusts"),
     (
         "Socket closed",
-        "the connection was closed before it served (the port speaks TLS and this program does "
-        "not, or its certificate is refused there, and the node's log says why)",
+        f"{CLOSED} (the port speaks TLS and this program does not, or its certificate is refused "
+        "there, and the node's log says why)",
     ),
 )
 

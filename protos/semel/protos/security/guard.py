@@ -39,6 +39,8 @@ class Guard:
     def __init__(self, security: Security | None, wall_s: Callable[[], float] = time.time) -> None:
         """`wall_s` is the wall clock, by which certificates expire."""
         self._wall_s = wall_s
+        self.security = security
+        """How this node proves who it is; None without TLS."""
         self._cluster = None if security is None else security.cluster
         self._peers: Peers | None = None
         if security is not None:

@@ -71,6 +71,8 @@ class Loaded:
     """1, and one more after each change of the files."""
     clients_ca: bytes = b""
     """PEM of the CAs that are trusted for clients who have logged in; empty for none."""
+    clients_ca_expires_at: float = 0.0
+    """The time at which the first of these expires, which is in use; 0 for none."""
 
 
 class TlsFiles:
@@ -160,6 +162,7 @@ def load(
             f"{certificate} names no identity semel://CLUSTER/KIND/NAME: issue it with "
             "`semel security issue`"
         )
+    clients_pem, clients_until = _read_clients_ca(clients_ca, authorities)
     return Loaded(
         ca=ca_pem,
         certificate=certificate_pem,
@@ -168,20 +171,22 @@ def load(
         expires_at=min(one.not_valid_after_utc for one in chain).timestamp(),
         ca_expires_at=max(one.not_valid_after_utc for one in authorities).timestamp(),
         version=version,
-        clients_ca=_read_clients_ca(clients_ca, authorities),
+        clients_ca=clients_pem,
+        clients_ca_expires_at=clients_until,
     )
 
 
-def _read_clients_ca(path: Path | None, authorities: list[x509.Certificate]) -> bytes:
+def _read_clients_ca(path: Path | None, authorities: list[x509.Certificate]) -> tuple[bytes, float]:
     if path is None or not path.exists():
-        return b""
+        return b"", 0.0
     pem = _read(path)
+    found = read_certificates(pem, path)
     trusted = [one.public_key() for one in authorities]
-    if any(one.public_key() in trusted for one in read_certificates(pem, path)):
+    if any(one.public_key() in trusted for one in found):
         raise TlsFileError(
             f"{path} has a CA that is trusted for nodes as well: whoever has its key could be one"
         )
-    return pem
+    return pem, found[0].not_valid_after_utc.timestamp()
 
 
 def identity_of_certificate(certificate: x509.Certificate) -> Identity | None:
