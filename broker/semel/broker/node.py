@@ -100,8 +100,8 @@ from semel.protos.errors import CorruptSegment, SemelError, Unavailable
 from semel.protos.frames import decode_frame_header
 from semel.protos.grpc_port import GrpcPortWatch, bind, server_options
 from semel.protos.ids import NodeId
-from semel.protos.live_settings import serve_settings
 from semel.protos.listening import cannot_listen
+from semel.protos.live_settings import serve_settings
 from semel.protos.metrics import MetricsServer
 from semel.protos.rpc import ServerInterceptor
 from semel.protos.security.call_quotas import CallQuotas
