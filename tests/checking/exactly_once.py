@@ -25,7 +25,7 @@ What is checked, beside what `raw_log.py` checks
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tests.checking.history import (
@@ -41,8 +41,10 @@ from tests.checking.history import (
     Send,
     Voted,
 )
+from tests.checking.moves import Job
 from tests.checking.raw_log import (
     Fold,
+    Luggage,
     NodeLog,
     fold,
     fold_groups,
@@ -53,6 +55,17 @@ from tests.checking.states import check_states
 from tests.checking.stored import Queue, Row
 
 _SHOWN = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """What a cluster has of a lost one."""
+
+    rows: Sequence[Row]
+    """Messages that came from there."""
+    luggage: Mapping[Job, Luggage]
+    topics: Mapping[int, str]
+    """Names by topic id."""
 
 
 class Violation(AssertionError):
@@ -81,14 +94,21 @@ class Report:
     """Checks of single messages."""
 
 
-def check(history: History, logs: Sequence[NodeLog], *, others: Collection[str] = ()) -> Report:
+def check(
+    history: History,
+    logs: Sequence[NodeLog],
+    *,
+    others: Collection[str] = (),
+    restored: Restored | None = None,
+) -> Report:
     """Raises Violation with everything that is wrong.
 
+    `restored` is what the cluster has of a lost one, whose messages the history must have, too.
     `others` are topics whose messages are made by the code under test, as copies for example, and
     not sent by the programs that write the history. Only their logs and reads are checked.
     """
     problems: list[str] = []
-    folded = _fold(logs, problems)
+    folded = _fold(logs, problems, restored)
     sent = replace(
         folded, rows=[row for row in folded.rows if folded.topics.get(row.queue[0]) not in others]
     )
@@ -128,19 +148,24 @@ def check(history: History, logs: Sequence[NodeLog], *, others: Collection[str] 
     )
 
 
-def _fold(logs: Sequence[NodeLog], problems: list[str]) -> Fold:
+def _fold(logs: Sequence[NodeLog], problems: list[str], restored: Restored | None = None) -> Fold:
     """Applies all groups' logs, and compares each node's state with its own group's."""
     by_group: dict[int, list[NodeLog]] = {}
     for log in logs:
         by_group.setdefault(log.group, []).append(log)
     frames = {group: overlay(some, problems) for group, some in by_group.items()}
     tables_at = {group: {log.applied_index for log in some} for group, some in by_group.items()}
-    if len(by_group) == 1:
+    if len(by_group) == 1 and restored is None:
         (group,) = by_group
         folds = {group: fold(frames[group], tables_at[group])}
         folded = folds[group]
     else:
-        folds = fold_groups({group: (frames[group], tables_at[group]) for group in by_group})
+        frames_of = {group: (frames[group], tables_at[group]) for group in by_group}
+        folds = fold_groups(frames_of, None if restored is None else restored.luggage)
+        if restored is not None:
+            first = next(iter(folds.values()))
+            first.rows += restored.rows
+            first.topics |= restored.topics
         folded = merged(folds)
     problems += folded.problems
     if not problems:

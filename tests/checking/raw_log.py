@@ -43,7 +43,7 @@ from semel.protos.frames import RecordKind, check_frame, iter_records
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import common_pb2, control_pb2, transaction_records_pb2
 from tests.checking.delays import Delayed, DelayedBatch, Waiting
-from tests.checking.moves import Did, Journeys, Places
+from tests.checking.moves import Did, Job, Journeys, Places
 from tests.checking.staged import Staged, StagedBatch
 from tests.checking.stored import Queue, Row, Stored, rows_of, stored, stored_part
 
@@ -67,20 +67,20 @@ class NodeLog:
 
 
 @dataclass(slots=True)
-class _Producer:
+class Producer:
     epoch: int
     session: int
     last: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Luggage:
+class Luggage:
     """The things that a sealed queue takes along."""
 
     end_offset: int
     append_us: int
     expired: set[int]
-    rows: dict[int, _Producer]
+    rows: dict[int, Producer]
     waiting: Waiting
 
 
@@ -96,7 +96,7 @@ class Fold:
     """Append time of each queue's newest message."""
     topics: dict[int, str] = field(default_factory=dict)
     """Names by topic id."""
-    producers: dict[tuple[Queue, int], _Producer] = field(default_factory=dict)
+    producers: dict[tuple[Queue, int], Producer] = field(default_factory=dict)
     expired: set[tuple[Queue, int]] = field(default_factory=set)
     """Producers whose row has ended in a queue, ever."""
     commits: set[tuple[str, Queue, int, int]] = field(default_factory=set)
@@ -152,9 +152,14 @@ def fold(frames: Mapping[int, bytes], tables_at: Collection[int] = ()) -> Fold:
 
 def fold_groups(
     logs: Mapping[int, tuple[Mapping[int, bytes], Collection[int]]],
+    restored: Mapping[Job, Luggage] | None = None,
 ) -> dict[int, Fold]:
-    """Applies the committed frames of several groups, each with the indexes to keep tables of."""
+    """Applies the committed frames of several groups, each with the indexes to keep tables of.
+    `restored` is what queues of a lost cluster have brought."""
     journeys = Journeys()
+    for job, luggage in (restored or {}).items():
+        journeys.luggage[job] = luggage
+        journeys.note(0, job, Did.SEALED)
     folds = {group: Fold(places=Places(group, journeys)) for group in logs}
     running = {group: _fold(folds[group], *log) for group, log in logs.items()}
     while running:
@@ -418,7 +423,7 @@ def _fold_control(result: Fold, control: control_pb2.ControlRecord, time_us: int
             for ref in fence.queues:
                 key = (_queue(ref), fence.producer_id)
                 _check_home(result, key[0], "a fence")
-                row = result.producers.setdefault(key, _Producer(0, -1, -1))
+                row = result.producers.setdefault(key, Producer(0, -1, -1))
                 if (fence.epoch, fence.session) < (row.epoch, row.session):
                     result.problems.append(
                         f"fence of {(fence.epoch, fence.session)} after "
@@ -530,11 +535,11 @@ def _fold_move(result: Fold, places: Places, step: control_pb2.MoveQueue) -> Non
     job = queue, step.job
     if did is Did.SEALED:
         rows = {
-            key[1]: _Producer(row.epoch, row.session, row.last)
+            key[1]: Producer(row.epoch, row.session, row.last)
             for key, row in result.producers.items()
             if key[0] == queue
         }
-        places.journeys.luggage[job] = _Luggage(
+        places.journeys.luggage[job] = Luggage(
             result.end_offsets.get(queue, 0),
             result.append_us.get(queue, 0),
             {producer for key, producer in result.expired if key == queue},
@@ -542,7 +547,7 @@ def _fold_move(result: Fold, places: Places, step: control_pb2.MoveQueue) -> Non
             result.delayed.sealed(queue_key_of(step.queue)),
         )
     elif did is Did.ACTIVATED:
-        luggage = cast(_Luggage, places.journeys.luggage[job])
+        luggage = cast(Luggage, places.journeys.luggage[job])
         if places.ends[queue] != luggage.end_offset:
             result.problems.append(
                 f"entry {result.last_index + 1}: queue {queue} is activated with copies up to"
@@ -552,7 +557,7 @@ def _fold_move(result: Fold, places: Places, step: control_pb2.MoveQueue) -> Non
         result.append_us[queue] = luggage.append_us
         result.expired |= {(queue, producer) for producer in luggage.expired}
         for producer_id, row in luggage.rows.items():
-            result.producers[queue, producer_id] = _Producer(row.epoch, row.session, row.last)
+            result.producers[queue, producer_id] = Producer(row.epoch, row.session, row.last)
         where = f"entry {result.last_index + 1}"
         wrong = result.delayed.activate(queue_key_of(step.queue), step.job, luggage.waiting)
         result.problems += [f"{where}: {each}" for each in wrong]
@@ -575,7 +580,7 @@ def _fold_split(result: Fold, split: control_pb2.SplitQueue) -> None:
             result.places.on_created(child)
         result.parents[child] = parent
         for producer_id, row in rows:
-            copied = _Producer(row.epoch, row.session, row.last)
+            copied = Producer(row.epoch, row.session, row.last)
             result.producers[child, producer_id] = copied
         result.expired |= {(child, one) for queue, one in result.expired if queue == parent}
 

@@ -12,6 +12,7 @@ from typing import Final, NoReturn
 SOAKS: Final = {
     "raft": ("tests.sim.soak", "the Raft core in a simulated cluster, many thousand seeds"),
     "sim": ("tests.world.soak", "whole simulated clusters: production nodes, controller, SDK"),
+    "restores": ("tests.world.two_lives", "clusters that are lost and restored from their tiers"),
     "deliveries": ("tests.world.parts.deliveries", "the same, with consumers that reject messages"),
     "metadata": (
         "tests.unit.controller.store.embedded.soak",

@@ -16,6 +16,7 @@ Not here: the sequence table (`folded.py`), the same at the end of a run (`tests
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from semel.protos.ids import QueueId, QueueKey, TopicId
@@ -52,6 +53,18 @@ class Told:
         if (place, token) in self._granted:
             raise ConsumptionError(f"token {token} of {place} is granted a second time")
         self._granted[place, token] = owner, committed
+
+    def on_restored(
+        self,
+        key: QueueKey,
+        job: int,
+        end: int,
+        floor: int,
+        groups: Mapping[str, tuple[int, str, int]],
+    ) -> None:
+        """A queue of a lost cluster is about to come, with its end and what groups had of it."""
+        locks = {group: _Lock(*seen) for group, seen in groups.items()}
+        self.sealed[key, job] = _Sealed(end, floor, locks)
 
     def on_granted(self, note: Granted) -> None:
         """Raises ConsumptionError."""

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from semel.broker.replica.replica import Replica
-from semel.broker.state import MoveState, ProducerState
+from semel.broker.state import RESTORE_JOB, MoveState, ProducerState
 from semel.broker.state.apply.rows import WINDOW_BATCHES
 from semel.controller.moves.move_table import JOB_SHIFT
 from semel.protos.batch import (
@@ -61,7 +61,7 @@ def _inherited(row: _Row) -> _Row:
     return epoch, session, last, ((0, last, -1),) if last >= 0 else ()
 
 
-def _row_of(found: ProducerState) -> _Row:
+def row_of(found: ProducerState) -> _Row:
     window = tuple((one.base_sequence, one.last_sequence, one.base_offset) for one in found.window)
     return found.epoch, found.session, found.last_sequence, window
 
@@ -91,6 +91,9 @@ class Folded:
         "transaction", by its record's name."""
         self.on_tier: Callable[[control_pb2.ControlRecord], None] = lambda _: None
         """Looks at what is decided about tiers, and at deletions."""
+        self.on_restore: Callable[[control_pb2.MoveQueue], None] = lambda _: None
+        """Hears each step by which a queue of a lost cluster comes here, before it is folded; it
+        sees to what the queue brings."""
         self.places = Places(group_id, journeys)
         self.consumption = Consumption(told)
         self._table: dict[_RowKey, _Row] = {}
@@ -261,6 +264,8 @@ class Folded:
 
     def _move(self, step: control_pb2.MoveQueue) -> dict[_RowKey, _Row | None]:
         """The rows that the step takes away or brings."""
+        if step.job == RESTORE_JOB:
+            self.on_restore(step)
         key = key_of(step.queue)
         was_frozen, journeys = self.places.frozen(key), self.places.journeys
         did = self.places.on_step(step)
@@ -322,7 +327,7 @@ class Folded:
         producers = replica.state.producers
         for (key, producer_id), row in expected.items():
             found = producers.lookup(key, ProducerId(producer_id))
-            told = None if found is None else _row_of(found)
+            told = None if found is None else row_of(found)
             require(
                 told == row,
                 f"{host.name} has {told} for producer {producer_id} in queue {key} at index "

@@ -58,7 +58,8 @@ class ObjectStore:
         self._world = run.world
         self._random = random
         self._rates = rates
-        self._versions: dict[str, list[Held]] = {}
+        self.versions: dict[str, list[Held]] = {}
+        """The versions of each object, oldest first."""
         self.skew_s = random.choice((0.0, -3_600.0, 3_600.0))
         self.down_until = self.denied_until = self.full_until = 0.0
         self.on_delete: Callable[[str], None] = lambda _: None
@@ -76,23 +77,23 @@ class ObjectStore:
 
     def now_object(self, name: str) -> bytes | None:
         """The object as it is in truth; None if there is none."""
-        versions = self._versions.get(f"{ROOT}/{name}")
+        versions = self.versions.get(f"{ROOT}/{name}")
         return versions[-1].data if versions else None
 
     def written_s(self, name: str) -> list[float]:
         """When the object was written."""
-        versions = self._versions.get(f"{ROOT}/{name}", ())
+        versions = self.versions.get(f"{ROOT}/{name}", ())
         return [round(held.since_s, 3) for held in versions if held.data is not None]
 
     def names(self) -> list[str]:
         """The names of all objects there are."""
         before = len(ROOT) + 1
-        found = (path for path, held in self._versions.items() if held[-1].data is not None)
+        found = (path for path, held in self.versions.items() if held[-1].data is not None)
         return sorted(path[before:] for path in found)
 
     def _seen(self, path: str, at_s: float) -> Held | None:
         """The object as of some time ago."""
-        found = [held for held in self._versions.get(path, ()) if held.since_s <= at_s]
+        found = [held for held in self.versions.get(path, ()) if held.since_s <= at_s]
         return found[-1] if found and found[-1].data is not None else None
 
     def _change(self, path: str, data: bytes | None) -> None:
@@ -100,7 +101,7 @@ class ObjectStore:
             if self.now_object(path[len(ROOT) + 1 :]) is None:
                 return
             self.on_delete(path[len(ROOT) + 1 :])
-        self._versions.setdefault(path, []).append(Held(self._world.now, data))
+        self.versions.setdefault(path, []).append(Held(self._world.now, data))
 
     # --- calls; each on a simulated thread
 
@@ -158,7 +159,7 @@ class ObjectStore:
         self._begin("list", ("refused",))
         lag_s = self._random.uniform(0, LAG_S) if self._fails("list") else 0.0
         before, folders = f"{folder}/", set()
-        for path in sorted(self._versions):
+        for path in sorted(self.versions):
             held = self._seen(path, self._world.now - lag_s) if path.startswith(before) else None
             if held is None or held.data is None:
                 continue

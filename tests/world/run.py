@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,7 @@ from semel.protos import listening
 from semel.protos.errors import SemelError
 from semel.protos.ids import GroupId, NodeId
 from semel.protos.security.credentials import Security
-from tests.checking.exactly_once import Report, Violation, check
+from tests.checking.exactly_once import Report, Restored, Violation, check
 from tests.checking.moves import Journeys
 from tests.checking.raw_log import NodeLog
 from tests.world.clients import READS, TOPIC, ClientHost, SimRuntime
@@ -143,6 +143,12 @@ class Run:
         )
 
     def _boot(self) -> None:
+        self._begin_brokers()
+        self._create()
+        self._make_clients()
+
+    def _begin_brokers(self) -> None:
+        """Broker groups and controllers; all is empty."""
         world, plan = self.world, self.plan
         told, journeys, first = Told(), Journeys(), 1
         for number, size in enumerate(plan.groups, 1):
@@ -155,6 +161,10 @@ class Run:
         self._begin_controllers()
         for host in self.hosts.values():
             self._begin(host)
+
+    def _create(self) -> None:
+        """The topic, which the first program makes."""
+        world, plan = self.world, self.plan
         creator = _Creator(world, "a1", plan, self.rules)
         creator.bootstrap = self.bootstrap
         creator.security = self.security_of(creator)
@@ -162,7 +172,6 @@ class Run:
         self._run_until(BOOT_S, lambda: creator.done)
         if not creator.done:
             raise Failed("the cluster did not come up")
-        self._make_clients()
 
     def _begin_controllers(self) -> None:
         world, plan = self.world, self.plan
@@ -466,16 +475,18 @@ class Run:
         )
 
     def _judge(self) -> Report:
-        logs = [log for group in self.groups for log in self._logs(group)]
-        try:
-            report = check(self.world.history, logs, others=self.made_topics)
-        except Violation as violation:
-            raise Failed(f"history: {violation}") from None
+        report = self._check([log for group in self.groups for log in self._logs(group)])
         for client in self.clients:
             wrong = client.verdict(report.fold)
             if wrong:
                 raise Failed(wrong)
         return report
+
+    def _check(self, logs: Sequence[NodeLog], restored: Restored | None = None) -> Report:
+        try:
+            return check(self.world.history, logs, others=self.made_topics, restored=restored)
+        except Violation as violation:
+            raise Failed(f"history: {violation}") from None
 
     def _logs(self, group: BrokerGroup) -> list[NodeLog]:
         memory = group.invariants

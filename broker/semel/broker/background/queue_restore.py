@@ -28,6 +28,7 @@ from semel.broker.state import (
     State,
 )
 from semel.protos.errors import InvalidRequest
+from semel.protos.ids import QueueKey
 from semel.protos.queue_refs import queue_key_of, queue_ref
 from semel.protos.v1 import control_pb2
 
@@ -41,6 +42,12 @@ class Target(Protocol):
     def state(self) -> State: ...
 
     async def submit_control(self, record: control_pb2.ControlRecord) -> ApplyResult: ...
+
+
+def is_restored(state: State, key: QueueKey) -> bool:
+    """Whether the queue lives here, and was restored."""
+    place = state.moves.places.get(key)
+    return key in state.queues and place is not None and place.job == RESTORE_JOB
 
 
 async def restore_queue(
@@ -57,14 +64,14 @@ async def restore_queue(
         if result.error is not None:
             raise result.error
 
-    place = target.state.moves.places.get(key)
+    if is_restored(target.state, key):
+        return
     if key in target.state.queues:
-        if place is not None and place.job == RESTORE_JOB:
-            return
         raise InvalidRequest(
             f"queue {key.queue_id} of {create.topic!r} is on this broker group already, and was not"
             " restored"
         )
+    place = target.state.moves.places.get(key)
     if place is None or place.state is not MoveState.READY:
         await step(control_pb2.MOVE_STEP_BEGIN, create=create)
         await step(control_pb2.MOVE_STEP_FLOOR, offset=cut.log_end_offset)

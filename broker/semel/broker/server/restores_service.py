@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
-from semel.broker.background.queue_restore import restore_queue
+from semel.broker.background.queue_restore import is_restored, restore_queue
 from semel.broker.config import BrokerConfig
 from semel.broker.replica.replica import Replica
 from semel.broker.state import RestoredSlice, restore_slice
@@ -102,6 +102,10 @@ class RestoresService(restores_pb2_grpc.RestoresServicer):
             return _cut(facts, level, ancestors_whole=request.ancestors_whole)
 
         async with self._restoring:
+            if is_restored(self._replica.state, key):
+                # By an earlier call, which its caller did not see end. The queue has noted newer
+                # facts since, and those that are asked for may have been collected.
+                return restores_pb2.RestoreQueueReply()
             cut = await self._told(place.call(work))
             await restore_queue(self._replica, request.create, cut)
         return restores_pb2.RestoreQueueReply()

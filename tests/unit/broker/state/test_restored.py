@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from semel.broker.background.queue_restore import restore_queue
+from semel.broker.server.restores_service import RestoresService
 from semel.broker.state import (
     RESTORE_JOB,
     Accepted,
@@ -29,7 +32,8 @@ from semel.broker.state.apply.rows import Row
 from semel.protos.errors import CorruptSegment, DedupStateExpired, InvalidRequest, NotMaster
 from semel.protos.ids import Offset
 from semel.protos.levels import TIER_LEVEL
-from semel.protos.v1 import control_pb2
+from semel.protos.v1 import control_pb2, restores_pb2
+from semel.tier import ObjectMissing
 from tests.kit.state_log import KEY, control, header, ref
 from tests.unit.broker.state.moving import Home
 from tests.unit.broker.state.tiering import Tiering, tiered
@@ -263,6 +267,36 @@ def test_every_step_may_be_repeated_and_goes_on_after_a_crash(
     assert steps == 5
     asyncio.run(restore_queue(new, CREATE, made))
     assert new.state.moves.places[KEY].job == RESTORE_JOB
+
+
+def test_a_repeated_call_needs_no_facts_that_were_collected_since(
+    lost: RestoreHome, new: RestoreHome
+) -> None:
+    """The restored queue notes facts of its own, and those that it was made of become garbage."""
+    lost.tier(tiered(1, 0, 60))
+    config: Any = SimpleNamespace(cluster_id="new")
+    called: list[object] = []
+
+    class Place:
+        url, folder = "s3://tier", "old"
+
+        async def call(self, work: Callable[[Any], Any]) -> Any:
+            called.append(work)
+            raise ObjectMissing("the facts do not exist")
+
+    async def ready(*_: object) -> None:
+        pass
+
+    node: Any = SimpleNamespace(wait_master=ready, require_level=ready, state=new.state)
+    stand_in: Any = Place()
+    service = RestoresService(config, node, stand_in)
+    request = restores_pb2.RestoreQueueRequest(cluster_id="new", url="s3://tier", create=CREATE)
+    with pytest.raises(InvalidRequest, match="do not exist"):
+        asyncio.run(service.RestoreQueue(request, None))
+    assert len(called) == 1
+    node.state = restore(new, cut(lost))
+    asyncio.run(service.RestoreQueue(request, None))
+    assert len(called) == 1
 
 
 def test_a_queue_that_is_there_is_left_alone(lost: RestoreHome) -> None:
