@@ -1,6 +1,7 @@
 """Delayed messages: a burst that is due in one second, and a backlog over days.
 
-How it works. Two things are measured on a cluster of real processes with three replicas.
+How it works. Two things are measured on a cluster of real processes, with three replicas unless
+`--brokers` says otherwise.
 
 *A burst*: `--messages` of `--message-bytes` are stored, all due in the same second, over `--queues`
 queues. How late the first and the last of them got offsets is taken twice: from outside, by asking
@@ -8,11 +9,16 @@ for the ends of the queues every 50 ms, and from the history, by the log's time.
 topic gets one message at a time, each awaited, as it did for `--seconds` before.
 
 *A backlog*: `--backlog` messages are delayed over `--days` days, each second as full as the others.
-Then memory is read, and a slave and the whole cluster are killed and started again.
+They come in the order in which they are due, so what is due in one second of a queue is one batch
+and more. With `--batch-messages N` they come in batches of N in no order, each due in a second of
+its own; batches of one are the hardest case, for each batch is an extent in memory. Then memory is
+read, and a slave and the whole cluster are killed and started again. `--brokers 1` measures one
+replica without others, where the disk has no room for three.
 
     python -m benchmarks.delays                                     # a million of each
     python -m benchmarks.delays --messages 10000000 --backlog 0     # the goal of a burst
     python -m benchmarks.delays --messages 0 --backlog 100000000    # the goal of a backlog
+    python -m benchmarks.delays --messages 0 --backlog 10000000 --batch-messages 1 --brokers 1
 
 Not here: latency by itself (`latency.py`), memory with messages in queues (`memory_restart.py`).
 """
@@ -25,7 +31,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -60,8 +66,12 @@ FLUSH_S = 3_600.0
 RELEASE_S = 600.0
 SERVE_S = 300.0
 SECOND_US = 1_000_000
-DISK_BYTES_PER_MESSAGE = 4 * 40
-"""Beside the message: headers, columns, and what is written before old segments are recycled."""
+SCATTER = 7_368_787
+"""A prime: batches that follow one another are due days apart."""
+DISK_BYTES_PER_MESSAGE = 54
+"""Beside the message: columns, and what is written before old segments are recycled."""
+DISK_BYTES_PER_BATCH = 320
+"""Its headers; batches of a backlog that comes in order are large."""
 
 
 class Awaited(threading.Thread):
@@ -181,11 +191,19 @@ class Site:
             for first in range(0, count, CALL_MESSAGES):
                 progress(f"  delaying: {first:,} of {count:,} messages …")
                 numbers = np.arange(first, min(first + CALL_MESSAGES, count))
-                dues = (first_s + numbers * seconds // count) * SECOND_US
+                dues = (first_s + self._seconds(numbers, seconds)) * SECOND_US
                 values = self._arrow.slice(0, len(numbers))
                 producer.send_many(BACKLOG, values, deliver_at=pa.array(dues, pa.int64()))
             producer.flush(FLUSH_S)
         return {"messages_s": count / (time.perf_counter() - start)}
+
+    def _seconds(self, numbers: np.ndarray[Any, np.dtype[np.int64]], seconds: int) -> Any:
+        """In which of so many seconds each message is due."""
+        messages = self._options.batch_messages
+        if not messages:
+            return numbers * seconds // self._options.backlog
+        # Messages that follow one another are of one second, and spread over the queues.
+        return numbers // (messages * self._options.queues) * SCATTER % seconds
 
     def memory(self) -> Mapping[str, float]:
         """The largest resident memory of a node, and what the topic tells of its backlog."""
@@ -241,12 +259,13 @@ BACKLOG_TARGETS = (
 def run(options: argparse.Namespace) -> int:
     """Measures and prints; returns the exit status."""
     whole = Comparison(
-        title=f"Delayed messages of {options.message_bytes} B, {options.queues} queues, 3 replicas:"
+        title=f"Delayed messages of {options.message_bytes} B, {options.queues} queues,"
+        f" {options.brokers} replicas:"
         f" {options.messages:,} due in one second, {options.backlog:,} over {options.days:g} days"
     )
     with (
         temporary_directory(options.data) as data,
-        Cluster(data / "cluster") as cluster,
+        Cluster(data / "cluster", brokers=options.brokers) as cluster,
         connect(cluster.bootstrap) as client,
     ):
         site = Site(cluster, client, options)
@@ -258,15 +277,12 @@ def run(options: argparse.Namespace) -> int:
             promised += BURST_TARGETS
         if options.backlog:
             whole.rounds["backlog: filling"] = [site.fill()]
-            for name, step in (
-                ("a node", site.memory),
-                ("restart a slave", site.restart_slave),
-                ("restart all", site.restart_all),
-                ("a node, restarted", partial(site.memory)),
-            ):
+            steps = [("a node", site.memory), ("restart a slave", site.restart_slave)]
+            steps += [("restart all", site.restart_all), ("a node, restarted", site.memory)]
+            for name, step in steps if options.brokers > 1 else (steps[0], *steps[2:]):
                 progress(f"  backlog: {name} …")
                 whole.rounds[f"backlog: {name}"] = [step()]
-            promised += BACKLOG_TARGETS
+            promised += [each for each in BACKLOG_TARGETS if each.contender in whole.rounds]
     whole.targets = promised
     progress("")
     return report(whole, options)
@@ -286,6 +302,13 @@ def main() -> int:
     )
     parser.add_argument("--days", type=decimal(0.001, 3_650), default=7.0)
     parser.add_argument("--message-bytes", type=number(1, MESSAGE_BYTES_MAX), default=200)
+    parser.add_argument(
+        "--batch-messages",
+        type=number(0, 100_000),
+        default=0,
+        help="of a backlog that comes in no order; 0: in the order of delivery",
+    )
+    parser.add_argument("--brokers", type=number(1, 5), default=3, help="replicas of the log")
     parser.add_argument("--queues", type=number(1, 1_000), default=4)
     parser.add_argument(
         "--store-seconds",
@@ -295,8 +318,11 @@ def main() -> int:
     )
     options = parser.parse_args()
     bursts = options.messages * (options.rounds + options.warm_ups)
-    need = (bursts + options.backlog) * (3 * options.message_bytes + DISK_BYTES_PER_MESSAGE)
-    require_disk(parser, options.data, need + (2 << 30))
+    messages = bursts + options.backlog
+    batches = messages // options.batch_messages if options.batch_messages else 0
+    need = messages * (options.message_bytes + DISK_BYTES_PER_MESSAGE)
+    need += batches * DISK_BYTES_PER_BATCH
+    require_disk(parser, options.data, options.brokers * need + (2 << 30))
     return guarded(lambda: run(options))
 
 

@@ -546,7 +546,7 @@ def leaves_seconds_full() -> Any:
 
 
 def cleans_what_is_delayed() -> Any:
-    return patch.object(Delays, "live_records", lambda *_: iter(()))
+    return patch.object(Delays, "in_entries", lambda *_: iter(()))
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from semel.broker.server import id_calls, stored_rows
 from semel.broker.server.id_calls import IdCalls
 from semel.broker.state import DelayedCancelled
 from semel.broker.state.admission import delay_admission
-from semel.broker.state.apply.delayed_queue import DelayedPlace
+from semel.broker.state.apply.delayed_extent import DelayedPlace
 from semel.broker.state.apply.delays import Delays
 from semel.broker.state.apply.id_windows import IdWindows
 from semel.protos.queue_refs import queue_key_of

@@ -13,7 +13,8 @@ from semel.broker.state.admission.delay_admission import propose_release
 from semel.broker.state.apply import delayed_copies
 from semel.broker.state.apply.cancelled_rows import CancelledRows
 from semel.broker.state.apply.delayed_copies import DelayedCopies
-from semel.broker.state.apply.delayed_queue import EXTENT, DelayedQueue
+from semel.broker.state.apply.delayed_extent import EXTENT
+from semel.broker.state.apply.delayed_queue import DelayedQueue
 from semel.broker.state.apply.moved_origins import no_origins
 from semel.protos.v1 import control_pb2
 

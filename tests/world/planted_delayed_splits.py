@@ -10,7 +10,7 @@ from unittest.mock import patch
 from semel.broker.background import delayed_parting
 from semel.broker.state.admission import admission
 from semel.broker.state.apply import parted, state_machine
-from semel.broker.state.apply.delayed_queue import DelayedExtent
+from semel.broker.state.apply.delayed_extent import DelayedExtent
 from semel.broker.state.apply.delays import Delays
 from semel.protos.parted_rows import part_rows
 

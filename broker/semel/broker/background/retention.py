@@ -114,23 +114,21 @@ class Retention:
         # record that is trimmed meanwhile is copied for nothing, and dropped the next time. A
         # snapshot may replace the log meanwhile, which these do not fit: hence `incarnation`.
         lo = log.first_index
-        live_refs = [RecordRef(*record) for record in state.live_records(lo, upto)]
-        live_kept = {record[:2] for record in state.live_records(0, lo)}
+        live = state.live_table(0 if stats.kept_bytes else lo, upto)
 
         def keep(first: int, end: int) -> Iterable[RecordRef]:
-            return (ref for ref in live_refs if first <= ref.index < end)
+            return (RecordRef(*record) for record in live.between(first, end))
 
         def work() -> int:
             first_index = log.compact(upto, keep, incarnation=incarnation)
-            fresh = {(ref.index, ref.position) for ref in live_refs}
-            alive = live_kept | fresh
-            log.drop_kept(lambda *place: place in alive, incarnation=incarnation)
+            log.drop_kept(live.holds, incarnation=incarnation)
             return first_index
 
         first_index = await asyncio.get_running_loop().run_in_executor(
             replica.pools.background, work
         )
-        logger.info("log cleaned first_index=%d kept_records=%d", first_index, len(live_refs))
+        kept_records = len(live.between(lo, upto))
+        logger.info("log cleaned first_index=%d kept_records=%d", first_index, kept_records)
 
     def _worth_cleaning(self, end: int) -> int:
         """First index behind the segments that are worth cleaning, of those that end at `end` or

@@ -4,7 +4,8 @@ How it works. Before the cleaner takes a segment away, it copies the records tha
 (long retention, unreleased messages) byte for byte into a kept file. A kept file is written under a
 temporary name, synced and renamed. After that it never changes, except that a damaged record is
 repaired in place, until none of its records is live. Records are found by (index, position), as in
-the segment.
+the segment, in a table of each file: 28 bytes a record, so that millions of small batches may
+outlive their segments. If several files have a record, the newest counts.
 
 Format. `docs/formats/segment.md`; a test compares its tables with the structs below. A 64-byte
 header; the records, each after a 32-byte header of its own, padded to 8; a table of all records; a
@@ -27,11 +28,11 @@ import contextlib
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import google_crc32c
+import numpy as np
 
 from semel.broker.log.files import File, FileLayer
 from semel.broker.log.reader import OpenFiles
@@ -52,6 +53,20 @@ _PREFIX: Final = "kept-"
 _WRITE_BYTES: Final = 4 << 20
 
 
+_ENTRY: Final = np.dtype(
+    [
+        ("index", "<u8"),
+        ("position", "<u4"),
+        ("length", "<u4"),
+        ("offset", "<u8"),
+        ("crc", "<u4"),
+        ("", "<u4"),
+    ]
+)
+assert _ENTRY.itemsize == ENTRY_STRUCT.size
+_AT_ONCE: Final = 4_096
+
+
 class _Place(NamedTuple):
     path: Path
     offset: int
@@ -59,12 +74,44 @@ class _Place(NamedTuple):
     crc: int
 
 
-@dataclass(slots=True)
 class _KeptFile:
-    path: Path
-    size: int
-    payload_bytes: int
-    records: list[tuple[int, int]]
+    """One file and where its records are. It does not change."""
+
+    __slots__ = ("_columns", "_first", "_indexes", "_last", "path", "payload_bytes", "size")
+
+    def __init__(self, path: Path, size: int, table: bytes) -> None:
+        """`table` has packed entries in any order."""
+        entries = np.frombuffer(table, _ENTRY)
+        order = np.lexsort((entries["position"], entries["index"]))
+        names = ("position", "length", "offset", "crc")
+        self._indexes = entries["index"][order]
+        self._columns = tuple(entries[name][order] for name in names)
+        self._first = int(self._indexes[0]) if len(order) else 1
+        self._last = int(self._indexes[-1]) if len(order) else 0
+        self.path = path
+        self.size = size
+        self.payload_bytes = int(entries["length"].sum(dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self._indexes)
+
+    def find(self, index: int, position: int) -> _Place | None:
+        """Where a record is; None if it is not here."""
+        if not self._first <= index <= self._last:
+            return None
+        start, end = np.searchsorted(self._indexes, np.array([index, index + 1], np.uint64))
+        positions, lengths, offsets, crcs = self._columns
+        at = int(start + np.searchsorted(positions[start:end], position, "right")) - 1
+        if at < start or positions[at] != position:
+            return None
+        return _Place(self.path, int(offsets[at]), int(lengths[at]), int(crcs[at]))
+
+    def refs(self) -> Iterator[RecordRef]:
+        """All records, made as they are asked for."""
+        for at in range(0, len(self), _AT_ONCE):
+            columns = (self._indexes, *self._columns[:2])
+            rows = zip(*(each[at : at + _AT_ONCE].tolist() for each in columns), strict=True)
+            yield from (RecordRef(*row) for row in rows)
 
 
 class KeptStore:
@@ -78,8 +125,8 @@ class KeptStore:
         self._open_files = open_files
         self._file_bytes_max = file_bytes_max
         self._lock = threading.Lock()
-        self._places: dict[tuple[int, int], _Place] = {}
-        self._kept: list[_KeptFile] = []
+        self._kept: tuple[_KeptFile, ...] = ()
+        """Oldest first. Replaced under the lock, never changed."""
         self._next_number = 1
         self.damaged: set[RecordRef] = set()
         """Records that failed their check or are missing, and were not repaired since. The set is
@@ -91,7 +138,7 @@ class KeptStore:
 
     @property
     def record_count(self) -> int:
-        return len(self._places)
+        return sum(map(len, self._kept))
 
     @property
     def total_bytes(self) -> int:
@@ -105,32 +152,33 @@ class KeptStore:
             path = self._directory / name
             file = self._files.open(path)
             try:
-                places = list(_load(file, path))
-                size = file.size()
+                kept = _KeptFile(path, file.size(), _load(file, path))
             finally:
                 file.close()
-            self._adopt(path, size, places)
+            self._adopt(kept)
             self._next_number = int(name.removeprefix(_PREFIX)) + 1
 
-    def _adopt(self, path: Path, size: int, places: list[tuple[tuple[int, int], _Place]]) -> None:
+    def _adopt(self, kept: _KeptFile) -> None:
         with self._lock:
-            payload_bytes = sum(place.length for _, place in places)
-            self._kept.append(_KeptFile(path, size, payload_bytes, [key for key, _ in places]))
-            self._places.update(places)
+            self._kept = (*self._kept, kept)
 
-    def refs(self) -> list[RecordRef]:
-        """All records that are here at this moment."""
-        with self._lock:
-            return [RecordRef(*key, place.length) for key, place in self._places.items()]
+    def refs(self) -> Iterator[RecordRef]:
+        """All records that are here at this moment; one that is in two files comes twice."""
+        kept = self._kept
+        return (ref for each in kept for ref in each.refs())
 
     def has(self, index: int, position: int) -> bool:
-        return (index, position) in self._places
+        return self._find(index, position) is not None
+
+    def _find(self, index: int, position: int) -> _Place | None:
+        found = (kept.find(index, position) for kept in reversed(self._kept))
+        return next((place for place in found if place is not None), None)
 
     def read(self, index: int, position: int, length: int) -> bytes:
         """BLOCKING. The record's payload, checked. Raises IndexUnavailable, DamagedEntry, and
         InvalidRequest when the record has another length."""
         for _ in range(3):
-            place = self._places.get((index, position))
+            place = self._find(index, position)
             if place is None:
                 break
             if place.length != length:
@@ -158,14 +206,14 @@ class KeptStore:
         """Takes the refs of live records; those that are not here were in a file that is damaged
         beyond reading, and count as damaged."""
         with self._lock:
-            missing = {ref for ref in refs if (ref.index, ref.position) not in self._places}
+            missing = {ref for ref in refs if not self.has(ref.index, ref.position)}
             self.damaged = self.damaged | missing
 
     def repair(self, ref: RecordRef, payload: bytes) -> None:
         """BLOCKING. Repairs a damaged record: writes its payload, as a peer has it, back in place.
 
         Raises IndexUnavailable, and InvalidRequest when the payload is not the record's."""
-        place = self._places.get((ref.index, ref.position))
+        place = self._find(ref.index, ref.position)
         if place is None:
             raise IndexUnavailable(ref.index, 0, 0)
         if len(payload) != place.length or google_crc32c.value(payload) != place.crc:
@@ -193,10 +241,10 @@ class KeptStore:
                     writer = _KeptWriter(self._files, path)
                 writer.add(ref, payload)
                 if writer.size >= self._file_bytes_max:
-                    self._adopt(*writer.finish())
+                    self._adopt(writer.finish())
                     writer = None
             if writer is not None:
-                self._adopt(*writer.finish())
+                self._adopt(writer.finish())
                 writer = None
         finally:
             if writer is not None:
@@ -206,20 +254,19 @@ class KeptStore:
         """BLOCKING. Removes files without live records, and moves the live records out of files
         that are mostly dead. Returns how many files were removed."""
         removed = 0
-        for kept in list(self._kept):
-            alive = [key for key in kept.records if self._is_at(key, kept.path) and live(*key)]
-            wanted = sum(self._places[key].length for key in alive)
+        for kept in self._kept:
+            alive = [
+                ref
+                for ref in kept.refs()
+                if self._is_at(ref, kept.path) and live(ref.index, ref.position)
+            ]
+            wanted = sum(ref.length for ref in alive)
             if alive and wanted * 2 >= kept.payload_bytes:
                 continue
-            self.add((RecordRef(*key, self._places[key].length), self._copy(key)) for key in alive)
+            self.add((ref, self.read(ref.index, ref.position, ref.length)) for ref in alive)
             with self._lock:
-                self._kept.remove(kept)
-                gone = {key for key in kept.records if self._is_at(key, kept.path)}
-                for key in gone:
-                    del self._places[key]
-                self.damaged = {
-                    ref for ref in self.damaged if (ref.index, ref.position) not in gone
-                }
+                self.damaged = {ref for ref in self.damaged if not self._is_at(ref, kept.path)}
+                self._kept = tuple(each for each in self._kept if each is not kept)
             with self._open_files.forgetting(kept.path):
                 self._files.remove(kept.path)
             removed += 1
@@ -227,12 +274,9 @@ class KeptStore:
             self._files.sync_directory(self._directory)
         return removed
 
-    def _is_at(self, key: tuple[int, int], path: Path) -> bool:
-        place = self._places.get(key)
+    def _is_at(self, ref: RecordRef, path: Path) -> bool:
+        place = self._find(ref.index, ref.position)
         return place is not None and place.path == path
-
-    def _copy(self, key: tuple[int, int]) -> bytes:
-        return self.read(*key, self._places[key].length)
 
 
 class _KeptWriter:
@@ -246,7 +290,6 @@ class _KeptWriter:
             files.remove(self._temporary)
         self._file = files.open(self._temporary, create=True)
         self._entries: list[bytes] = []
-        self._places: list[tuple[tuple[int, int], _Place]] = []
         self._parts: list[bytes] = [_with_crc(HEADER_STRUCT, MAGIC, VERSION, *[0] * 8)]
         self._parts_at = 0
         self.size = HEADER_BYTES
@@ -259,8 +302,6 @@ class _KeptWriter:
         self._parts += (header, payload, bytes(-ref.length % 8))
         self.size = offset + (ref.length + 7 & ~7)
         self._entries.append(ENTRY_STRUCT.pack(ref.index, ref.position, ref.length, offset, crc, 0))
-        place = _Place(self._path, offset, ref.length, crc)
-        self._places.append(((ref.index, ref.position), place))
         if self.size - self._parts_at >= _WRITE_BYTES:
             self._flush()
 
@@ -269,8 +310,8 @@ class _KeptWriter:
         self._parts = []
         self._parts_at = self.size
 
-    def finish(self) -> tuple[Path, int, list[tuple[tuple[int, int], _Place]]]:
-        """Makes the file durable under its name; returns its path, its size and its records."""
+    def finish(self) -> _KeptFile:
+        """Makes the file durable under its name."""
         table = b"".join(self._entries)
         trailer = _with_crc(
             TRAILER_STRUCT,
@@ -288,7 +329,7 @@ class _KeptWriter:
         self._file.close()
         self._files.rename(self._temporary, self._path)
         self._files.sync_directory(self._path.parent)
-        return self._path, self.size, self._places
+        return _KeptFile(self._path, self.size, table)
 
     def abandon(self) -> None:
         self._file.close()
@@ -306,7 +347,8 @@ def _crc_holds(raw: bytes) -> bool:
     return int(google_crc32c.value(raw[:-4])) == int.from_bytes(raw[-4:], "little")
 
 
-def _load(file: File, path: Path) -> Iterator[tuple[tuple[int, int], _Place]]:
+def _load(file: File, path: Path) -> bytes:
+    """The packed entries of all records. Raises CorruptSegment, DataDirectoryError."""
     header = file.read(HEADER_BYTES, 0)
     if len(header) == HEADER_BYTES and _crc_holds(header):
         magic, version = HEADER_STRUCT.unpack(header)[:2]
@@ -316,11 +358,7 @@ def _load(file: File, path: Path) -> Iterator[tuple[tuple[int, int], _Place]]:
                 "newer program, or give this node an empty directory"
             )
     table = _table(file)
-    if table is None:
-        yield from _walk(file, path)
-        return
-    for index, position, length, offset, crc, _ in ENTRY_STRUCT.iter_unpack(table):
-        yield (index, position), _Place(path, offset, length, crc)
+    return b"".join(_walk(file, path)) if table is None else table
 
 
 def _table(file: File) -> bytes | None:
@@ -337,8 +375,8 @@ def _table(file: File) -> bytes | None:
     return table
 
 
-def _walk(file: File, path: Path) -> Iterator[tuple[tuple[int, int], _Place]]:
-    """Yields the records by their own headers, up to the table."""
+def _walk(file: File, path: Path) -> Iterator[bytes]:
+    """Yields the packed entries of the records by their own headers, up to the table."""
     at = HEADER_BYTES
     size = file.size()
     count = 0
@@ -351,7 +389,7 @@ def _walk(file: File, path: Path) -> Iterator[tuple[tuple[int, int], _Place]]:
                 "this node an empty directory and let it fetch everything from its peers"
             )
         index, position, length, crc, _, _, _ = RECORD_STRUCT.unpack(raw)
-        yield (index, position), _Place(path, at + RECORD_BYTES, length, crc)
+        yield ENTRY_STRUCT.pack(index, position, length, at + RECORD_BYTES, crc, 0)
         at += RECORD_BYTES + (length + 7 & ~7)
         count += 1
         table_bytes += ENTRY_STRUCT.size

@@ -506,7 +506,7 @@ class Log:
 
     # Checkpoints, compaction, snapshots.
 
-    def save_checkpoint(self, index: int, term: int, parts: Sequence[bytes]) -> bool:
+    def save_checkpoint(self, index: int, term: int, parts: Iterable[bytes]) -> bool:
         """BLOCKING, in an executor. Stores the state at `index`, once that is durable here.
 
         Returns False if a snapshot has replaced the log meanwhile and starts above `index`; then

@@ -65,7 +65,8 @@ _EntryStates = dict[tuple[int, int], dict[NodeId, raft_pb2.EntryState]]
 def note_missing(replica: Replica) -> None:
     """Notes live records that are missing: below the log's first entry, and in no kept file."""
     log, state = replica.log, replica.state
-    log.note_missing(RecordRef(*record) for record in state.live_records(0, log.first_index))
+    live = state.live_table(0, log.first_index)
+    log.note_missing(RecordRef(*record) for record in live)
 
 
 class Repair:

@@ -43,7 +43,7 @@ BOUNDS_MAX: Final = 64
 """The most bounds that counts may be asked for."""
 WITHIN_US_MAX: Final = 1 << 60
 """The furthest bound from now."""
-COUNTED_BLOCKS: Final = 64
+COUNTED_BLOCKS: Final = 16
 """Blocks of extents that are counted before others have their turn."""
 
 QUEUES_AT_ONCE: Final = 64

@@ -23,8 +23,10 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Final
+
+import numpy as np
 
 from semel.broker.compaction import NewestOffsets
 from semel.broker.log import IndexUnavailable, Log
@@ -42,6 +44,8 @@ from semel.broker.state import (
     State,
     TableVerifier,
 )
+from semel.broker.state.apply.delayed_block import FrozenBlock, each_extent, thawed
+from semel.broker.state.apply.delayed_extent import Rows
 from semel.broker.state.apply.expired import Expired
 from semel.broker.state.apply.extents import Extents
 from semel.broker.state.verify.moved_tables import Entry
@@ -77,8 +81,12 @@ class _Wanted:
     """All that it had."""
     extents: tuple[Extent, ...]
     """Those from `log_start_offset` on, once the thread has taken them out."""
-    delayed: tuple[DelayedExtent, ...]
+    waiting: Sequence[FrozenBlock]
     """Batches without offsets."""
+    delayed: Rows
+    """The same, once the thread has unpacked them."""
+    released: tuple[DelayedExtent, ...]
+    """Those that have been given offsets since."""
     cancelled: dict[int, int]
     """How many of their messages are cancelled, by the ordinals of the batches."""
     inherited: dict[int, tuple[int, int]]
@@ -155,7 +163,9 @@ def _capture(replica: Replica, key: QueueKey) -> _Wanted:
         expired=queue.expired.copy(),
         held=queue.extents.copied(),
         extents=(),
-        delayed=tuple(delayed or ()),
+        waiting=delayed.frozen() if delayed else (),
+        delayed=thawed(()),
+        released=(),
         cancelled={
             ordinal: len(rows)
             for ordinal, rows in (delayed.cancelled.batches if delayed else {}).items()
@@ -229,7 +239,7 @@ def _verify(
     """Runs in a thread of its own."""
     wanted = [_with_extents(one, courtesy) for one in wanted]
     total = sum(extent.length for one in wanted for extent in one.extents)
-    total += sum(extent.length for one in wanted for extent in one.delayed)
+    total += sum(int(one.delayed["length"].sum(dtype=np.int64)) for one in wanted)
     table = TableVerifier(base)
     digests: dict[QueueKey, bytes] = {}
     windows: dict[QueueKey, dict[int, list[Entry]]] = {}
@@ -294,14 +304,14 @@ def _verify(
 
 
 def _with_extents(one: _Wanted, courtesy: Courtesy) -> _Wanted:
-    """With `extents` taken out of `held`."""
+    """With `extents` taken out of `held`, and `delayed` out of what waits."""
     extents: list[Extent] = []
     if one.log_start_offset < one.log_end_offset:
         begin = one.held.find_offset(one.log_start_offset)
         for extent in one.held.read(begin, one.log_end_offset):
             extents.append(extent)
             courtesy.maybe_rest()
-    return replace(one, extents=tuple(extents))
+    return replace(one, extents=tuple(extents), delayed=thawed(one.waiting), waiting=())
 
 
 def _stored_ids(
@@ -341,21 +351,22 @@ def _cut(log: Log, one: _Wanted, end: int, index: int) -> _Wanted:
     """
     end = max(end, one.log_start_offset)
     extents = tuple(extent for extent in one.extents if extent.base_offset < end)
-    delayed = [extent for extent in one.delayed if extent.entry <= index]
+    released: list[DelayedExtent] = []
     cancelled = dict(one.cancelled)
     # A batch with cancelled messages has one extent for each stretch that is left.
     later = one.extents[len(extents) :] if one.bodies is None else ()
     for place, group in groupby(later, _record_of):
         parts = list(group)
         if parts[0].index <= index and (batch := _delayed(log, parts[0])):
-            ordinal = -1 - len(delayed)
-            delayed.append(DelayedExtent(batch.deliver_at_us, ordinal, *place, batch.count))
+            ordinal = -1 - len(released)
+            released.append(DelayedExtent(batch.deliver_at_us, ordinal, *place, batch.count))
             cancelled[ordinal] = batch.count - sum(extent.count for extent in parts)
     return replace(
         one,
         log_end_offset=end,
         extents=extents,
-        delayed=tuple(delayed),
+        delayed=one.delayed[one.delayed["entry"] <= index],
+        released=tuple(released),
         cancelled=cancelled,
     )
 
@@ -410,7 +421,7 @@ def _read_queue(
         if extent.base_offset < one.compacted_to:
             _add_keys(newest, extent, stored)
         progress(extent.length)
-    for delayed in one.delayed:
+    for delayed in chain(each_extent(one.delayed), one.released):
         try:
             stored = bytes(log.read_record(delayed.entry, delayed.position, delayed.length))
         except (StorageError, IndexUnavailable) as error:

@@ -64,5 +64,5 @@ class Checkpoints:
                 return self.index  # that of the snapshot which has replaced the log meanwhile
             self.seconds.observe(time.monotonic() - began)
             self.index = max(self.index, index)
-            logger.info("checkpoint written index=%d bytes=%d", index, sum(map(len, parts)))
+            logger.info("checkpoint written index=%d bytes=%d", index, self.length)
             return self.index

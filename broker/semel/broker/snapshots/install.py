@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import grpc
@@ -37,7 +37,7 @@ from semel.broker.replica.replica import Replica
 from semel.broker.snapshots.checkpoints import Checkpoints
 from semel.broker.snapshots.pull import SnapshotPull
 from semel.broker.snapshots.records import read_or_none
-from semel.broker.state import State
+from semel.broker.state import LiveRecords, State
 from semel.protos.errors import CorruptSegment, SemelError
 from semel.protos.ids import NodeId
 
@@ -134,7 +134,7 @@ class CatchUp:
             if not begin(mark):
                 return
             logger.info("installing snapshot index=%d bytes=%d", index, len(payload))
-            refs = [RecordRef(*ref) for ref in state.live_records(0, index + 1)]
+            refs = state.live_table(0, index + 1)
             records = self._records(pull, refs, index, replica.state.applied_index, loop)
             installing = loop.run_in_executor(
                 replica.readers,
@@ -179,7 +179,7 @@ class CatchUp:
     def _records(
         self,
         pull: SnapshotPull,
-        refs: Sequence[RecordRef],
+        refs: LiveRecords,
         index: int,
         own_applied: int,
         loop: asyncio.AbstractEventLoop,
@@ -192,7 +192,7 @@ class CatchUp:
             missing.clear()
             return asyncio.run_coroutine_threadsafe(pull.records(wanted, index), loop).result()
 
-        for ref in refs:
+        for ref in (RecordRef(*record) for record in refs):
             data = None
             if ref.index <= own_applied:
                 data = read_or_none(self._replica.log, ref)

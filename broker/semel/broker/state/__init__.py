@@ -36,12 +36,13 @@ from semel.broker.state.apply.delayed_copies import (
     header_of_copy,
     ordinal_of_copy,
 )
-from semel.broker.state.apply.delayed_queue import DelayedExtent, DelayedPlace
+from semel.broker.state.apply.delayed_extent import DelayedExtent, DelayedPlace
 from semel.broker.state.apply.delays import RELEASE_BATCHES_MAX, Delays
 from semel.broker.state.apply.dropped_batches import BatchName
 from semel.broker.state.apply.due_seconds import DueLoad
 from semel.broker.state.apply.extents import Extent
 from semel.broker.state.apply.id_windows import MOVED_ID_BYTES, CopiedIds, IdWindow
+from semel.broker.state.apply.live_records import LiveRecords
 from semel.broker.state.apply.locks import ConsumerGroups, GroupQueue
 from semel.broker.state.apply.lost_offsets import RECORD_BYTES, Lost, LostRange
 from semel.broker.state.apply.move_places import Incoming, MoveState, Place
@@ -158,6 +159,7 @@ __all__ = [
     "Incoming",
     "KeptBatch",
     "KnownIds",
+    "LiveRecords",
     "LockClock",
     "LockGranted",
     "LockRefused",

@@ -12,6 +12,7 @@ import pytest
 from semel.broker.background.retention import Retention, worth_cleaning
 from semel.broker.log import RecordRef, SegmentRange
 from semel.broker.replica.pools import Pools
+from semel.broker.state import LiveRecords
 
 ENTRY_BYTES = 100
 LIVE = [(2, 48, 4), (5, 48, 4), (15, 48, 4), (30, 48, 4)]
@@ -32,7 +33,7 @@ class Node:
         self.state = SimpleNamespace(
             applied_index=40,
             live_bytes=1_000,
-            live_records=self._live_records,
+            live_table=self._live_table,
             live_bytes_between=lambda bounds: self.live[: len(bounds) - 1],
         )
         self.incarnation = 7
@@ -49,8 +50,8 @@ class Node:
         stand_in: Any = self
         self.retention = Retention(stand_in, stand_in)
 
-    def _live_records(self, lo: int, hi: int) -> list[tuple[int, int, int]]:
-        return [record for record in LIVE if lo <= record[0] < hi]
+    def _live_table(self, lo: int, hi: int) -> LiveRecords:
+        return LiveRecords.of((), [each for each in LIVE if lo <= each[0] < hi], (), lo, hi)
 
     def stats(self) -> Any:
         return SimpleNamespace(segment_bytes=self.segment_bytes, kept_bytes=self.kept_bytes)
@@ -79,6 +80,7 @@ class Node:
 
 async def test_what_is_live_stays_readable() -> None:
     node = Node()
+    node.kept_bytes = 4
     await node.retention._clean()
     assert node.compacted == [(30, 7)], "the newest ten entries are left for slaves"
     assert node.written == 0

@@ -48,7 +48,11 @@ class Node:
     def __init__(self) -> None:
         self.log = self.core = self.peers = self
         self.config = SimpleNamespace(node_id=ME, log=None)
-        self.state = SimpleNamespace(applied_index=1_000, live_records=lambda lo, hi: [(lo, 48, 4)])
+        self.state = SimpleNamespace(
+            applied_index=1_000,
+            live_records=lambda lo, hi: [(lo, 48, 4)],
+            live_table=lambda lo, hi: [(lo, 48, 4)],
+        )
         self.readers = ThreadPoolExecutor(1)
         self.pools = Pools.of_one(ThreadPoolExecutor(1))
         self.damaged = {index: _damage(index) for index in (*LOST, ABOVE)}
@@ -251,7 +255,7 @@ async def test_a_scrub_survives_a_checkpoint_that_cannot_be_written(error: Excep
 
     node: Any = SimpleNamespace(
         pools=Pools.of_one(ThreadPoolExecutor(1)),
-        state=SimpleNamespace(applied_index=9, live_records=lambda lo, hi: []),
+        state=SimpleNamespace(applied_index=9, live_table=lambda lo, hi: []),
         log=SimpleNamespace(
             stats=lambda: SimpleNamespace(segment_bytes=0, kept_bytes=0),
             scrub=lambda: iter(()),

@@ -204,14 +204,14 @@ async def test_others_have_their_turn_while_many_are_counted(
     """The queue may change in every pause; what is added then is not counted."""
     monkeypatch.setattr(delay_calls, "COUNTED_BLOCKS", 1)
     delays, turns = group.state.delays, 0
-    for number in range(3_000):
+    for number in range(15_000):
         delays.add(KEY, START_US + (30 + number) * SECOND_US, 1, 48, 100, 1)
     counting = asyncio.ensure_future(count(DelayMaster(group)))
     while await asyncio.sleep(0, not counting.done()):
         turns += 1
-        delays.add(KEY, START_US + 10_000 * SECOND_US, 1, 48, 100, 1)
+        delays.add(KEY, START_US + 100_000 * SECOND_US, 1, 48, 100, 1)
         assert turns < 1_000, "it goes on for as long as batches come"
     (key,) = counting.result().queues
-    assert figures(key) == [(3_005, 3_010)]
-    assert key.last_due_us == START_US + 3_029 * SECOND_US
+    assert figures(key) == [(15_005, 15_010)]
+    assert key.last_due_us == START_US + 15_029 * SECOND_US
     assert turns > 5

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from semel.broker.state import DelayedExtent, DueHistogram
 from semel.broker.state.apply.delay_figures import DelayFigures
-from semel.broker.state.apply.delayed_queue import DELAYED_EXTENT, DelayedQueue
+from semel.broker.state.apply.delayed_extent import DELAYED_EXTENT
+from semel.broker.state.apply.delayed_queue import DelayedQueue
 
 BIG = (1 << 32) - 1
 

@@ -21,9 +21,10 @@ from semel.broker.state import (
     read_slice,
 )
 from semel.broker.state.apply.cancelled_rows import CancelledRows
-from semel.broker.state.apply.codec import Reader
+from semel.broker.state.apply.codec import Reader, joined
 from semel.broker.state.apply.delayed_copies import DelayedCopies
-from semel.broker.state.apply.delayed_queue import DelayedExtent, DelayedPlace, DelayedQueue
+from semel.broker.state.apply.delayed_extent import DelayedExtent, DelayedPlace
+from semel.broker.state.apply.delayed_queue import DelayedQueue
 from semel.broker.state.apply.moved_origins import no_origins, origins_after, read_origins
 from semel.protos.batch import (
     BROKER_HEADER_BYTES,
@@ -271,11 +272,11 @@ def test_copies_survive_a_checkpoint() -> None:
     copies = DelayedCopies()
     copies.add(extent(7))
     copies.add(extent(9, due_us=1))
-    data = b"".join(copies.parts())
+    data = joined(copies.parts())
     reader = Reader(data)
     again = DelayedCopies.read_parts(reader)
     reader.finish()
-    assert b"".join(again.parts()) == data
+    assert joined(again.parts()) == data
     assert again.below_ordinal == 10
 
 

@@ -21,7 +21,7 @@ from semel.broker.state import (
     StateDiverged,
     WindowEntry,
 )
-from semel.broker.state.apply.codec import Reader
+from semel.broker.state.apply.codec import Reader, joined
 from semel.protos.batch import BROKER_HEADER_BYTES, HEADER_BYTES, BatchFlags
 from semel.protos.errors import (
     InvalidRequest,
@@ -415,9 +415,9 @@ def test_however_they_come_extents_stand_in_the_order_of_their_time() -> None:
         10 * len(model),
     )
     assert len(delays._heap) <= 2 + 1_024
-    data = b"".join(delays.parts(cancelled=True, origins=True))
+    data = joined(delays.parts(cancelled=True, origins=True))
     again = Delays.read_parts(Reader(data), cancelled=True, origins=True)
-    assert b"".join(again.parts(cancelled=True, origins=True)) == data
+    assert joined(again.parts(cancelled=True, origins=True)) == data
 
 
 # --- apply checks again -------------------------------------------------------------------------

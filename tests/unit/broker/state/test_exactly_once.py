@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -20,7 +21,9 @@ from hypothesis.stateful import (
 
 from semel.broker.state import Admission, Duplicate, Refused, StateDiverged
 from semel.broker.state.admission.pending import PendingState, RecordUse
-from semel.broker.state.apply.delayed_queue import DELAYED_EXTENT, DelayedQueue
+from semel.broker.state.apply.delayed_block import DelayedBlock
+from semel.broker.state.apply.delayed_extent import EXTENT
+from semel.broker.state.apply.delayed_queue import DelayedQueue
 from semel.broker.state.apply.delays import Delays
 from semel.broker.state.apply.expired import Expired
 from semel.broker.state.apply.rows import ENTRY, Row
@@ -373,9 +376,8 @@ def delayed_not_in_the_window(patch: pytest.MonkeyPatch) -> None:
 
 def due_out_of_order(patch: pytest.MonkeyPatch) -> None:
     def at_the_end(self: DelayedQueue, extent: Any) -> None:
-        if not self._blocks:
-            self._blocks.append(bytearray())
-        self._blocks[-1] += DELAYED_EXTENT.pack(*extent)
+        made = DelayedBlock(np.array([tuple(extent)], EXTENT))
+        self._blocks.append(made)
         self._count(extent, 1)
 
     patch.setattr(DelayedQueue, "add", at_the_end)

@@ -11,7 +11,7 @@ from semel.broker.state.apply import (
     compacted,
     coordination,
     delayed_copies,
-    delayed_queue,
+    delayed_extent,
     delays,
     dropped_batches,
     expired,
@@ -59,7 +59,7 @@ DOCUMENT = "state.md"
         ("Move", 1, delayed_copies.COPIES),
         ("Delayed", 0, delays.HEAD),
         ("Delayed", 1, delays.DELAYED_QUEUE),
-        ("Delayed", 2, delayed_queue.DELAYED_EXTENT),
+        ("Delayed", 2, delayed_extent.DELAYED_EXTENT),
         ("Delayed", 3, cancelled_rows._BATCH),
         ("Delayed", 4, struct.Struct("<Iq")),  # of `moved_origins.ORIGIN`
         ("Window of ids", 0, id_windows.WINDOW),

@@ -7,8 +7,9 @@ from random import Random
 import pytest
 
 from semel.broker.state.apply.cancelled_rows import CancelledRows
-from semel.broker.state.apply.codec import Reader
-from semel.broker.state.apply.delayed_queue import DelayedExtent, DelayedPlace, DelayedQueue
+from semel.broker.state.apply.codec import Reader, joined
+from semel.broker.state.apply.delayed_extent import DelayedExtent, DelayedPlace
+from semel.broker.state.apply.delayed_queue import DelayedQueue
 from semel.broker.state.apply.extents import CHUNK, Extents
 
 BATCHES = 3_000
@@ -50,9 +51,9 @@ def test_batches_are_found_and_cancelled_in_every_block(seed: int) -> None:
                 if place.due_us == due_us and (model[place][0].entry ^ entry) & 0xFF == 0
             ]
             assert list(queue.due_at(due_us, entry, 0xFF)) == wanted
-    data = b"".join(queue.parts(cancelled=True))
+    data = joined(queue.parts(cancelled=True))
     again = DelayedQueue.read_parts(Reader(data), queue.batches, cancelled=True)
-    assert b"".join(again.parts(cancelled=True)) == data
+    assert joined(again.parts(cancelled=True)) == data
     assert (again.messages, list(again)) == (queue.messages, list(queue))
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from semel.broker.state import Accepted, Refused, State, StateDiverged, entries_of, move_refusal
 from semel.broker.state.admission import part_admission, queue_admission
 from semel.broker.state.apply import parted, state_machine
-from semel.broker.state.apply.delayed_queue import DelayedPlace
+from semel.broker.state.apply.delayed_extent import DelayedPlace
 from semel.protos import parted_rows
 from semel.protos.errors import InvalidRequest, Throttled, UnsupportedVersion
 from semel.protos.ids import QueueId, QueueKey, TopicId

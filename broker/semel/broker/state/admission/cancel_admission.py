@@ -19,7 +19,7 @@ from __future__ import annotations
 from semel.broker.state.admission.decisions import Accepted, ControlDecision, retry_later
 from semel.broker.state.admission.id_admission import IdAdmission
 from semel.broker.state.admission.pending import PendingQueue, PendingState, RecordUse
-from semel.broker.state.apply.delayed_queue import DelayedExtent
+from semel.broker.state.apply.delayed_extent import DelayedExtent
 from semel.broker.state.apply.delays import Delays
 from semel.protos.v1 import control_pb2
 

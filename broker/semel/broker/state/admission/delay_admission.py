@@ -11,7 +11,7 @@ from typing import Final
 from semel.broker.state.admission.cancel_admission import left
 from semel.broker.state.admission.decisions import Refused
 from semel.broker.state.admission.pending import PendingQueue, PendingState
-from semel.broker.state.apply.delayed_queue import DelayedPlace
+from semel.broker.state.apply.delayed_extent import DelayedPlace
 from semel.broker.state.apply.delays import COLUMN_FLAG, Delays
 from semel.protos.batch import BatchHeader
 from semel.protos.delays import time_refusal

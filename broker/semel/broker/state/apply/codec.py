@@ -9,11 +9,48 @@ begins.
 from __future__ import annotations
 
 import struct
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, Protocol
+
+import google_crc32c
 
 from semel.protos.errors import CorruptSegment
 
+CRC: Final = struct.Struct("<I")
 _LENGTH: Final = struct.Struct("<I")
+
+
+class Frozen(Protocol):
+    """A piece that never changes, and whose bytes are made when they are needed."""
+
+    def data(self) -> bytes:
+        """The bytes; any thread may ask for them."""
+        ...
+
+
+Part = bytes | Frozen
+"""A piece of canonical bytes."""
+
+
+def joined(parts: Iterable[Part]) -> bytes:
+    """The pieces in one."""
+    return b"".join(part if isinstance(part, bytes) else part.data() for part in parts)
+
+
+class CheckedParts:
+    """Pieces, and the CRC of all of them as the last one. It is iterated as often as one likes, by
+    any thread; only then bytes are made of what is frozen."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = parts
+
+    def __iter__(self) -> Iterator[bytes]:
+        crc = 0
+        for part in self._parts:
+            data = part if isinstance(part, bytes) else part.data()
+            crc = google_crc32c.extend(crc, data)
+            yield data
+        yield CRC.pack(crc)
 
 
 def pack_text(text: str) -> bytes:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from semel.broker.state.apply.cancelled_rows import CancelledRows
-from semel.broker.state.apply.delayed_queue import EXTENT, DelayedPlace
+from semel.broker.state.apply.delayed_extent import EXTENT, DelayedPlace
 
 
 class DelayFigures(NamedTuple):

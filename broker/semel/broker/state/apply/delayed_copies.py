@@ -30,21 +30,21 @@ import numpy as np
 import numpy.typing as npt
 
 from semel.broker.state.apply.cancelled_rows import CancelledRows
-from semel.broker.state.apply.codec import Reader
-from semel.broker.state.apply.delayed_queue import (
+from semel.broker.state.apply.codec import Part, Reader
+from semel.broker.state.apply.delayed_extent import (
     DELAYED_EXTENT,
     EXTENT,
     DelayedExtent,
     DelayedPlace,
-    DelayedQueue,
 )
+from semel.broker.state.apply.delayed_queue import DelayedQueue
 from semel.broker.state.apply.moved_origins import Origins, origins_after
 from semel.protos.batch import BrokerHeader
 from semel.protos.errors import InvalidRequest
 from semel.protos.ids import Offset, QueueKey, Term
 
 COPIES: Final = struct.Struct("<QI")
-_LOOKS_MAX: Final = 2_000
+_LOOKS_MAX: Final = 500
 """Batches that one page looks at, which takes some 30 ms."""
 _SAME: Final = ("due_us", "ordinal", "length", "messages")
 
@@ -107,7 +107,7 @@ class DelayedCopies:
             return None
         return DelayedQueue.of(mine.tobytes(), wanted.cancelled)
 
-    def parts(self) -> list[bytes]:
+    def parts(self) -> list[Part]:
         """Canonical bytes."""
         head = COPIES.pack(self.below_ordinal, self.queue.batches)
         return [head, *self.queue.parts(cancelled=False)]
@@ -117,8 +117,8 @@ class DelayedCopies:
         """The inverse of `parts`. Raises CorruptSegment."""
         copies = cls()
         copies.below_ordinal, batches = reader.unpack(COPIES)
-        packed = bytes(reader.take(batches * DELAYED_EXTENT.size))
-        copies.queue = DelayedQueue.of(packed, CancelledRows())
+        data = reader.take(batches * DELAYED_EXTENT.size)
+        copies.queue = DelayedQueue.of(data, CancelledRows())
         return copies
 
 

@@ -1,7 +1,7 @@
 """The delayed batches of one queue, in the order in which they are due.
 
-How it works. The extents of a queue are packed in blocks, in their order: a million of them take
-36 MB, and a checkpoint takes them as they are.
+How it works. The extents of a queue are in blocks, in their order. Blocks pack what is in them
+(`delayed_block.py`): ten million batches of one message each take 90 to 140 MB.
 
 Invariants
 1. The extents rise strictly by (due_us, ordinal); an ordinal is used only once.
@@ -15,58 +15,38 @@ Not here: the queues of a broker group (`delays.py`), cancelled rows (`cancelled
 
 from __future__ import annotations
 
-import struct
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterator
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from semel.broker.state.apply.cancelled_rows import CancelledRows
-from semel.broker.state.apply.codec import Reader
+from semel.broker.state.apply.codec import Part, Reader
+from semel.broker.state.apply.delayed_block import (
+    DelayedBlock,
+    FrozenBlock,
+    behind,
+    each_extent,
+    place_at,
+    thawed,
+)
+from semel.broker.state.apply.delayed_extent import (
+    DELAYED_EXTENT,
+    EXTENT,
+    DelayedExtent,
+    DelayedPlace,
+    Rows,
+)
 from semel.broker.state.apply.due_seconds import Numbers
 from semel.broker.state.apply.extents import I64, add_lengths
 from semel.protos.errors import CorruptSegment
 
-DELAYED_EXTENT: Final = struct.Struct("<qQqIII")
-EXTENT: Final = np.dtype(
-    [
-        ("due_us", "<i8"),
-        ("ordinal", "<u8"),
-        ("entry", "<i8"),
-        ("position", "<u4"),
-        ("length", "<u4"),
-        ("messages", "<u4"),
-    ]
-)
-assert EXTENT.itemsize == DELAYED_EXTENT.size
-_BLOCK_BYTES: Final = 512 * DELAYED_EXTENT.size
-_DUE: Final = struct.Struct("<q")
-_PLACE: Final = struct.Struct("<qQ")
-
-
-class DelayedPlace(NamedTuple):
-    """The place of a delayed extent in the order of its queue."""
-
-    due_us: int
-    ordinal: int
-
-
-class DelayedExtent(NamedTuple):
-    """One delayed batch: in the log, and without offsets."""
-
-    due_us: int
-    ordinal: int
-    """Its number. The batches of a queue have rising ones, as they were delayed."""
-    entry: int
-    """Index of the entry that holds it."""
-    position: int
-    length: int
-    """Length of the record's payload: broker header and batch."""
-    messages: int
-    """Rows of the batch, cancelled ones as well."""
+BLOCK_ROWS: Final = 2_048
+I8: Final = np.int64
+_READ_ROWS: Final = 1 << 20
+"""Extents that are in memory unpacked together, when many are read or summed up."""
 
 
 class DelayedQueue:
@@ -75,8 +55,8 @@ class DelayedQueue:
     __slots__ = ("_blocks", "batches", "bytes", "cancelled", "messages")
 
     def __init__(self) -> None:
-        self._blocks: list[bytearray] = []
-        """Packed extents in order; no block is empty."""
+        self._blocks: list[DelayedBlock] = []
+        """In their order."""
         self.cancelled = CancelledRows()
         self.batches = 0
         self.messages = 0
@@ -85,50 +65,52 @@ class DelayedQueue:
     @property
     def first_due_us(self) -> int:
         """When the first batch is due."""
-        return _due(self._blocks[0])
+        return self._blocks[0].first.due_us
 
     @property
     def first_place(self) -> DelayedPlace:
         """The place of the first batch."""
-        return _place(self._blocks[0])
+        return self._blocks[0].first
 
     @property
     def last(self) -> DelayedPlace:
         """The place of the last batch."""
-        block = self._blocks[-1]
-        return _place(block, len(block) // DELAYED_EXTENT.size - 1)
+        return self._blocks[-1].last
 
     @property
     def last_due_us(self) -> int:
         """When the last batch is due."""
         return self.last.due_us
 
+    @property
+    def memory_bytes(self) -> int:
+        """The bytes that the extents take in memory."""
+        return sum(block.memory_bytes for block in self._blocks)
+
     def add(self, extent: DelayedExtent) -> None:
         """Adds an extent; its ordinal must be the highest so far."""
-        self._put(extent, extent.due_us, _due)
+        self._put(extent)
 
     def insert(self, extent: DelayedExtent) -> None:
         """Adds an extent, whose ordinal no other one has."""
-        self._put(extent, (extent.due_us, extent.ordinal), _place_numbers)
+        self._put(extent)
 
-    def _put(self, extent: DelayedExtent, own: Any, key: Callable[..., Any]) -> None:
-        """Adds an extent behind those whose `key` is not above `own`."""
-        blocks = self._blocks
-        if not blocks:
-            blocks.append(bytearray())
-            at = place = 0
+    def _put(self, extent: DelayedExtent) -> None:
+        blocks, place = self._blocks, extent.place
+        at = self._block_of(place)
+        if not blocks or (len(blocks[at]) >= BLOCK_ROWS and place > self.last):
+            blocks.append(DelayedBlock(np.array([tuple(extent)], EXTENT)))
         else:
-            at = max(0, bisect_right(blocks, own, key=key) - 1)
-            block = blocks[at]
-            ordinals = range(len(block) // DELAYED_EXTENT.size)
-            place = bisect_right(ordinals, own, key=lambda each: key(block, each))
-        block, cut = blocks[at], place * DELAYED_EXTENT.size
-        block[cut:cut] = DELAYED_EXTENT.pack(*extent)
-        if len(block) > _BLOCK_BYTES:
-            half = len(block) // DELAYED_EXTENT.size // 2 * DELAYED_EXTENT.size
-            blocks.insert(at + 1, block[half:])
-            del block[half:]
+            blocks[at].add(extent)
+            if len(blocks[at]) > BLOCK_ROWS:
+                rows = blocks[at].rows()
+                half = len(rows) // 2
+                blocks[at : at + 1] = DelayedBlock(rows[:half]), DelayedBlock(rows[half:])
         self._count(extent, 1)
+
+    def _block_of(self, place: DelayedPlace) -> int:
+        """The block in which a place is, or belongs."""
+        return max(0, bisect_right(self._blocks, place, key=_first) - 1)
 
     def left(self, extent: DelayedExtent) -> int:
         """How many messages of an extent are not cancelled."""
@@ -136,17 +118,19 @@ class DelayedQueue:
 
     def find(self, place: DelayedPlace) -> DelayedExtent | None:
         """The extent at a place; None if there is none."""
-        extent = next(self._behind(DelayedPlace(place.due_us, place.ordinal - 1)), None)
-        return extent if extent is not None and extent[:2] == place else None
+        if not self._blocks:
+            return None
+        rows = self._blocks[self._block_of(place)].rows()
+        at = behind(rows, place) - 1
+        return _extent_at(rows, at) if at >= 0 and place_at(rows, at) == place else None
 
     def due_at(self, due_us: int, entry: int, mask: int) -> Iterator[DelayedExtent]:
         """The extents that are due at a time, and whose entry agrees with `entry` in the bits of
         `mask`. A million that are due at once take some ten milliseconds."""
-        for block in self._blocks_behind(DelayedPlace(due_us, -1)):
-            extents = np.frombuffer(bytes(block), EXTENT)
+        for extents in self._rows_behind(DelayedPlace(due_us, -1)):
             agree = (extents["due_us"] == due_us) & ((extents["entry"] & mask) == entry & mask)
             for at in np.flatnonzero(agree).tolist():
-                yield DelayedExtent(*extents[at].tolist())
+                yield _extent_at(extents, at)
             if extents["due_us"][-1] > due_us:
                 return
 
@@ -157,14 +141,12 @@ class DelayedQueue:
             self.cancelled.add(extent.ordinal, row)
             self.messages -= 1
             return False
-        place = DelayedPlace(extent.due_us, extent.ordinal)
-        at = bisect_right(self._blocks, place, key=_place) - 1
-        block = self._blocks[at]
-        ordinals = range(len(block) // DELAYED_EXTENT.size)
-        cut = bisect_left(ordinals, place, key=lambda each: _place(block, each))
-        del block[cut * DELAYED_EXTENT.size : (cut + 1) * DELAYED_EXTENT.size]
-        if not block:
+        at = self._block_of(extent.place)
+        rows = self._blocks[at].rows()
+        if len(rows) == 1:
             del self._blocks[at]
+        else:
+            self._blocks[at].keep(np.delete(rows, behind(rows, extent.place) - 1))
         self._count(extent, -1)
         self.cancelled.forget(extent.ordinal)
         return True
@@ -182,7 +164,7 @@ class DelayedQueue:
         for extent in self:
             if extent.due_us > until_us or len(found) >= batches_max:
                 break
-            if before is not None and extent[:2] >= before:
+            if before is not None and extent.place >= before:
                 break
             if extent.ordinal < below_ordinal:
                 found.append(extent)
@@ -208,68 +190,80 @@ class DelayedQueue:
             messages += self.left(extent)
         return found, False
 
-    def columns(self) -> tuple[Numbers, Numbers, Numbers]:
-        """Due time, messages that are not cancelled and length of each extent, in order."""
-        extents = self.table()
-        messages = extents["messages"].astype(np.int64)
+    def columns(self) -> Iterator[tuple[Numbers, Numbers, Numbers]]:
+        """Due time, messages that are not cancelled and length of each extent, in order, a million
+        at a time."""
+        blocks = iter(self._blocks)
+        while some := list(islice(blocks, _READ_ROWS // BLOCK_ROWS)):
+            extents = np.concatenate([block.rows() for block in some])
+            yield extents["due_us"], self._messages_left(extents), extents["length"].astype(I8)
+
+    def _messages_left(self, extents: Rows) -> Numbers:
+        messages = extents["messages"].astype(I8)
         if self.cancelled.batches:
             concerned = np.isin(extents["ordinal"], self.cancelled.ordinals())
             for at in np.flatnonzero(concerned).tolist():
                 messages[at] -= self.cancelled.count(int(extents["ordinal"][at]))
-        return extents["due_us"], messages, extents["length"].astype(np.int64)
+        return messages
 
     def packed(self, after: DelayedPlace | None, blocks_max: int) -> bytes:
-        """The packed extents behind `after`, of at most so many blocks; empty at the end."""
-        return b"".join(islice(self._blocks_behind(after), blocks_max))
+        """The extents behind `after`, of at most so many blocks, as in the canonical bytes; empty
+        at the end."""
+        return b"".join(rows.tobytes() for rows in islice(self._rows_behind(after), blocks_max))
 
     def _behind(self, after: DelayedPlace | None) -> Iterator[DelayedExtent]:
-        for block in self._blocks_behind(after):
-            yield from map(DelayedExtent._make, DELAYED_EXTENT.iter_unpack(block))
+        for rows in self._rows_behind(after):
+            yield from each_extent(rows)
 
-    def _blocks_behind(self, after: DelayedPlace | None) -> Iterator[bytearray]:
-        """Blocks of extents behind `after`: the rest of the first one, if any, then whole ones."""
-        if after is None:
-            yield from self._blocks
-            return
-        at = max(0, bisect_right(self._blocks, after, key=_place) - 1)
-        block = self._blocks[at]
-        ordinals = range(len(block) // DELAYED_EXTENT.size)
-        start = bisect_right(ordinals, after, key=lambda each: _place(block, each))
-        if start < len(ordinals):
-            yield block[start * DELAYED_EXTENT.size :]
-        yield from islice(self._blocks, at + 1, None)
+    def _rows_behind(self, after: DelayedPlace | None) -> Iterator[Rows]:
+        """Extents behind `after`: the rest of the first block, if any, then those of whole ones."""
+        start = 0 if after is None else self._block_of(after)
+        for at in range(start, len(self._blocks)):
+            rows = self._blocks[at].rows()
+            if after is not None and at == start:
+                rows = rows[behind(rows, after) :]
+            if len(rows):
+                yield rows
 
     def remove(self, extents: list[DelayedExtent]) -> None:
         """Removes extents that `first` has returned."""
-        gone = {extent.ordinal for extent in extents}
-        while gone:
-            block = self._blocks[0]
-            kept = bytearray()
-            end = 0
-            for extent in map(DelayedExtent._make, DELAYED_EXTENT.iter_unpack(block)):
-                end += DELAYED_EXTENT.size
-                if extent.ordinal in gone:
-                    gone.discard(extent.ordinal)
-                    self._count(extent, -1)
-                    self.cancelled.forget(extent.ordinal)
-                    if not gone:
-                        break
-                else:
-                    kept += DELAYED_EXTENT.pack(*extent)
-            kept += block[end:]
-            if gone and kept:  # a newer extent than the master knew precedes the rest
-                del self._blocks[0]
-                self._blocks[0][:0] = kept
-            elif kept:
-                self._blocks[0] = kept
-            else:
-                del self._blocks[0]
+        for extent in extents:
+            self._count(extent, -1)
+            self.cancelled.forget(extent.ordinal)
+        gone = np.array([extent.ordinal for extent in extents], np.uint64)
+        at = 0
+        while len(gone):
+            block = self._blocks[at]
+            rows = block.rows()
+            # All that come before the last one are gone, but for those that are newer than the
+            # master knew.
+            count = min(len(rows), len(gone))
+            leading = bool((rows["ordinal"][:count] == gone[:count]).all())
+            kept = rows[count:] if leading else rows[~np.isin(rows["ordinal"], gone)]
+            gone = gone[len(rows) - len(kept) :]
+            if not len(kept):
+                del self._blocks[at]
+                continue
+            if leading:
+                block.take_first(rows, count)
+            elif len(kept) < len(rows):
+                block.keep(kept)
+            at += 1
 
     def add_live_bytes(self, bounds: I64, sums: I64) -> None:
         """Adds to `sums[k]` the lengths of records in entries `[bounds[k], bounds[k + 1])`."""
         for block in self._blocks:
-            extents = np.frombuffer(block, EXTENT)
-            add_lengths(extents["entry"], extents["length"], bounds, sums)
+            if block.lowest_entry < bounds[-1]:
+                extents = block.rows()
+                add_lengths(extents["entry"], extents["length"], bounds, sums)
+
+    def in_entries(self, lo_index: int, hi_index: int) -> Iterator[Rows]:
+        """The extents of batches in entries `[lo_index, hi_index)`, in order, block by block."""
+        for block in self._blocks:
+            if block.lowest_entry < hi_index:
+                extents = block.rows()
+                entries = extents["entry"]
+                yield extents[(entries >= lo_index) & (entries < hi_index)]
 
     def _count(self, extent: DelayedExtent, sign: int) -> None:
         self.batches += sign
@@ -277,54 +271,61 @@ class DelayedQueue:
         self.bytes += sign * extent.length
 
     def __iter__(self) -> Iterator[DelayedExtent]:
-        for block in self._blocks:
-            yield from map(DelayedExtent._make, DELAYED_EXTENT.iter_unpack(block))
+        return self._behind(None)
 
-    def table(self) -> npt.NDArray[np.void]:
+    def table(self) -> Rows:
         """All extents in their order, as an array of EXTENT that does not change with the queue."""
-        return np.frombuffer(b"".join(self._blocks), EXTENT)
+        return thawed(self.frozen())
 
-    def parts(self, *, cancelled: bool) -> list[bytes]:
+    def frozen(self) -> list[FrozenBlock]:
+        """All extents as they are now, which are unpacked by whoever needs them."""
+        return [block.frozen() for block in self._blocks]
+
+    def parts(self, *, cancelled: bool) -> list[Part]:
         """Canonical bytes; `cancelled` adds the cancelled rows."""
         rows = self.cancelled.parts() if cancelled else []
-        return [*(bytes(block) for block in self._blocks), *rows]
+        return [*self.frozen(), *rows]
 
     @classmethod
     def read_parts(cls, reader: Reader, batches: int, *, cancelled: bool) -> DelayedQueue:
         """The inverse of `parts`. Raises CorruptSegment."""
-        data = bytes(reader.take(batches * DELAYED_EXTENT.size))
+        data = reader.take(batches * DELAYED_EXTENT.size)
         return cls.of(data, CancelledRows.read_parts(reader) if cancelled else CancelledRows())
 
     @classmethod
-    def of(cls, packed: bytes, cancelled: CancelledRows) -> DelayedQueue:
-        """The queue with these packed extents and cancelled rows, which it takes over. A million
-        extents take some ten milliseconds. Raises CorruptSegment."""
+    def of(cls, data: bytes | memoryview, cancelled: CancelledRows) -> DelayedQueue:
+        """The queue with these extents, as in the canonical bytes, and cancelled rows, which it
+        takes over. A million extents take a tenth of a second. Raises CorruptSegment."""
         queue = cls()
         queue.cancelled = cancelled
-        queue._blocks = [
-            bytearray(packed[at : at + _BLOCK_BYTES]) for at in range(0, len(packed), _BLOCK_BYTES)
-        ]
-        extents = np.frombuffer(packed, EXTENT)
-        dues, ordinals = extents["due_us"], extents["ordinal"]
-        rise = (dues[1:] > dues[:-1]) | ((dues[1:] == dues[:-1]) & (ordinals[1:] > ordinals[:-1]))
-        if not rise.all() or (len(dues) and dues[0] < 0):
-            raise CorruptSegment("state holds delayed batches in another order")
-        chosen = np.isin(ordinals, cancelled.ordinals())
-        sizes = zip(ordinals[chosen].tolist(), extents["messages"][chosen].tolist(), strict=True)
-        queue.batches = len(extents)
-        queue.messages = int(extents["messages"].sum(dtype=np.int64))
-        queue.messages -= cancelled.counted(dict(sizes))
-        queue.bytes = int(extents["length"].sum(dtype=np.int64))
+        every = np.frombuffer(data, EXTENT)
+        sizes: dict[int, int] = {}
+        for start in range(0, len(every), _READ_ROWS):
+            extents = every[start : start + _READ_ROWS]
+            before = queue.last if queue._blocks else DelayedPlace(-1, 1 << 64)
+            if place_at(extents, 0) <= before or not _rise(extents):
+                raise CorruptSegment("state holds delayed batches in another order")
+            cuts = range(0, len(extents), BLOCK_ROWS)
+            queue._blocks += [DelayedBlock(extents[cut : cut + BLOCK_ROWS]) for cut in cuts]
+            queue.messages += int(extents["messages"].sum(dtype=I8))
+            queue.bytes += int(extents["length"].sum(dtype=I8))
+            if cancelled.batches:
+                chosen = extents[np.isin(extents["ordinal"], cancelled.ordinals())]
+                sizes |= zip(chosen["ordinal"].tolist(), chosen["messages"].tolist(), strict=True)
+        queue.batches = len(every)
+        queue.messages -= cancelled.counted(sizes)
         return queue
 
 
-def _due(block: bytearray, at: int = 0) -> int:
-    return int(_DUE.unpack_from(block, at * DELAYED_EXTENT.size)[0])
+def _rise(extents: Rows) -> bool:
+    dues, ordinals = extents["due_us"], extents["ordinal"]
+    rise = (dues[1:] > dues[:-1]) | ((dues[1:] == dues[:-1]) & (ordinals[1:] > ordinals[:-1]))
+    return bool(rise.all())
 
 
-def _place_numbers(block: bytearray, at: int = 0) -> tuple[int, int]:
-    return _PLACE.unpack_from(block, at * DELAYED_EXTENT.size)
+def _first(block: DelayedBlock) -> DelayedPlace:
+    return block.first
 
 
-def _place(block: bytearray, at: int = 0) -> DelayedPlace:
-    return DelayedPlace._make(_PLACE.unpack_from(block, at * DELAYED_EXTENT.size))
+def _extent_at(rows: Rows, at: int) -> DelayedExtent:
+    return DelayedExtent(*rows[at].tolist())

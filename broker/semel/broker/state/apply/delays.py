@@ -42,8 +42,9 @@ from heapq import heapify, heappop, heappush
 from itertools import groupby
 from typing import Final
 
-from semel.broker.state.apply.codec import Reader
-from semel.broker.state.apply.delayed_queue import DelayedExtent, DelayedPlace, DelayedQueue
+from semel.broker.state.apply.codec import Part, Reader
+from semel.broker.state.apply.delayed_extent import LIVE_FIELDS, DelayedExtent, DelayedPlace, Rows
+from semel.broker.state.apply.delayed_queue import DelayedQueue
 from semel.broker.state.apply.due_seconds import DueSeconds, second_of
 from semel.broker.state.apply.extents import I64
 from semel.broker.state.apply.moved_origins import Origins, OriginTable
@@ -262,7 +263,7 @@ class Delays:
         if queue.batches:
             self.queues[key], self.origins.queues[key] = queue, origins
             self._sum(queue.batches, queue.messages, queue.bytes)
-            self.seconds.change_many(key.topic_id, *queue.columns(), 1)
+            self._sum_seconds(key.topic_id, queue, 1)
             self._push(key, queue)
 
     def remove_queue(self, key: QueueKey) -> None:
@@ -272,13 +273,18 @@ class Delays:
         self.origins.queues.pop(key, None)
         if queue is not None:
             self._sum(-queue.batches, -queue.messages, -queue.bytes)
-            self.seconds.change_many(key.topic_id, *queue.columns(), -1)
+            self._sum_seconds(key.topic_id, queue, -1)
             self._prune()
 
     def _sum(self, batches: int, messages: int, length: int) -> None:
         self.batches += batches
         self.messages += messages
         self.bytes += length
+
+    def _sum_seconds(self, topic_id: int, queue: DelayedQueue, sign: int) -> None:
+        """Adds a whole queue to the seconds of its topic, or takes it away."""
+        for columns in queue.columns():
+            self.seconds.change_many(topic_id, *columns, sign)
 
     def _push(self, key: QueueKey, queue: DelayedQueue) -> None:
         heappush(self._heap, (queue.first_due_us, key))
@@ -327,10 +333,13 @@ class Delays:
 
     def live_records(self, lo_index: int, hi_index: int) -> Iterator[tuple[int, int, int]]:
         """(index, position, length) of delayed records in entries `[lo_index, hi_index)`."""
+        for rows in self.in_entries(lo_index, hi_index):
+            yield from rows[LIVE_FIELDS].tolist()
+
+    def in_entries(self, lo_index: int, hi_index: int) -> Iterator[Rows]:
+        """The extents of delayed batches in entries `[lo_index, hi_index)`."""
         for key in sorted(self.queues):
-            for extent in self.queues[key]:
-                if lo_index <= extent.entry < hi_index:
-                    yield extent.entry, extent.position, extent.length
+            yield from self.queues[key].in_entries(lo_index, hi_index)
 
     def add_live_bytes(self, bounds: I64, sums: I64) -> None:
         """Adds to `sums[k]` the lengths of delayed records in `[bounds[k], bounds[k + 1])`."""
@@ -339,15 +348,15 @@ class Delays:
 
     # --- canonical bytes --------------------------------------------------------------------
 
-    def parts(self, *, cancelled: bool, origins: bool) -> list[bytes]:
+    def parts(self, *, cancelled: bool, origins: bool) -> list[Part]:
         """Canonical bytes: queues by rising number, each with its extents in order; `cancelled`
         adds the rows that are cancelled, and `origins` those of queues that have moved."""
-        parts = [HEAD.pack(self.next_ordinal, len(self.queues))]
+        parts: list[Part] = [HEAD.pack(self.next_ordinal, len(self.queues))]
         for key in sorted(self.queues):
             queue = self.queues[key]
             parts.append(DELAYED_QUEUE.pack(*key, queue.batches))
             parts += queue.parts(cancelled=cancelled)
-        return parts + (self.origins.parts() if origins else [])
+        return [*parts, *(self.origins.parts() if origins else [])]
 
     @classmethod
     def read_parts(cls, reader: Reader, *, cancelled: bool, origins: bool) -> Delays:
@@ -361,7 +370,7 @@ class Delays:
                 raise CorruptSegment(f"state lists queue {queue_id} without a delayed batch")
             delays.queues[QueueKey(TopicId(topic_id), QueueId(queue_id))] = queue
             delays._sum(queue.batches, queue.messages, queue.bytes)
-            delays.seconds.change_many(topic_id, *queue.columns(), 1)
+            delays._sum_seconds(topic_id, queue, 1)
         delays._heap = [(queue.first_due_us, key) for key, queue in delays.queues.items()]
         heapify(delays._heap)
         if origins:

@@ -421,6 +421,26 @@ class Extents:
                 place = self._places[at]
                 yield index, place >> 32, place & _LENGTH_MASK
 
+    def live_places(self, lo_index: int, hi_index: int) -> tuple[I64, I64]:
+        """The same records as `records`: their indexes, and their places as in a chunk."""
+        found = [self._open_places(self.first % CHUNK if not self._sealed else 0)]
+        ordinal = self.first
+        for sealed in self._sealed:
+            at = ordinal % CHUNK
+            ordinal += CHUNK - at
+            if sealed.lowest_index < hi_index and sealed.highest_index >= lo_index:
+                quads = np.frombuffer(sealed.data, np.int64, 3 * CHUNK)
+                found.insert(-1, (quads[_INDEX_AT + at : _PLACE_AT], quads[_PLACE_AT + at :]))
+        indexes, places = (np.concatenate(column) for column in zip(*found, strict=True))
+        inside = (indexes >= lo_index) & (indexes < hi_index)
+        indexes, places = indexes[inside], places[inside]
+        again = (indexes[1:] == indexes[:-1]) & (places[1:] == places[:-1])
+        new = np.append(np.full(min(1, len(indexes)), True), ~again)
+        return indexes[new], places[new]
+
+    def _open_places(self, at: int) -> tuple[I64, I64]:
+        return np.array(self._indexes[at:], np.int64), np.array(self._places[at:], np.int64)
+
     def add_live_bytes(self, bounds: I64, sums: I64, each: int = 0) -> None:
         """Adds to `sums[k]` the lengths of the live extents' records in the entries `[bounds[k],
         bounds[k + 1])`. A record that has several extents counts for each of them. With `each`,

@@ -42,9 +42,9 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
-from semel.broker.state.apply.codec import Reader
+from semel.broker.state.apply.codec import Part, Reader
 from semel.broker.state.apply.delayed_copies import DelayedCopies, ordinal_of_copy
-from semel.broker.state.apply.delayed_queue import DelayedExtent
+from semel.broker.state.apply.delayed_extent import LIVE_FIELDS, DelayedExtent, Rows
 from semel.broker.state.apply.delays import Delays
 from semel.broker.state.apply.id_windows import IdSettings, IdWindows, arrivals_from
 from semel.broker.state.apply.locks import ConsumerGroups, unknown_queue
@@ -512,13 +512,13 @@ class Moves:
 
     # --- canonical bytes --------------------------------------------------------------------
 
-    def parts(self, version: int) -> list[bytes]:
+    def parts(self, version: int) -> list[Part]:
         """Canonical bytes in a state of this version: places by queue, each followed by its
         incoming queue if it has one, from DELAYED_MOVE_LEVEL on with copies of delayed batches.
 
         An incoming queue has no limits: it gets them with its slice.
         """
-        parts = [_COUNT.pack(len(self.places))]
+        parts: list[Part] = [_COUNT.pack(len(self.places))]
         for key in sorted(self.places):
             parts.append(self._pack(key))
             incoming = self.incoming.get(key)
@@ -563,10 +563,13 @@ class Moves:
     def delayed_records(self, lo_index: int, hi_index: int) -> Iterator[tuple[int, int, int]]:
         """(index, position, length) of copies of delayed batches in entries `[lo_index, hi_index)`,
         which are live, too."""
+        for rows in self.delayed_in_entries(lo_index, hi_index):
+            yield from rows[LIVE_FIELDS].tolist()
+
+    def delayed_in_entries(self, lo_index: int, hi_index: int) -> Iterator[Rows]:
+        """The extents of such copies."""
         for key in sorted(self.incoming):
-            for extent in self.incoming[key].delayed.queue:
-                if lo_index <= extent.entry < hi_index:
-                    yield extent.entry, extent.position, extent.length
+            yield from self.incoming[key].delayed.queue.in_entries(lo_index, hi_index)
 
     @property
     def delayed_bytes(self) -> int:

@@ -39,7 +39,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from semel.broker.state.apply.delayed_queue import DelayedExtent, DelayedPlace
+from semel.broker.state.apply.delayed_extent import DelayedExtent, DelayedPlace
 from semel.broker.state.apply.delays import Delays
 from semel.broker.state.apply.moved_origins import joined_origins, origins_after
 from semel.broker.state.apply.queues import QueueState

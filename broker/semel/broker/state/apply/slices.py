@@ -22,7 +22,7 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from semel.broker.state.apply.codec import Reader
+from semel.broker.state.apply.codec import Reader, joined
 from semel.broker.state.apply.compacted import Compaction
 from semel.broker.state.apply.delayed_queue import DelayedQueue
 from semel.broker.state.apply.delays import Delays
@@ -110,7 +110,7 @@ def make_slice(
         rows=b"".join(producers.only(queue.key).parts()),
         groups=b"".join(own_groups.parts(metadata=metadata)),
         extents=len(queue.extents),
-        delayed=b"" if delayed is None else b"".join(delayed.parts(cancelled=True)),
+        delayed=b"" if delayed is None else joined(delayed.parts(cancelled=True)),
         delayed_batches=0 if delayed is None else delayed.batches,
         origins=delays.origins.of(queue.key).tobytes() if delayed is not None else b"",
     ).SerializeToString(deterministic=True)

@@ -30,15 +30,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-import google_crc32c
 import numpy as np
 from google.protobuf.message import DecodeError
 
 from semel.broker.state.apply import deleted_tiers
-from semel.broker.state.apply.codec import Reader
+from semel.broker.state.apply.codec import CRC, CheckedParts, Part, Reader
 from semel.broker.state.apply.compacted import Rewritten, rewritten
 from semel.broker.state.apply.delays import COLUMN_FLAG, Delays
 from semel.broker.state.apply.id_windows import IdSettings, IdWindows
+from semel.broker.state.apply.live_records import LiveRecords
 from semel.broker.state.apply.locks import ConsumerGroups
 from semel.broker.state.apply.lost_offsets import RECORD_BYTES
 from semel.broker.state.apply.moves import Moves
@@ -85,6 +85,7 @@ from semel.protos.batch import (
     decode_broker_header,
     decode_header,
 )
+from semel.protos.crc import crc32c
 from semel.protos.errors import CorruptBatch, CorruptFrame, CorruptSegment, SemelError
 from semel.protos.frames import FrameHeader, RecordKind, decode_frame_header, iter_records
 from semel.protos.ids import (
@@ -123,7 +124,6 @@ _CHECKED: Final = (RecordKind.BATCH, RecordKind.STAGED)
 _HEAD: Final = struct.Struct("<4sIQQqI")
 _MEMBERS: Final = struct.Struct("<QII")
 _COUNT: Final = struct.Struct("<I")
-_CRC: Final = struct.Struct("<I")
 
 
 class State:
@@ -706,6 +706,13 @@ class State:
         yield from self.delays.live_records(lo_index, hi_index)
         yield from self.moves.delayed_records(lo_index, hi_index)
 
+    def live_table(self, lo_index: int, hi_index: int) -> LiveRecords:
+        """The same records, for whoever needs very many of them."""
+        bounds = lo_index, hi_index
+        staged = self.transactions.staging.live_records(*bounds)
+        delayed = [*self.delays.in_entries(*bounds), *self.moves.delayed_in_entries(*bounds)]
+        return LiveRecords.of(self.stored_queues(), staged, delayed, *bounds)
+
     def live_bytes_between(self, bounds: Sequence[int]) -> list[int]:
         """For each k the sum of the lengths of the live records in entries `[bounds[k],
         bounds[k + 1])`; bounds rise. A record with cancelled messages may count several times."""
@@ -753,11 +760,12 @@ class State:
 
     # --- canonical bytes --------------------------------------------------------------------
 
-    def to_parts(self) -> list[bytes]:
-        """Canonical bytes in parts; the last part is the CRC of all others."""
+    def to_parts(self) -> CheckedParts:
+        """Canonical bytes in parts, as they are now; the last part is the CRC of all others. What
+        is large is packed as long as nobody asks for it, so this is quick."""
         members = self.membership
         version = _version_of(self.feature_level)
-        parts = [
+        parts: list[Part] = [
             _HEAD.pack(
                 STATE_MAGIC,
                 version,
@@ -789,20 +797,15 @@ class State:
             parts += self.releases.parts()
         if version >= TIER_LEVEL:
             parts += deleted_tiers.parts_of(self.deleted_tiers)
-        crc = 0
-        for part in parts:
-            crc = google_crc32c.extend(crc, part)
-        parts.append(_CRC.pack(crc))
-        return parts
+        return CheckedParts(parts)
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview, level_max: int = LEVEL_MAX) -> State:
         """The state whose joined parts are `data`. Raises CorruptSegment."""
-        data = bytes(data)
-        if len(data) < _HEAD.size + _CRC.size or data[:4] != STATE_MAGIC:
-            raise CorruptSegment(f"not a replicated state: {len(data)} bytes, {data[:4]!r}")
-        body = data[: -_CRC.size]
-        if google_crc32c.value(body) != _CRC.unpack(data[-_CRC.size :])[0]:
+        if len(data) < _HEAD.size + CRC.size or data[:4] != STATE_MAGIC:
+            raise CorruptSegment(f"not a replicated state: {len(data)} bytes, {bytes(data[:4])!r}")
+        body = memoryview(data)[: -CRC.size]
+        if crc32c(body) != CRC.unpack(data[-CRC.size :])[0]:
             raise CorruptSegment("replicated state is damaged: its CRC does not match")
         reader = Reader(body)
         _, version, index, term, time_us, level = reader.unpack(_HEAD)
