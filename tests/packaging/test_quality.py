@@ -42,8 +42,9 @@ def test_a_planted_import_across_the_layers_is_caught(tmp_path: Path) -> None:
     config = (ROOT / "pyproject.toml").read_text()
     start, end = config.index("[tool.importlinter]"), config.index("[tool.pytest")
     (tmp_path / "pyproject.toml").write_text(config[start:end])
-    parts = ["protos", "tier", "client", "console", "broker", "controller", "spark_connector"]
-    for part in ("protos", "tier", "broker", "client"):
+    parts = ["protos", "tier", "client", "console", "broker", "controller"]
+    parts += ["spark_connector", "web"]
+    for part in ("protos", "tier", "broker", "client", "web"):
         modules = [path for path in (ROOT / part / "semel" / part).iterdir() if is_module(path)]
         parts += [f"{part}/{path.stem}" for path in modules]
     parts += [f"broker/state/{room}" for room in ("apply", "admission", "verify")]
@@ -74,6 +75,9 @@ def test_a_planted_import_across_the_layers_is_caught(tmp_path: Path) -> None:
         "client/core": "from threading import Lock",
         "client/transport": "import semel.client.producer",
         "client/reading": "from semel.client import admin",
+        "web": "import semel.broker",
+        "web/pages": "from semel.web import screens",
+        "web/expression": "import time",
     }
     for part, line in planted.items():
         path = tmp_path / "semel" / part / "__init__.py"
@@ -84,7 +88,9 @@ def test_a_planted_import_across_the_layers_is_caught(tmp_path: Path) -> None:
 
 
 def is_module(path: Path) -> bool:
-    return path.suffix in ("", ".py") and path.stem not in ("__init__", "__pycache__")
+    if path.is_dir():
+        return (path / "__init__.py").exists()
+    return path.suffix == ".py" and path.stem != "__init__"
 
 
 def lint_layers(directory: Path) -> subprocess.CompletedProcess[str]:

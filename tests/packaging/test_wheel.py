@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("protos", "tier", "client", "console", "broker", "controller", "spark_connector")
+PACKAGES = ("protos", "tier", "client", "console", "broker", "controller", "spark_connector", "web")
 
 
 @pytest.fixture(scope="module")

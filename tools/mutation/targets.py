@@ -302,6 +302,7 @@ TARGETS: Final = {
                 "admin/progress",
                 "reading/offsets",
                 "admin/resets",
+                "admin/topic_index",
                 "consumer/sql_offsets",
                 "api/sql_transaction",
                 "dead_letters/retrying",
@@ -380,7 +381,8 @@ LEFT_OUT: Final = frozenset().union(
         "telling",
     ),
     _in(f"{_CLIENT}/admin", "calls", "delay_history", "delays", "descriptions", "id_windows"),
-    _in(f"{_CLIENT}/admin", "inspection", "nodes", "quotas", "rights", "rolling", "settings"),
+    _in(f"{_CLIENT}/admin", "group_pages", "inspection", "nodes", "quotas", "rights"),
+    _in(f"{_CLIENT}/admin", "rolling", "settings"),
     _in(
         f"{_CLIENT}/admin",
         "found_message",

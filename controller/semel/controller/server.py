@@ -275,7 +275,8 @@ class ControllerService(ControllerServicer):
 
     @is_active
     async def ListGroups(self, request: pb.ListGroupsRequest, context: Any) -> pb.ListGroupsReply:
-        return pb.ListGroupsReply(groups=await self._memberships.list(request.group))
+        groups = await self._memberships.list(request.group, counts_only=request.counts_only)
+        return pb.ListGroupsReply(groups=groups)
 
     @is_active
     async def ForgetGroup(

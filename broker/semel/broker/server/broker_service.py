@@ -40,6 +40,7 @@ class BrokerService:
         self.ReleaseLocks = locks.ReleaseLocks
         self.Commit = locks.Commit
         self.DescribeGroupOffsets = groups.DescribeGroupOffsets
+        self.SumGroups = groups.SumGroups
         self.ResetOffsets = groups.ResetOffsets
         self.DeleteGroup = groups.DeleteGroup
         self.ListOffsets = queues.ListOffsets

@@ -1,4 +1,4 @@
-"""Calls about the offsets of whole consumer groups: showing, resetting and deleting them.
+"""Calls about the offsets of whole consumer groups: showing, summing, resetting, deleting them.
 
 Not here: a consumer's own commits (`server/lock_calls.py`), membership of groups (the controller).
 """
@@ -47,6 +47,29 @@ class GroupOffsetCalls:
                     log_start_offset=queue.log_start_offset,
                     high_watermark=queue.log_end_offset,
                 )
+        return reply
+
+    async def SumGroups(  # noqa: N802
+        self, request: broker_pb2.SumGroupsRequest, context: object
+    ) -> broker_pb2.SumGroupsReply:
+        await self._replica.confirm_read()
+        state = self._replica.state
+        if not request.groups:
+            return broker_pb2.SumGroupsReply(names=sorted(state.groups.names()))
+        reply = broker_pb2.SumGroupsReply()
+        rows = 0
+        for group in sorted(set(request.groups)):
+            by_topic: dict[int, list[int]] = {}
+            for queue, row in progress(state.queues, state.groups, group):
+                rows += 1
+                if rows % _ROWS_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                sums = by_topic.setdefault(queue.key.topic_id, [0, 0])
+                done = max(row.committed_offset, queue.log_start_offset)
+                sums[0] += queue.log_end_offset - done
+                sums[1] += bool(row.owner)
+            for topic_id, (lag, locks) in sorted(by_topic.items()):
+                reply.sums.add(group=group, topic_id=topic_id, lag=lag, locks=locks)
         return reply
 
     async def ResetOffsets(  # noqa: N802

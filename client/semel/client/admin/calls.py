@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from semel.client.admin.descriptions import (
@@ -54,6 +54,7 @@ from semel.client.admin.resets import (
     plan_resets,
     refuse_active,
 )
+from semel.client.admin.topic_index import TopicIndex
 from semel.client.admin.topic_settings import (
     Compaction,
     CompactionChange,
@@ -91,6 +92,7 @@ class AdminCore:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self.topic_index = TopicIndex(cluster)
 
     # --- topics ---------------------------------------------------------------------------------
 
@@ -340,7 +342,7 @@ class AdminCore:
             self._cluster.controller("ListGroups", controller_pb2.ListGroupsRequest()),
         )
         names = {info.group for info in reply.groups}
-        for states in await self._group_states("", routes):
+        for states in await self._group_states("", _group_ids(routes)):
             names.add(states.group)
         return sorted(names)
 
@@ -350,25 +352,26 @@ class AdminCore:
             self._routes([]),
             self._cluster.controller("ListGroups", controller_pb2.ListGroupsRequest()),
         )
-        return _summaries(routes, reply, await self._group_states("", routes))
+        return _summaries(routes, reply, await self._group_states("", _group_ids(routes)))
 
     async def describe_group(self, group: str) -> GroupDescription:
-        routes, reply = await asyncio.gather(
-            self._routes([]),
-            self._cluster.controller("ListGroups", controller_pb2.ListGroupsRequest()),
-        )
-        infos = [info for info in reply.groups if info.group == group]
-        states = await self._group_states(group, routes)
+        await self.topic_index.refresh()
+        try:
+            request = controller_pb2.ListGroupsRequest(group=group)
+            infos = list((await self._cluster.controller("ListGroups", request)).groups)
+        except UnknownGroup:  # it may have progress without ever having had a member
+            infos = []
+        states = await self._group_states(group, self.topic_index.group_ids)
         if not infos and not states:
             raise UnknownGroup(f"there is no consumer group {group!r}")
-        names = {topic.topic_id: topic.name for topic in routes.topics}
+        topic_name = self.topic_index.name_of
         members = [
             MemberDescription(
                 member_id=member.member_id,
                 client=member.client,
                 topics=list(member.topics),
                 queues=[
-                    (names.get(ref.topic_id, str(ref.topic_id)), ref.queue_id)
+                    (topic_name(ref.topic_id) or str(ref.topic_id), ref.queue_id)
                     for ref in member.assignment
                 ],
             )
@@ -377,7 +380,7 @@ class AdminCore:
         ]
         queues = [
             GroupQueue(
-                topic=names[state.queue.topic_id],
+                topic=name,
                 queue=state.queue.queue_id,
                 committed_offset=state.committed_offset,
                 log_start_offset=state.log_start_offset,
@@ -387,7 +390,7 @@ class AdminCore:
                 token=state.token,
             )
             for state in states
-            if state.queue.topic_id in names
+            if (name := topic_name(state.queue.topic_id)) is not None
         ]
         queues.sort(key=lambda queue: (queue.topic, queue.queue))
         return GroupDescription(
@@ -397,15 +400,12 @@ class AdminCore:
             queues=queues,
         )
 
-    async def _group_states(self, group: str, routes: Any) -> list[Any]:
+    async def _group_states(self, group: str, asked: Iterable[GroupId]) -> list[Any]:
+        request = broker_pb2.DescribeGroupOffsetsRequest(group=group)
         replies = await asyncio.gather(
             *(
-                self._cluster.call_master(
-                    GroupId(message.group_id),
-                    "DescribeGroupOffsets",
-                    broker_pb2.DescribeGroupOffsetsRequest(group=group),
-                )
-                for message in routes.groups
+                self._cluster.call_master(number, "DescribeGroupOffsets", request)
+                for number in asked
             )
         )
         return [state for reply in replies for state in reply.states]
@@ -415,14 +415,14 @@ class AdminCore:
     ) -> tuple[list[OffsetReset], list[str]]:
         """Returns the changes that a reset would make, and the present consumers."""
         routes = await self._routes([])
-        states = await self._group_states(group, routes)
+        states = await self._group_states(group, _group_ids(routes))
         names = {topic.topic_id: topic.name for topic in routes.topics}
         plan = await plan_resets(self._cluster, group, targets, to, states, names)
         return plan, await active_consumers(self._cluster, group, states)
 
     async def carry_out_resets(self, group: str, plan: Sequence[OffsetReset]) -> None:
         """Moves an idle group as planned."""
-        states = await self._group_states(group, await self._routes([]))
+        states = await self._group_states(group, _group_ids(await self._routes([])))
         refuse_active(group, await active_consumers(self._cluster, group, states))
         await carry_out(self._cluster, group, plan)
 
@@ -544,6 +544,10 @@ class AdminCore:
             if info.name == name:
                 return _producer(info)
         raise UnknownProducer(f"there is no producer {name!r}")
+
+
+def _group_ids(routes: Any) -> list[GroupId]:
+    return [GroupId(message.group_id) for message in routes.groups]
 
 
 def _summaries(routes: Any, reply: Any, found: Sequence[Any]) -> list[GroupSummary]:

@@ -40,6 +40,7 @@ from semel.client.admin.found_message import (
     find_message,
 )
 from semel.client.admin.given_up import UnreadableBatch, give_up_delayed
+from semel.client.admin.group_pages import GroupPage, find_groups
 from semel.client.admin.inspection import Inspection
 from semel.client.admin.nodes import DrainResult, MemberProgress, MembershipResult, MembershipWork
 from semel.client.admin.quotas import QuotaInfo
@@ -65,6 +66,7 @@ from semel.client.admin.tier_restore import (
     TierRestoreProgress,
     TierRestoreWork,
 )
+from semel.client.admin.topic_index import TopicPage
 from semel.client.admin.topic_settings import Compaction, IdDedup, Storage, storage_number
 from semel.client.admin.upgrade import Upgrade, upgrade
 from semel.client.admin.upgrade_check import UpgradeCheck, check_upgrade
@@ -212,6 +214,13 @@ class Admin:
         """Returns all topics, by name."""
         return self._session.run(self._session.admin.list_topics())
 
+    def find_topics(self, search: str = "", *, start: int = 0, limit: int = 50) -> TopicPage:
+        """Returns the topics whose names have `search` in them, in capitals or not, by name: at
+        most `limit` of them, 1,000 at most, from number `start` on. Only what changed since the
+        client's last call is fetched. Raises InvalidRequest."""
+        session = self._session
+        return session.run(session.admin.topic_index.page(search, start, limit))
+
     def describe_topic(self, name: str) -> TopicDescription:
         """Returns a topic with its queues and their offsets. Raises UnknownTopic."""
         return self._session.run(self._session.admin.describe_topic(name))
@@ -228,6 +237,14 @@ class Admin:
     def list_groups(self) -> list[str]:
         """Returns the names of all consumer groups."""
         return self._session.run(self._session.admin.list_groups())
+
+    def find_groups(self, search: str = "", *, start: int = 0, limit: int = 50) -> GroupPage:
+        """Returns the consumer groups whose names have `search` in them, in capitals or not, by
+        name: at most `limit` of them, 200 at most, from number `start` on. Only their own figures
+        are asked for. Raises InvalidRequest; UnsupportedVersion for a broker that is too old."""
+        session = self._session
+        topics = session.admin.topic_index
+        return session.run(find_groups(session.cluster, topics, search, start, limit))
 
     def describe_group(self, group: str) -> GroupDescription:
         """Returns members, progress and lag of a consumer group. Raises UnknownGroup."""

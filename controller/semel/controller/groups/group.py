@@ -305,11 +305,12 @@ class ConsumerGroup:
             heartbeat_ms=min(member.wish.session_ms // HEARTBEATS_A_SESSION, HEARTBEAT_MS_MAX),
         )
 
-    def info(self) -> GroupInfo:
-        """The group for people."""
+    def info(self, *, counts_only: bool = False) -> GroupInfo:
+        """The group for people, without its members if they are only to be counted."""
         return GroupInfo(
             group=self.name,
             generation=self.generation,
+            member_count=len(self._members),
             members=[
                 GroupMember(
                     member_id=member_id,
@@ -318,6 +319,7 @@ class ConsumerGroup:
                     assignment=_refs(member.assignment),
                 )
                 for member_id, member in sorted(self._members.items())
+                if not counts_only
             ],
         )
 

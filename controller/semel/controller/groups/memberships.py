@@ -195,11 +195,10 @@ class MembershipService:
             log.info("member leaves group=%s member=%s", group_name, member_id)
             await self._settle(group)
 
-    async def list(self, group_name: str) -> list[GroupInfo]:
+    async def list(self, group_name: str, *, counts_only: bool = False) -> list[GroupInfo]:
         """One group, or all of them by name. Raises UnknownGroup."""
-        if group_name:
-            return [self._find(group_name).info()]
-        return [self._groups[name].info() for name in sorted(self._groups)]
+        names = [group_name] if group_name else sorted(self._groups)
+        return [self._find(name).info(counts_only=counts_only) for name in names]
 
     def has(self, group_name: str) -> bool:
         """Whether there is a group of that name."""

@@ -323,10 +323,12 @@ class LeaveGroupReply(_message.Message):
     def __init__(self) -> None: ...
 
 class ListGroupsRequest(_message.Message):
-    __slots__ = ("group",)
+    __slots__ = ("group", "counts_only")
     GROUP_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_ONLY_FIELD_NUMBER: _ClassVar[int]
     group: str
-    def __init__(self, group: _Optional[str] = ...) -> None: ...
+    counts_only: bool
+    def __init__(self, group: _Optional[str] = ..., counts_only: _Optional[bool] = ...) -> None: ...
 
 class GroupMember(_message.Message):
     __slots__ = ("member_id", "client", "topics", "assignment")
@@ -341,14 +343,16 @@ class GroupMember(_message.Message):
     def __init__(self, member_id: _Optional[str] = ..., client: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., assignment: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ...) -> None: ...
 
 class GroupInfo(_message.Message):
-    __slots__ = ("group", "generation", "members")
+    __slots__ = ("group", "generation", "members", "member_count")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_COUNT_FIELD_NUMBER: _ClassVar[int]
     group: str
     generation: int
     members: _containers.RepeatedCompositeFieldContainer[GroupMember]
-    def __init__(self, group: _Optional[str] = ..., generation: _Optional[int] = ..., members: _Optional[_Iterable[_Union[GroupMember, _Mapping]]] = ...) -> None: ...
+    member_count: int
+    def __init__(self, group: _Optional[str] = ..., generation: _Optional[int] = ..., members: _Optional[_Iterable[_Union[GroupMember, _Mapping]]] = ..., member_count: _Optional[int] = ...) -> None: ...
 
 class ListGroupsReply(_message.Message):
     __slots__ = ("groups",)
@@ -539,7 +543,7 @@ class UnfinishedTopic(_message.Message):
     def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[int] = ..., step: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ClusterStatusReply(_message.Message):
-    __slots__ = ("cluster_id", "groups", "controllers", "topics", "version", "unfinished", "levels", "runtime", "started_us", "clients_ca_expires_s")
+    __slots__ = ("cluster_id", "groups", "controllers", "topics", "version", "unfinished", "levels", "runtime")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
@@ -548,8 +552,6 @@ class ClusterStatusReply(_message.Message):
     UNFINISHED_FIELD_NUMBER: _ClassVar[int]
     LEVELS_FIELD_NUMBER: _ClassVar[int]
     RUNTIME_FIELD_NUMBER: _ClassVar[int]
-    STARTED_US_FIELD_NUMBER: _ClassVar[int]
-    CLIENTS_CA_EXPIRES_S_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     groups: _containers.RepeatedCompositeFieldContainer[GroupStatus]
     controllers: _containers.RepeatedCompositeFieldContainer[ControllerStatus]
@@ -558,23 +560,7 @@ class ClusterStatusReply(_message.Message):
     unfinished: _containers.RepeatedCompositeFieldContainer[UnfinishedTopic]
     levels: _common_pb2.Levels
     runtime: str
-    started_us: int
-    clients_ca_expires_s: int
-    def __init__(self, cluster_id: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ..., controllers: _Optional[_Iterable[_Union[ControllerStatus, _Mapping]]] = ..., topics: _Optional[int] = ..., version: _Optional[str] = ..., unfinished: _Optional[_Iterable[_Union[UnfinishedTopic, _Mapping]]] = ..., levels: _Optional[_Union[_common_pb2.Levels, _Mapping]] = ..., runtime: _Optional[str] = ..., started_us: _Optional[int] = ..., clients_ca_expires_s: _Optional[int] = ...) -> None: ...
-
-class RestartControllerRequest(_message.Message):
-    __slots__ = ("cluster_id", "controller_id")
-    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
-    CONTROLLER_ID_FIELD_NUMBER: _ClassVar[int]
-    cluster_id: str
-    controller_id: int
-    def __init__(self, cluster_id: _Optional[str] = ..., controller_id: _Optional[int] = ...) -> None: ...
-
-class RestartControllerReply(_message.Message):
-    __slots__ = ("started_us",)
-    STARTED_US_FIELD_NUMBER: _ClassVar[int]
-    started_us: int
-    def __init__(self, started_us: _Optional[int] = ...) -> None: ...
+    def __init__(self, cluster_id: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ..., controllers: _Optional[_Iterable[_Union[ControllerStatus, _Mapping]]] = ..., topics: _Optional[int] = ..., version: _Optional[str] = ..., unfinished: _Optional[_Iterable[_Union[UnfinishedTopic, _Mapping]]] = ..., levels: _Optional[_Union[_common_pb2.Levels, _Mapping]] = ..., runtime: _Optional[str] = ...) -> None: ...
 
 class RaiseMetadataLevelRequest(_message.Message):
     __slots__ = ("level", "dry_run")

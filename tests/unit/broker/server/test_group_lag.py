@@ -32,6 +32,13 @@ async def lags(state: State) -> dict[str, list[int]]:
         alone = await service.DescribeGroupOffsets(request, None)
         assert [_lag(one) for one in alone.states] == found
 
+    names = await service.SumGroups(broker_pb2.SumGroupsRequest(), None)
+    assert set(told) <= set(names.names)
+    assert not names.sums
+    summed = await service.SumGroups(broker_pb2.SumGroupsRequest(groups=[*names.names, "no"]), None)
+    assert {one.group: one.lag for one in summed.sums} == {g: sum(each) for g, each in told.items()}
+    assert sum(one.locks for one in summed.sums) == sum(bool(one.owner) for one in reply.states)
+
     probe = object.__new__(Probe)
     probe._replica = replica
     page = Samples(METRICS, {})

@@ -1,0 +1,82 @@
+"""`semel web`: the web console of a cluster."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Final
+
+import click
+
+from semel.console import render
+from semel.console.options import client_options, examples
+from semel.protos.errors import InvalidRequest
+
+NEEDED: Final = ("starlette", "jinja2", "uvicorn")
+
+
+@click.command(
+    epilog=examples(
+        "semel web",
+        "semel web --listen 127.0.0.1:0 --json",
+        "semel web --client-config login.toml --listen 0.0.0.0:8443 --certificate web.pem --key"
+        " web-key.pem --name semel.example",
+        more="With a client file that says where to log in, visitors log in with their own tokens"
+        " and have their own rights. With one that has a certificate, the printed URL has a key"
+        " that lets its owner act as the certificate. Without security there is no login.",
+    )
+)
+@click.option("--listen", metavar="HOST:PORT", default="127.0.0.1:7080", show_default=True)
+@click.option(
+    "--name",
+    "names",
+    multiple=True,
+    help="A further name under which browsers reach it. Repeat.",
+)
+@click.option(
+    "--certificate",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="PEM file of the certificate for HTTPS.",
+)
+@click.option(
+    "--key",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="PEM file of its key.",
+)
+@click.option(
+    "--insecure", is_flag=True, help="Allow --listen to be reached from a network without HTTPS."
+)
+@client_options
+def web(
+    listen: str,
+    names: tuple[str, ...],
+    certificate: Path | None,
+    key: Path | None,
+    insecure: bool,
+    bootstrap: str,
+    as_json: bool,
+) -> None:
+    """Serves the web console until Ctrl-C."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InvalidRequest(
+            f"the web console needs {', '.join(missing)}: pip install 'semel[web]'"
+        )
+    from semel.web.config import WebConfig
+    from semel.web.serving import serve
+
+    config = WebConfig(
+        listen=listen,
+        bootstrap=bootstrap,
+        names=names,
+        certificate=certificate,
+        key=key,
+        insecure=insecure,
+    )
+    out = render.Output(as_json=as_json)
+
+    def on_ready(url: str) -> None:
+        out.show({"event": "ready", "url": url}, f"the web console is at {url}")
+
+    serve(config, os.environ, on_ready)
