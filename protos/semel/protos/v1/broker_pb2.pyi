@@ -827,7 +827,7 @@ class StuckDelayed(_message.Message):
     def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., due_us: _Optional[int] = ..., messages: _Optional[int] = ..., behind: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class NodeStatusReply(_message.Message):
-    __slots__ = ("cluster_id", "group_id", "node_id", "role", "term", "master_id", "master_address", "commit_index", "applied_index", "log_end_index", "log_first_index", "checkpoint_index", "queues", "producers", "disk_bytes", "peers", "version", "resident_bytes", "pid", "members", "membership_index", "non_counting", "electable", "scrub_passes", "scrub_bytes", "scrub_total_bytes", "damaged", "lost", "disk_free_bytes", "disk_total_bytes", "disk_full", "wall_us", "log_time_us", "producer_idle_ms", "synced_index", "founding_id", "prepared_id", "knows_foundings", "levels", "runtime", "memory_bytes", "memory_pulling", "tier", "tier_usable", "tiered_queues", "tier_overdue_ms", "stuck_delayed", "replication_plaintext_within", "ask_again_ms")
+    __slots__ = ("cluster_id", "group_id", "node_id", "role", "term", "master_id", "master_address", "commit_index", "applied_index", "log_end_index", "log_first_index", "checkpoint_index", "queues", "producers", "disk_bytes", "peers", "version", "resident_bytes", "pid", "members", "membership_index", "non_counting", "electable", "scrub_passes", "scrub_bytes", "scrub_total_bytes", "damaged", "lost", "disk_free_bytes", "disk_total_bytes", "disk_full", "wall_us", "log_time_us", "producer_idle_ms", "synced_index", "founding_id", "prepared_id", "knows_foundings", "levels", "runtime", "memory_bytes", "memory_pulling", "tier", "tier_usable", "tiered_queues", "tier_overdue_ms", "stuck_delayed", "replication_plaintext_within", "ask_again_ms", "started_us", "clients_ca_expires_s")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -877,6 +877,8 @@ class NodeStatusReply(_message.Message):
     STUCK_DELAYED_FIELD_NUMBER: _ClassVar[int]
     REPLICATION_PLAINTEXT_WITHIN_FIELD_NUMBER: _ClassVar[int]
     ASK_AGAIN_MS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_US_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_CA_EXPIRES_S_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     group_id: int
     node_id: int
@@ -926,7 +928,25 @@ class NodeStatusReply(_message.Message):
     stuck_delayed: _containers.RepeatedCompositeFieldContainer[StuckDelayed]
     replication_plaintext_within: _containers.RepeatedScalarFieldContainer[str]
     ask_again_ms: int
-    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node_id: _Optional[int] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., master_id: _Optional[int] = ..., master_address: _Optional[str] = ..., commit_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., log_end_index: _Optional[int] = ..., log_first_index: _Optional[int] = ..., checkpoint_index: _Optional[int] = ..., queues: _Optional[int] = ..., producers: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., version: _Optional[str] = ..., resident_bytes: _Optional[int] = ..., pid: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., membership_index: _Optional[int] = ..., non_counting: _Optional[bool] = ..., electable: _Optional[bool] = ..., scrub_passes: _Optional[int] = ..., scrub_bytes: _Optional[int] = ..., scrub_total_bytes: _Optional[int] = ..., damaged: _Optional[int] = ..., lost: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., disk_total_bytes: _Optional[int] = ..., disk_full: _Optional[bool] = ..., wall_us: _Optional[int] = ..., log_time_us: _Optional[int] = ..., producer_idle_ms: _Optional[int] = ..., synced_index: _Optional[int] = ..., founding_id: _Optional[str] = ..., prepared_id: _Optional[str] = ..., knows_foundings: _Optional[bool] = ..., levels: _Optional[_Union[_common_pb2.Levels, _Mapping]] = ..., runtime: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., memory_pulling: _Optional[bool] = ..., tier: _Optional[str] = ..., tier_usable: _Optional[bool] = ..., tiered_queues: _Optional[int] = ..., tier_overdue_ms: _Optional[int] = ..., stuck_delayed: _Optional[_Iterable[_Union[StuckDelayed, _Mapping]]] = ..., replication_plaintext_within: _Optional[_Iterable[str]] = ..., ask_again_ms: _Optional[int] = ...) -> None: ...
+    started_us: int
+    clients_ca_expires_s: int
+    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node_id: _Optional[int] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., master_id: _Optional[int] = ..., master_address: _Optional[str] = ..., commit_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., log_end_index: _Optional[int] = ..., log_first_index: _Optional[int] = ..., checkpoint_index: _Optional[int] = ..., queues: _Optional[int] = ..., producers: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., version: _Optional[str] = ..., resident_bytes: _Optional[int] = ..., pid: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., membership_index: _Optional[int] = ..., non_counting: _Optional[bool] = ..., electable: _Optional[bool] = ..., scrub_passes: _Optional[int] = ..., scrub_bytes: _Optional[int] = ..., scrub_total_bytes: _Optional[int] = ..., damaged: _Optional[int] = ..., lost: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., disk_total_bytes: _Optional[int] = ..., disk_full: _Optional[bool] = ..., wall_us: _Optional[int] = ..., log_time_us: _Optional[int] = ..., producer_idle_ms: _Optional[int] = ..., synced_index: _Optional[int] = ..., founding_id: _Optional[str] = ..., prepared_id: _Optional[str] = ..., knows_foundings: _Optional[bool] = ..., levels: _Optional[_Union[_common_pb2.Levels, _Mapping]] = ..., runtime: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., memory_pulling: _Optional[bool] = ..., tier: _Optional[str] = ..., tier_usable: _Optional[bool] = ..., tiered_queues: _Optional[int] = ..., tier_overdue_ms: _Optional[int] = ..., stuck_delayed: _Optional[_Iterable[_Union[StuckDelayed, _Mapping]]] = ..., replication_plaintext_within: _Optional[_Iterable[str]] = ..., ask_again_ms: _Optional[int] = ..., started_us: _Optional[int] = ..., clients_ca_expires_s: _Optional[int] = ...) -> None: ...
+
+class RestartNodeRequest(_message.Message):
+    __slots__ = ("cluster_id", "group_id", "node_id")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    group_id: int
+    node_id: int
+    def __init__(self, cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node_id: _Optional[int] = ...) -> None: ...
+
+class RestartNodeReply(_message.Message):
+    __slots__ = ("started_us",)
+    STARTED_US_FIELD_NUMBER: _ClassVar[int]
+    started_us: int
+    def __init__(self, started_us: _Optional[int] = ...) -> None: ...
 
 class ChangeMemberRequest(_message.Message):
     __slots__ = ("cluster_id", "group_id", "node", "membership", "ignore_memory")

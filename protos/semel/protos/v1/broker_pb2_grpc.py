@@ -1222,6 +1222,11 @@ class MembersStub:
                 request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.DrainNodeRequest.SerializeToString,
                 response_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.DrainNodeReply.FromString,
                 _registered_method=True)
+        self.RestartNode = channel.unary_unary(
+                '/semel.protos.v1.Members/RestartNode',
+                request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.RestartNodeRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.RestartNodeReply.FromString,
+                _registered_method=True)
         self.RefoundNode = channel.unary_unary(
                 '/semel.protos.v1.Members/RefoundNode',
                 request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.RefoundNodeRequest.SerializeToString,
@@ -1266,6 +1271,15 @@ class MembersServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RestartNode(self, request, context):
+        """Ends this node in order, and starts its program anew in the same process, with the settings that
+        it was started with. The answer comes before that; the node tells another `started_us` once it is
+        back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RefoundNode(self, request, context):
         """Takes this node over into a new founding of its group, after a majority of disks was lost.
         """
@@ -1303,6 +1317,11 @@ def add_MembersServicer_to_server(servicer, server):
                     servicer.DrainNode,
                     request_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.DrainNodeRequest.FromString,
                     response_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.DrainNodeReply.SerializeToString,
+            ),
+            'RestartNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.RestartNode,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.RestartNodeRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.RestartNodeReply.SerializeToString,
             ),
             'RefoundNode': grpc.unary_unary_rpc_method_handler(
                     servicer.RefoundNode,
@@ -1424,6 +1443,33 @@ class Members:
             '/semel.protos.v1.Members/DrainNode',
             semel_dot_protos_dot_v1_dot_broker__pb2.DrainNodeRequest.SerializeToString,
             semel_dot_protos_dot_v1_dot_broker__pb2.DrainNodeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RestartNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Members/RestartNode',
+            semel_dot_protos_dot_v1_dot_broker__pb2.RestartNodeRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_broker__pb2.RestartNodeReply.FromString,
             options,
             channel_credentials,
             insecure,

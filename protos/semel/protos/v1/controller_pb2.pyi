@@ -543,7 +543,7 @@ class UnfinishedTopic(_message.Message):
     def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[int] = ..., step: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ClusterStatusReply(_message.Message):
-    __slots__ = ("cluster_id", "groups", "controllers", "topics", "version", "unfinished", "levels", "runtime")
+    __slots__ = ("cluster_id", "groups", "controllers", "topics", "version", "unfinished", "levels", "runtime", "started_us", "clients_ca_expires_s")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
@@ -552,6 +552,8 @@ class ClusterStatusReply(_message.Message):
     UNFINISHED_FIELD_NUMBER: _ClassVar[int]
     LEVELS_FIELD_NUMBER: _ClassVar[int]
     RUNTIME_FIELD_NUMBER: _ClassVar[int]
+    STARTED_US_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_CA_EXPIRES_S_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     groups: _containers.RepeatedCompositeFieldContainer[GroupStatus]
     controllers: _containers.RepeatedCompositeFieldContainer[ControllerStatus]
@@ -560,7 +562,23 @@ class ClusterStatusReply(_message.Message):
     unfinished: _containers.RepeatedCompositeFieldContainer[UnfinishedTopic]
     levels: _common_pb2.Levels
     runtime: str
-    def __init__(self, cluster_id: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ..., controllers: _Optional[_Iterable[_Union[ControllerStatus, _Mapping]]] = ..., topics: _Optional[int] = ..., version: _Optional[str] = ..., unfinished: _Optional[_Iterable[_Union[UnfinishedTopic, _Mapping]]] = ..., levels: _Optional[_Union[_common_pb2.Levels, _Mapping]] = ..., runtime: _Optional[str] = ...) -> None: ...
+    started_us: int
+    clients_ca_expires_s: int
+    def __init__(self, cluster_id: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ..., controllers: _Optional[_Iterable[_Union[ControllerStatus, _Mapping]]] = ..., topics: _Optional[int] = ..., version: _Optional[str] = ..., unfinished: _Optional[_Iterable[_Union[UnfinishedTopic, _Mapping]]] = ..., levels: _Optional[_Union[_common_pb2.Levels, _Mapping]] = ..., runtime: _Optional[str] = ..., started_us: _Optional[int] = ..., clients_ca_expires_s: _Optional[int] = ...) -> None: ...
+
+class RestartControllerRequest(_message.Message):
+    __slots__ = ("cluster_id", "controller_id")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLER_ID_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    controller_id: int
+    def __init__(self, cluster_id: _Optional[str] = ..., controller_id: _Optional[int] = ...) -> None: ...
+
+class RestartControllerReply(_message.Message):
+    __slots__ = ("started_us",)
+    STARTED_US_FIELD_NUMBER: _ClassVar[int]
+    started_us: int
+    def __init__(self, started_us: _Optional[int] = ...) -> None: ...
 
 class RaiseMetadataLevelRequest(_message.Message):
     __slots__ = ("level", "dry_run")
