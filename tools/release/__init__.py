@@ -1,0 +1,1 @@
+"""Making a release: checks, artifacts, trials (docs/releasing.md)."""
