@@ -44,17 +44,17 @@ class Access:
         self._environment = {
             name: value for name, value in environment.items() if name not in (TOKEN, TOKEN_FILE)
         }
-        self._security: Any = None
-        self.mode: Mode = "open"
         try:
             found = chosen(self._environment)
         except Unauthenticated:  # it says where to log in, and not as whom: as intended
+            found = chosen({**self._environment, TOKEN: "a visitor's"})
+        self._security: Final = found.security
+        self._bootstrap: Final = config.bootstrap or found.bootstrap or None
+        self.mode: Mode = "open"
+        if found.login is not None:
             self.mode = "token"
-        else:
-            if found.login is not None:
-                self.mode = "token"
-            elif found.security is not None:
-                self.mode, self._security = "key", found.security
+        elif found.security is not None:
+            self.mode = "key"
         self.key: Final = secrets.token_urlsafe(24) if self.mode == "key" else ""
         """What a visitor must show if the console has a certificate."""
         self._shared: AsyncClient | None = None
@@ -95,7 +95,7 @@ class Access:
     async def _connect(self, **proof: Any) -> AsyncClient:
         config = self._config
         return await connect_async(
-            config.bootstrap,
+            self._bootstrap,
             **{name: value for name, value in proof.items() if value is not None},
             connect_timeout_ms=config.call_timeout_ms,
             request_timeout_ms=config.call_timeout_ms,

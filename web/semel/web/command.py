@@ -10,7 +10,7 @@ from typing import Final
 import click
 
 from semel.console import render
-from semel.console.options import client_options, examples
+from semel.console.options import examples, file_options, json_option
 from semel.protos.errors import InvalidRequest
 
 NEEDED: Final = ("starlette", "jinja2", "uvicorn")
@@ -47,7 +47,15 @@ NEEDED: Final = ("starlette", "jinja2", "uvicorn")
 @click.option(
     "--insecure", is_flag=True, help="Allow --listen to be reached from a network without HTTPS."
 )
-@client_options
+@click.option(
+    "--bootstrap",
+    default="",
+    metavar="HOST:PORT[,…]",
+    help="The controllers.  [default: those of the client's file, SEMEL_BOOTSTRAP, or"
+    " 127.0.0.1:7070]",
+)
+@file_options
+@json_option
 def web(
     listen: str,
     names: tuple[str, ...],

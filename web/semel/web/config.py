@@ -17,8 +17,8 @@ class WebConfig:
 
     listen: str = LISTEN_DEFAULT
     """HOST:PORT; port 0 takes a free one."""
-    bootstrap: str = "127.0.0.1:7070"
-    """The controllers."""
+    bootstrap: str = ""
+    """The controllers; empty for those that the client's file or the environment names."""
     names: tuple[str, ...] = ()
     """Further names under which browsers reach it: a request for another one is refused, so that a
     page elsewhere cannot make a browser read from here under a name of its own."""

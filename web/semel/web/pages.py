@@ -44,6 +44,16 @@ SCREENS: Final = (
 )
 
 
+def section(path: str) -> str:
+    """The path of the screen to which a page belongs; empty for a page of none."""
+    if path == "/tail":
+        return "/messages"
+    for screen in SCREENS[1:]:
+        if path.startswith(screen.path.removesuffix("s")):
+            return screen.path
+    return "/" if path == "/" else ""
+
+
 def link(path: str, **fields: object) -> str:
     """A path with a query of those fields that are not empty."""
     given = {name: value for name, value in fields.items() if value not in (None, "")}
@@ -66,10 +76,17 @@ def _environment() -> jinja2.Environment:
         loader=jinja2.FileSystemLoader(_HERE / "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
+        auto_reload=False,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals |= {"link": link, "asset": asset, "screens": SCREENS, "share": _share}
+    made.globals |= {
+        "link": link,
+        "section": section,
+        "asset": asset,
+        "screens": SCREENS,
+        "share": _share,
+    }
     made.filters |= {
         "number": render.number,
         "size": render.size,

@@ -122,6 +122,8 @@ function bytes(value) {
   return `${value.toFixed(unit ? 1 : 0)} ${units[unit]}`;
 }
 
+const clock = (seconds) => new Date(seconds * 1000).toISOString().slice(11, 19);
+
 function chart(element, data, show) {
   const axis = { stroke: style("--ink"), grid: { stroke: style("--line") }, ticks: { stroke: style("--line") } };
   return new uPlot(
@@ -131,9 +133,9 @@ function chart(element, data, show) {
       cursor: { drag: { x: false, y: false } },
       legend: { live: true },
       scales: { y: { range: (_, low, high) => [0, Math.max(high, 1) * 1.1] } },
-      axes: [axis, { ...axis, size: 70, values: (_, ticks) => ticks.map(show) }],
+      axes: [{ ...axis, values: (_, ticks) => ticks.map(clock) }, { ...axis, size: 70, values: (_, ticks) => ticks.map(show) }],
       series: [
-        {},
+        { label: "time, UTC", value: (_, value) => (value === null ? "" : clock(value)) },
         { label: "produced", stroke: style("--first"), width: 2, value: (_, value) => (value === null ? "" : show(value)) },
         { label: "fetched", stroke: style("--second"), width: 2, dash: [6, 4], value: (_, value) => (value === null ? "" : show(value)) },
       ],
