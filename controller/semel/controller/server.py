@@ -467,7 +467,7 @@ class ControllerService(ControllerServicer):
 
     def _certified(self, context: Any) -> Caller:
         """The caller. Raises InvalidRequest without TLS."""
-        peer = self._guard.peer(context)
+        peer = self._guard.admitted()
         if peer is None:
             raise InvalidRequest(
                 "nobody is known in this cluster: start its nodes with TLS (--tls-dir)"

@@ -7,7 +7,10 @@ no line with anything else: streams, what nodes need of each other, heartbeats a
 Calls of a *paced* class begin a few at a time (`call_gates.py`), because the event loop that
 answers them also moves the messages.
 
-Not here: how calls wait (`call_gates.py`), who may call what (`security/declared.py`).
+Beside its class a method declares whether quotas of requests count it (`is_counted`).
+
+Not here: how calls wait (`call_gates.py`), who may call what (`security/declared.py`), how calls
+are counted (`security/call_quotas.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from semel.protos.v1 import isolation_pb2 as pb
 
 CALL_CLASS: Final[Any] = pb.call_class
 """The option; the generated stub names its type too vaguely for Extensions."""
-_PREFIX: Final = "CALL_CLASS_"
+UNCOUNTED: Final[Any] = pb.uncounted
 
 
 class UndeclaredClass(Exception):
@@ -74,6 +77,13 @@ def class_of(method: str) -> int:
     if found is None:
         raise UndeclaredClass(f"{method} is no method of a .proto file")
     return declared_class(found)
+
+
+@functools.cache
+def is_counted(method: str) -> bool:
+    """Whether quotas of requests count `/SERVICE/METHOD`; False for one that no .proto file has."""
+    found = find_method(method)
+    return found is not None and not found.GetOptions().Extensions[UNCOUNTED]
 
 
 def declared_class(method: MethodDescriptor) -> int:

@@ -6,7 +6,13 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool
 from google.protobuf.descriptor import MethodDescriptor
 
-from semel.protos.call_classes import LIMITS, UndeclaredClass, class_of, declared_class
+from semel.protos.call_classes import (
+    LIMITS,
+    UndeclaredClass,
+    class_of,
+    declared_class,
+    is_counted,
+)
 from semel.protos.v1 import isolation_pb2 as pb
 from tests.kit.declared_calls import METHODS, path_of
 
@@ -31,6 +37,13 @@ def test_a_method_that_is_in_no_proto_file_has_no_class() -> None:
     for path in ("/semel.protos.v1.Broker/Nothing", "/nobody.Service/Call", "nonsense"):
         with pytest.raises(UndeclaredClass):
             class_of(path)
+
+
+def test_quotas_do_not_count_what_keeps_work_alive_finds_masters_or_changes_quotas() -> None:
+    uncounted = {method.name for method in METHODS if not is_counted(path_of(method))}
+    alive = {"HeartbeatGroup", "LeaveGroup", "RenewLocks", "ReleaseLocks"}
+    assert uncounted == alive | {"GetClusterStatus", "GetNodeStatus", "ChangeQuotas"}
+    assert not is_counted("/grpc.health.v1.Health/Check"), "another service's"
 
 
 def test_every_class_has_limits_and_a_name_of_its_own() -> None:

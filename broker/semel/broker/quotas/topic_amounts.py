@@ -88,10 +88,4 @@ class TopicAmounts:
         return sum(queue.bytes for key, queue in queues.items() if key.topic_id == topic_id)
 
     def _staged(self, topic_id: int) -> int:
-        return sum(
-            extent.length
-            for stager in self._state().transactions.staging.stagers.values()
-            for key, staged in stager.queues.items()
-            if key.topic_id == topic_id
-            for extent in staged.extents
-        )
+        return self._state().transactions.staging.bytes_of(topic_id)

@@ -88,7 +88,7 @@ class AccessControl:
         self.enforcer.forget(why)
 
     async def _authenticate(self, context: Any) -> Caller:
-        peer = self._guard.peer(context)
+        peer = self._guard.admitted()
         if peer is None or peer.identity.cluster != self._cluster:
             raise Unauthenticated(
                 f"this node serves only callers with a certificate of cluster {self._cluster}"

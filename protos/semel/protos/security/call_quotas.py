@@ -3,8 +3,8 @@
 How it works. `CallQuotas` stands before the handlers of a server, behind the check of the rules if
 there is one (`CallChecks`). It counts each call for its caller and raises Throttled before the
 handler runs. Programs of the cluster and administrators are not limited, so that the cluster works
-and quotas can be changed. Some calls are not counted: those whose delay would cost the caller more
-than time.
+and quotas can be changed. A method that declares `uncounted` in its .proto file is not counted:
+its delay would cost the caller more than time.
 
 Not here: messages of produce streams and fetches, which wait (the broker's `quotas/`).
 """
@@ -12,27 +12,13 @@ Not here: messages of produce streams and fetches, which wait (the broker's `quo
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
+from semel.protos.call_classes import is_counted
 from semel.protos.rpc import CallChecks
-from semel.protos.security.declared import DeclarationError, declared
+from semel.protos.security.declared import declared
 from semel.protos.security.enforcement import CALLER
 from semel.protos.security.meters import Meters
-
-_V1: Final = "/semel.protos.v1."
-UNCOUNTED: Final = frozenset(
-    {
-        f"{_V1}Controller/HeartbeatGroup",
-        f"{_V1}Controller/LeaveGroup",
-        f"{_V1}Controller/GetClusterStatus",
-        f"{_V1}Controller/ChangeQuotas",
-        f"{_V1}Broker/GetNodeStatus",
-        f"{_V1}Broker/RenewLocks",
-        f"{_V1}Broker/ReleaseLocks",
-    }
-)
-"""A member that cannot say that it lives loses its queues, a client that cannot ask who is the
-master goes on asking, and a quota that is too small must not keep others from changing it."""
 
 Behavior = Callable[..., Any]
 
@@ -72,12 +58,9 @@ class CallQuotas:
         return behavior if self._inner is None else self._inner.requests(method, behavior)
 
     def _counts(self, method: str) -> bool:
-        if method in UNCOUNTED:
-            return False
-        try:
-            what = declared(method)
-        except DeclarationError:
-            return False  # it is another service's, such as gRPC's own
+        if not is_counted(method):
+            return False  # or it is another service's, such as gRPC's own
+        what = declared(method)
         # Without certificates nobody knows whether a node or a client calls.
         return not what.for_nodes_only and not (what.nodes and self._inner is None)
 

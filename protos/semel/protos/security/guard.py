@@ -8,6 +8,9 @@ for which kind, is declared beside each of them in its .proto file (`declared.py
 name the caller in their requests as well; `check_node` compares the two. A connection may outlive
 the certificate that opened it, so the end of a client's certificate is looked at in every call.
 
+What `admit` has read of the caller's certificate stays known for as long as its call runs
+(`admitted`), so that it is read once.
+
 Without TLS nothing is checked.
 
 Not here: what a certificate proves (`peers.py`), what a client may do with topics and groups
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, cast
 
 from semel.protos.errors import Unauthenticated
@@ -31,6 +35,11 @@ from semel.protos.security.identity import (
 if TYPE_CHECKING:  # they bring cryptography, which programs without TLS need not load
     from semel.protos.security.peers import Peer, Peers
     from semel.protos.security.tls_files import TlsFiles
+
+
+_ADMITTED: ContextVar[Peer | None] = ContextVar("admitted", default=None)
+"""The caller of the call that runs, as its certificate proves it; each call is a task of its own,
+and none begins without `admit`."""
 
 
 class Guard:
@@ -58,7 +67,13 @@ class Guard:
         kinds = sorted(what.nodes) if what.for_nodes_only else KINDS
         peer = self.peer(context)
         check_peer(None if peer is None else peer.identity, self._cluster, kinds)
+        _ADMITTED.set(peer)
         return self._left_s(peer)
+
+    @staticmethod
+    def admitted() -> Peer | None:
+        """Returns what the certificate of the running call's caller proves; None without TLS."""
+        return _ADMITTED.get()
 
     def left_s(self, context: Any) -> float | None:
         """The seconds after which the caller proves nothing any more; None for never. Raises

@@ -33,3 +33,5 @@ CALL_CLASS_SCAN: CallClass
 CALL_CLASS_COPY: CallClass
 CALL_CLASS_FIELD_NUMBER: _ClassVar[int]
 call_class: _descriptor.FieldDescriptor
+UNCOUNTED_FIELD_NUMBER: _ClassVar[int]
+uncounted: _descriptor.FieldDescriptor

@@ -194,7 +194,15 @@ class World:
             else:
                 self.events.add("aborted")
                 group.step(drop_pin=records.DropPin(transaction_id="t", attempt=pin.attempt))
-        expired = group.state.transactions.staging.expired(group.now_us, 10)
+        staging = group.state.transactions.staging
+        sums: dict[int, int] = {}
+        for stager in staging.stagers.values():
+            for key, queue in stager.queues.items():
+                for extent in queue.extents:
+                    sums[key.topic_id] = sums.get(key.topic_id, 0) + extent.length
+        assert {topic: staging.bytes_of(topic) for topic in sums} == sums
+        assert staging.bytes == sum(sums.values())
+        expired = staging.expired(group.now_us, 10)
         if expired:
             self.events.add("expired")
             group.step(drop_stagers=records.DropStagers(stager_ids=expired, expired_only=True))

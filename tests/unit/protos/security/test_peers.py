@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
+from contextvars import Context
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from cryptography import x509
@@ -13,7 +18,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from semel.protos.errors import InvalidRequest, Unauthenticated
 from semel.protos.rpc import CHANNEL_OPTIONS
 from semel.protos.security import certificates, peers
+from semel.protos.security.access import AccessControl
 from semel.protos.security.credentials import Security, channel
+from semel.protos.security.enforcement import Caller
 from semel.protos.security.guard import Guard
 from semel.protos.security.identity import Identity
 from semel.protos.security.login_facts import LoginFacts, login_facts_of
@@ -38,6 +45,9 @@ class Certified:
 
     def auth_context(self) -> dict[str, list[bytes]]:
         return self._told
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
 
 
 def node(ca: TestCa, clients: ClientsCa | None, directory: Path) -> Path:
@@ -156,6 +166,28 @@ def test_an_end_is_looked_at_in_every_call(tmp_path: Path) -> None:
             continue
         with pytest.raises(Unauthenticated, match="has expired"):
             guard.admit("/semel.protos.v1.Broker/GetNodeStatus", Certified(pem))
+
+
+def test_a_certificate_is_read_once_for_a_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ca = TestCa()
+    guard = Guard(Security.read(node(ca, None, tmp_path)))
+    control = AccessControl(CLUSTER, guard, cast("Any", SimpleNamespace()), None)
+    pem, _ = ca.issue("client", "alice")
+    read = Mock(wraps=TlsFiles.current)
+    monkeypatch.setattr(TlsFiles, "current", lambda self: read(self))
+
+    async def call() -> Caller:
+        context = Certified(pem)
+        guard.admit("/semel.protos.v1.Broker/GetNodeStatus", context)
+        return await control._authenticate(context)
+
+    for calls in (1, 2):
+        assert asyncio.run(call()).principal == "user:alice"
+        assert read.call_count == calls
+    with pytest.raises(Unauthenticated):  # nobody was admitted here
+        Context().run(asyncio.run, control._authenticate(Certified(pem)))
 
 
 def test_one_ca_is_not_both(tmp_path: Path) -> None:

@@ -53,6 +53,11 @@ class StagedQueue:
     digest: int = 0
     extents: list[StagedExtent] = field(default_factory=list)
 
+    @property
+    def bytes(self) -> int:
+        """Total length of its stored batches."""
+        return sum(extent.length for extent in self.extents)
+
 
 @dataclass(slots=True)
 class Stager:
@@ -76,7 +81,7 @@ class Stager:
     @property
     def bytes(self) -> int:
         """Total length of its stored batches."""
-        return sum(each.length for queue in self.queues.values() for each in queue.extents)
+        return sum(queue.bytes for queue in self.queues.values())
 
 
 @dataclass(slots=True)

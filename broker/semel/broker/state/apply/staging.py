@@ -11,8 +11,8 @@ Invariants
 2. Pinned batches stay until they are published or dropped; only what is kept of them, once the
    coordinator has decided, takes their places (`replace`). A queue with pinned batches is
    not split (the admission prevents it, the state machine checks it).
-3. `bytes` is the total length of all extents on hold. Each of them is live for cleaning and for
-   snapshots.
+3. `bytes` is the total length of all extents on hold, `bytes_of` that of one topic's. Each of them
+   is live for cleaning and for snapshots.
 
 Format. docs/formats/state.md.
 
@@ -77,13 +77,15 @@ that is repeated with the same receipts. Below this level such a commit is abort
 class Staging:
     """All stagers and pins of one broker group."""
 
-    __slots__ = ("bytes", "pins", "stagers")
+    __slots__ = ("_topic_bytes", "bytes", "pins", "stagers")
 
     def __init__(self) -> None:
         self.stagers: dict[int, Stager] = {}
         self.pins: dict[str, Pin] = {}
         """By transaction id."""
         self.bytes = 0
+        self._topic_bytes: dict[int, int] = {}
+        """The part of `bytes` of each topic that has any."""
 
     # --- staging ----------------------------------------------------------------------------
 
@@ -191,7 +193,7 @@ class Staging:
         staged.messages += batch.count
         staged.digest = staged.digest + batch_digest(batch) & DIGEST_MASK
         stager.expires_us = now_us + stager.ttl_us
-        self.bytes += length
+        self._count(batch.topic_id, length)
 
     # --- pins -------------------------------------------------------------------------------
 
@@ -362,17 +364,17 @@ class Staging:
             extents[at].content_crc,
         ):
             return False
-        self.bytes += extent.length - extents[at].length
+        self._count(key.topic_id, extent.length - extents[at].length)
         extents[at] = extent
         return True
 
     def has_staged(self, topic_id: int) -> bool:
         """Whether any batch is staged for a queue of the topic."""
-        return any(
-            key.topic_id == topic_id and staged.extents
-            for stager in self.stagers.values()
-            for key, staged in stager.queues.items()
-        )
+        return topic_id in self._topic_bytes
+
+    def bytes_of(self, topic_id: int) -> int:
+        """The total length of what is staged for queues of the topic."""
+        return self._topic_bytes.get(topic_id, 0)
 
     def pin_of(self, transaction_id: str, attempt: int) -> Pin | None:
         """The pin of exactly this attempt; None if there is none."""
@@ -440,13 +442,22 @@ class Staging:
             self._release(stager, key)
 
     def _remove(self, number: int) -> None:
-        stager = self.stagers.pop(number)
-        self.bytes -= stager.bytes
+        for key, staged in self.stagers.pop(number).queues.items():
+            self._count(key.topic_id, -staged.bytes)
 
     def _release(self, stager: Stager, key: QueueKey) -> None:
         staged = stager.queues.pop(key, None)
         if staged is not None:
-            self.bytes -= sum(extent.length for extent in staged.extents)
+            self._count(key.topic_id, -staged.bytes)
+
+    def _count(self, topic_id: int, change: int) -> None:
+        """The topic has so many bytes more on hold."""
+        self.bytes += change
+        left = self._topic_bytes.get(topic_id, 0) + change
+        if left:
+            self._topic_bytes[topic_id] = left
+        else:
+            self._topic_bytes.pop(topic_id, None)
 
     # --- questions and bytes ----------------------------------------------------------------
 
@@ -482,7 +493,8 @@ class Staging:
         for _ in range(reader.unpack(_COUNT)[0]):
             stager = read_stager(reader, version)
             staging.stagers[stager.stager_id] = stager
-            staging.bytes += stager.bytes
+            for key, staged in stager.queues.items():
+                staging._count(key.topic_id, staged.bytes)
         for _ in range(reader.unpack(_COUNT)[0]):
             pin = read_pin(reader, version)
             name = pin.transaction_id
