@@ -211,7 +211,7 @@ def _taken(meter: Meter, cost: float, now_s: float) -> _Cost:
 
 def _put_back(costs: Sequence[_Cost]) -> None:
     for cost in costs:
-        cost.meter.put_back(cost.cost)
+        cost.meter.put_back(cost.mark, cost.cost)
 
 
 def _left_s(costs: Sequence[_Cost], now_s: float) -> float:

@@ -4,8 +4,6 @@ How it works. A node has one `Meters`. Whoever learns the quotas gives them to i
 principal or a topic it finds the buckets of all that limits it, by kind (`Rates`). A bucket is made
 when it is first needed, and stays the same one while its quota only changes its limit.
 
-A node that is not alone gets a part of each limit (`parts`), so that all nodes together keep it.
-
 Invariants
 1. There are at most `METERS_MAX` buckets that are not in use, and each belongs to a quota.
 2. What `rates_of` returned is not used any more once `version` has changed.
@@ -44,10 +42,10 @@ class Meter:
 
     __slots__ = ("bucket", "kind", "owner", "throttled_s", "used", "waited")
 
-    def __init__(self, limit: Limit, rate: float, now_s: float) -> None:
+    def __init__(self, limit: Limit, now_s: float) -> None:
         self.owner = limit.owner
         self.kind = limit.kind
-        self.bucket = Bucket(rate, now_s)
+        self.bucket = Bucket(limit.limit, now_s)
         self.throttled_s = 0.0
         """How long streams and calls have waited for it, all together."""
         self.used = 0.0
@@ -60,10 +58,10 @@ class Meter:
         self.used += cost
         return self.bucket.reserve(cost, now_s)
 
-    def put_back(self, cost: float) -> None:
-        """The same, taken back."""
+    def put_back(self, mark: float, cost: float) -> None:
+        """What got `mark` for `cost` does not pass."""
         self.used -= cost
-        self.bucket.put_back(cost)
+        self.bucket.put_back(mark, cost)
 
     def on_wait(self, seconds: float) -> None:
         """Something waits, or has waited, for this long."""
@@ -101,8 +99,6 @@ class Meters:
         self.book = QuotaBook({})
         self.active = False
         """There is a quota."""
-        self.parts: Callable[[Limit], float] = lambda limit: 1.0
-        """The part of a limit that this node may use, above 0."""
         self.record_version = -1
         """Version of the quotas that apply; -1 for none."""
         self._meters: dict[tuple[str, QuotaKind], Meter] = {}
@@ -114,10 +110,10 @@ class Meters:
         if record.version > self.record_version:
             self.book = quota_book_of(record)
             self.record_version = record.version
-            self.refresh()
+            self._refresh()
 
-    def refresh(self) -> None:
-        """Limits or the node's parts of them have changed."""
+    def _refresh(self) -> None:
+        """Limits have changed."""
         self.active = not self.book.empty
         self._rates.clear()
         self.version += 1
@@ -128,7 +124,7 @@ class Meters:
                 del self._meters[key]
                 meter.bucket.set_rate(_FREED, now_s)  # for those that wait for it
             else:
-                meter.bucket.set_rate(self._rate(limit), now_s)
+                meter.bucket.set_rate(limit.limit, now_s)
 
     def rates_of_principal(self, principal: str) -> Rates:
         """What limits a user; "" for everybody without a name."""
@@ -197,11 +193,8 @@ class Meters:
             now_s = self.clock_s()
             if len(self._meters) >= METERS_MAX:
                 self._drop_unused(now_s)
-            meter = self._meters[key] = Meter(limit, self._rate(limit), now_s)
+            meter = self._meters[key] = Meter(limit, now_s)
         return meter
-
-    def _rate(self, limit: Limit) -> float:
-        return max(limit.limit * self.parts(limit), 1e-3)
 
     def _limit(self, owner: str, kind: QuotaKind) -> Limit | None:
         """The quota behind a meter; None if it was removed."""

@@ -9,14 +9,10 @@ from typing import Any
 
 import pytest
 
-from semel.broker.quotas.open_producers import OpenProducers
-from semel.broker.quotas.turns import Turns
 from semel.broker.quotas.write_pace import STREAM_HELD_MAX, WritePace
 from semel.protos.ids import QueueId, QueueKey, TopicId
-from semel.protos.security.meters import Meters
-from semel.protos.security.quotas import QuotaKind, changed_quotas
-from semel.protos.v1.controller_pb2 import ChangeQuotasRequest
-from semel.protos.v1.metadata_pb2 import Quota, RightsRecord
+from semel.protos.security.quotas import QuotaKind
+from tests.kit.quota_node import QuotaNode
 from tests.kit.virtual_time import run_virtually
 
 RATE = 10_000
@@ -25,37 +21,26 @@ SLOW, FREE = TopicId(1), TopicId(2)
 NAMES = {SLOW: "slow", FREE: "free"}
 
 
-class Node:
+class Node(QuotaNode):
     """The quotas of one broker, and what its streams were told."""
 
     def __init__(self, **quotas: int) -> None:
         """`quotas` are bytes a second, by user ("alice") or, beginning with "topic_", by topic."""
         self.now = asyncio.get_running_loop().time
-        self.meters = Meters(self.now)
-        self.write_turns = Turns()
-        self.producers = OpenProducers(self.meters)
-        self.held_bytes, self.held_bytes_max = 0, 1 << 30
-        self._version = 0
+        super().__init__(self.now, NAMES)
         self.told_ms = 0
         self.submitted: list[tuple[float, TopicId, int]] = []
-        self.set(**quotas)
+        self.limit(**quotas)
 
-    def topic_of(self, key: QueueKey) -> str | None:
-        return NAMES.get(key.topic_id)
-
-    def set(self, **quotas: int) -> None:
-        wanted = [
-            Quota(
-                subject=name.replace("_", ":") if name.startswith("topic_") else f"user:{name}",
-                kind=QuotaKind.WRITE_BYTES.number,  # type: ignore[arg-type]
-                limit=limit,
-            )
-            for name, limit in quotas.items()
-        ]
-        self._version += 1
-        record = changed_quotas(RightsRecord(), ChangeQuotasRequest(set=wanted))
-        record.version = self._version
-        self.meters.take(record)
+    def limit(self, **quotas: int) -> None:
+        """From now on these are the quotas."""
+        before = {quota.subject for quota in self._record.quotas}
+        for name, limit in quotas.items():
+            subject = name.replace("_", ":") if name.startswith("topic_") else f"user:{name}"
+            self.set(subject, {QuotaKind.WRITE_BYTES: limit})
+            before.discard(subject)
+        for subject in before:
+            self.remove(subject)
 
     def stream(self, user: str = "alice") -> WritePace:
         quotas: Any = self
@@ -148,6 +133,24 @@ def test_a_stream_that_ends_submits_nothing_more_and_owes_nothing() -> None:
     run_virtually(ends())
 
 
+def test_what_a_stream_drops_makes_nobody_wait_who_came_behind_it() -> None:
+    async def is_dropped() -> None:
+        node = Node(topic_slow=RATE)
+        alice, bob = node.stream("alice"), node.stream("bob")
+        node.send(alice, SLOW, 0, RATE + SIZE)  # takes the bucket below zero
+        node.send(alice, SLOW, 1, 100 * RATE)
+        node.send(alice, SLOW, 2)
+        node.send(bob, SLOW, 3)
+        node.send(bob, SLOW, 4)
+        alice.close()
+        await asyncio.sleep(1)
+        assert node.numbers(SLOW) == [0, 3, 4]
+        last = max(at for at, _, _ in node.submitted)
+        assert last == pytest.approx(0.2, abs=0.01), "they look again every 0.2 s"
+
+    run_virtually(is_dropped())
+
+
 def test_a_caller_who_gives_up_owes_nothing() -> None:
     async def gives_up() -> None:
         node = Node(alice=RATE)
@@ -175,7 +178,7 @@ def test_nobody_waits_for_a_quota_that_is_gone_or_higher() -> None:
         await asyncio.sleep(1)
         assert not waiting.done()
         assert node.numbers(SLOW) == [0]
-        node.set(alice=1_000_000)
+        node.limit(alice=1_000_000)
         await waiting
         await asyncio.sleep(1)
         assert node.numbers(SLOW) == [0, 1]
