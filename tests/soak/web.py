@@ -1,13 +1,14 @@
 """The web console in a real Chromium before a real cluster: `./run soak web`.
 
 How it works. A cluster of three brokers gets topics, groups, dead letters, delayed and hostile
-messages. Chromium does each screen's main task as a person would, by keys and clicks, while a second
-client looks whether the cluster has changed accordingly. Then axe looks at every page, dark and
-light, and at 360 px no page may be wider than the screen. At last the master is killed under open
-pages, which must say so, and go on by themselves.
+messages. Chromium does each screen's main task as a person would, by keys and clicks, while a
+second client looks whether the cluster has changed accordingly. Then axe looks at every page, dark
+and light, and at 360 px no page may be wider than the screen. At last the master is killed under
+open pages, which must say so, and go on by themselves.
 
-All the time no page may ask anybody but the console for anything, open a dialog that the console did
-not make, or have an error in its log; the policy against scripts that stand in pages counts as one.
+All the time no page may ask anybody but the console for anything, open a dialog that the console
+did not make, or have an error in its log; the policy against scripts that stand in pages counts as
+one.
 
 It needs Chromium (Debian: `apt-get install chromium`), and playwright and axe, which are no part of
 the development environment: `.venv/bin/pip install playwright axe-playwright-python`.

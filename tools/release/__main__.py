@@ -28,7 +28,6 @@ from tools.release.trial import (
 )
 from tools.source_tree import ROOT
 
-
 LOGS = ROOT / "tests" / "fixtures" / "logs"
 
 
