@@ -43,24 +43,32 @@ SYNC_LINE: Final = "# sync: "
 ASYNC_ALWAYS: Final = "# async in both halves"
 
 NAMES: Final[Mapping[str, str]] = {
+    "AsyncAccessAdmin": "AccessAdmin",
     "AsyncAdmin": "Admin",
     "AsyncClient": "Client",
+    "AsyncClusterAdmin": "ClusterAdmin",
     "AsyncConsumer": "Consumer",
     "AsyncIterator": "Iterator",
+    "AsyncMessageAdmin": "MessageAdmin",
     "AsyncProducer": "Producer",
     "AsyncProducerTransaction": "ProducerTransaction",
     "AsyncReader": "Reader",
     "AsyncStage": "Stage",
     "AsyncTable": "Table",
+    "AsyncTopicAdmin": "TopicAdmin",
     "AsyncTransaction": "Transaction",
     "AsyncTransactions": "Transactions",
     "_AsyncPulling": "_Pulling",
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",
     "__aiter__": "__iter__",
+    "aio_access_admin": "sync_access_admin",
     "aio_admin": "sync_admin",
+    "aio_cluster_admin": "sync_cluster_admin",
+    "aio_message_admin": "sync_message_admin",
     "aio_reading": "sync_reading",
     "aio_table": "sync_table",
+    "aio_topic_admin": "sync_topic_admin",
     "aio_transactions": "sync_transactions",
     "await_ready": "wait_ready",
     "await_run": "run",
@@ -178,17 +186,47 @@ Not here: what happens (`api/transaction_work.py`, `transactions/commit.py`).
         source="aio_admin.py",
         target="sync_admin.py",
         docstring="""\
-The synchronous `Admin`: each call blocks until it is done. It is one file as it is one class.
+The synchronous `Admin`: all administrative calls, put together from their parts.
+
+Not here: the calls, by subject (`api/sync_topic_admin.py`, `api/sync_access_admin.py`,
+`api/sync_message_admin.py`, `api/sync_cluster_admin.py`).
+""",
+        texts={"each returns once it is done.": "each blocks until it is done."},
+    ),
+    Half(
+        source="aio_topic_admin.py",
+        target="sync_topic_admin.py",
+        docstring="""\
+The part of `Admin` about topics, their queues, consumer groups and producers.
 
 Not here: what the calls do (`admin/calls.py`, `admin/verify.py`).
 """,
         texts={
-            "each returns once it is done.": "each blocks until it is done.",
             "`on_progress` is called on this loop. Raises UnknownTopic, and Unavailable when a"
             " group has no master.": (
                 "`on_progress` is called in this thread. Raises UnknownTopic, and Unavailable when"
                 " a group has no master."
             ),
+        },
+    ),
+    Half(
+        source="aio_access_admin.py",
+        target="sync_access_admin.py",
+        docstring="""\
+The part of `Admin` about who may do what, how much of it, and who logs in.
+
+Not here: what the calls do (`admin/rights.py`, `admin/quotas.py`).
+""",
+    ),
+    Half(
+        source="aio_message_admin.py",
+        target="sync_message_admin.py",
+        docstring="""\
+The part of `Admin` about single messages, delayed messages and dead letters.
+
+Not here: what the calls do (`admin/`, `dead_letters/`).
+""",
+        texts={
             "`on_progress` is called on this loop. Raises UnknownTopic; ProducerFenced when another"
             " run of the topic has begun; LockLost when the lock of the run was lost and no broker"
             " can tell why: repeat it.": (
@@ -197,6 +235,15 @@ Not here: what the calls do (`admin/calls.py`, `admin/verify.py`).
                 " run was lost and no broker can tell why: repeat it."
             ),
         },
+    ),
+    Half(
+        source="aio_cluster_admin.py",
+        target="sync_cluster_admin.py",
+        docstring="""\
+The part of `Admin` about the cluster: its state, nodes, restores, upgrades.
+
+Not here: what the calls do (`admin/nodes.py`, `admin/restore.py`, `admin/tier_restore.py`).
+""",
     ),
 )
 

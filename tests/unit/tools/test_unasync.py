@@ -197,10 +197,10 @@ def test_a_stale_module_is_found_and_left_alone(
     assert main(["--check"]) == 1, "none is there"
     assert main([]) == 0
     assert main(["--check"]) == 0
-    stale = api / "sync_admin.py"
+    stale = api / "sync_topic_admin.py"
     stale.write_text(stale.read_text().replace("queues: int = 4", "queues: int = 5"))
     before = stale.read_text()
     capsys.readouterr()
     assert main(["--check"]) == 1
-    assert "sync_admin.py is stale: run `python tools/unasync.py`" in capsys.readouterr().err
+    assert "sync_topic_admin.py is stale: run `python tools/unasync.py`" in capsys.readouterr().err
     assert stale.read_text() == before

@@ -1,0 +1,85 @@
+"""The part of `Admin` about who may do what, how much of it, and who logs in.
+
+Not here: what the calls do (`admin/rights.py`, `admin/quotas.py`).
+
+Generated from `api/aio_access_admin.py` by `tools/unasync.py`: change that module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from semel.client.admin import quotas, rights
+from semel.client.admin.quotas import QuotaInfo
+from semel.client.admin.rights import AccessDecision, AccessRules, PasswordUser, WhoAmI
+from semel.client.session import Session
+
+
+class AccessAdmin:
+    """Administrative calls about rights, quotas and users."""
+
+    _session: Session
+
+    def change_access_rules(
+        self,
+        *,
+        add: Sequence[str] = (),
+        remove: Sequence[str] = (),
+        add_members: Mapping[str, Sequence[str]] | None = None,
+        remove_members: Mapping[str, Sequence[str]] | None = None,
+    ) -> bool:
+        """Changes rules, `allow|deny PRINCIPAL ACTION RESOURCE`, and members (`user:NAME`) of
+        groups; False if all is so already. Raises InvalidRequest, PermissionDenied."""
+        return self._session.run(
+            rights.change_rules(
+                self._session.cluster, add, remove, add_members or {}, remove_members or {}
+            )
+        )
+
+    def access_rules(self) -> AccessRules:
+        """Returns all rules and groups of principals. Raises PermissionDenied."""
+        return self._session.run(rights.list_rules(self._session.cluster))
+
+    def check_access(self, principal: str, action: str, resource: str) -> AccessDecision:
+        """Returns whether a principal may do something, and the rule that decides."""
+        return self._session.run(
+            rights.check_right(self._session.cluster, principal, action, resource)
+        )
+
+    def set_quotas(self, subject: str, limits: Mapping[str, int]) -> bool:
+        """Sets limits by kind, such as `{"write-bytes": 10 << 20}`, for `user:NAME`, `group:NAME`,
+        `*` (every other user) or `topic:NAME`; False if they are so already. See docs/quotas.md.
+        Raises InvalidRequest, PermissionDenied."""
+        return self._session.run(quotas.set_quotas(self._session.cluster, subject, limits))
+
+    def remove_quotas(self, subject: str, kinds: Sequence[str] = ()) -> bool:
+        """Removes quotas of a subject, by default all of them; False if there were none. Raises
+        InvalidRequest, PermissionDenied."""
+        return self._session.run(quotas.remove_quotas(self._session.cluster, subject, kinds))
+
+    def quotas(self, of: str = "") -> list[QuotaInfo]:
+        """Returns all quotas, or those that apply to `user:NAME` or `topic:NAME`. Raises
+        InvalidRequest, PermissionDenied."""
+        return self._session.run(quotas.list_quotas(self._session.cluster, of))
+
+    def who_am_i(self) -> WhoAmI:
+        """Returns the caller as the cluster knows it."""
+        return self._session.run(rights.who_am_i(self._session.cluster))
+
+    def add_user(self, user: str, password: str) -> None:
+        """Adds a user who logs in with a password. Raises InvalidRequest for one that exists, and
+        for a password of less than 8 characters."""
+        self._session.run(rights.add_user(self._session.cluster, user, password))
+
+    def change_password(self, user: str, password: str) -> None:
+        """Gives a user a new password. Raises InvalidRequest for one that does not exist."""
+        self._session.run(rights.change_password(self._session.cluster, user, password))
+
+    def remove_user(self, user: str) -> bool:
+        """Ends the logins of a user; False if there is none. Certificates that it has got go on
+        until they expire."""
+        return self._session.run(rights.remove_user(self._session.cluster, user))
+
+    def list_users(self) -> list[PasswordUser]:
+        """Returns the users that have a password, by name."""
+        return self._session.run(rights.list_users(self._session.cluster))
