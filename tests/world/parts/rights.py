@@ -159,10 +159,18 @@ def of_program(client: ClientHost) -> Security:
 
 @contextmanager
 def secured(run: Run) -> Iterator[None]:
-    """The world's nodes and programs have identities, and its nodes check rights."""
+    """A world with an intruder has identities."""
     if not any(name.startswith("intruder") for name in run.plan.clients):
         yield
         return
+    with with_identities(run):
+        run.world.seen["secured world"] += 1
+        yield
+
+
+@contextmanager
+def with_identities(run: Run) -> Iterator[None]:
+    """The world's nodes and programs have identities, and its nodes check rights."""
     run.security_of = of_program
     run.rules = tuple(rule for name in run.plan.clients for rule in rules_of(*_named(name)))
     settings: dict[str, Any] = {"tls_dir": _WHERE, "authorization": True}
@@ -177,7 +185,6 @@ def secured(run: Run) -> Iterator[None]:
         patch.object(nodes, "ControllerConfig", controller),
         patch.object(ensemble, "ControllerConfig", controller),
     ):
-        run.world.seen["secured world"] += 1
         yield
 
 
