@@ -40,6 +40,7 @@ from semel.protos.security.credentials import Contexts
 from semel.protos.security.identity import check_peer, identity_of_ssl
 from semel.protos.security.tls_connection import TlsConnection
 from semel.protos.security.tls_session import TlsFailed, begins_tls
+from semel.protos.seldom import Seldom
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family
@@ -192,6 +193,7 @@ class MetricsServer:
         self._server: asyncio.Server | None = None
         self._making = asyncio.Lock()
         self._readers: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._refusals = Seldom(logger)
         self.address = ""
         """HOST:PORT, once it serves."""
 
@@ -241,7 +243,7 @@ class MetricsServer:
                 async with compat.timeout(_TIMEOUT_S):
                     await self._serve(reader, writer)
         except TlsFailed as error:
-            logger.warning("metrics refused from=%s reason=%s", _from(writer), error)
+            self._refusals.warning("metrics refused from=%s reason=%s", _from(writer), error)
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # the reader went away, was too slow, or does not speak HTTP
         except Exception:

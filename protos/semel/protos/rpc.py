@@ -20,11 +20,12 @@ Not here: the layout inside stream messages (`streams.py`), reconnecting and ret
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, Final, Protocol
+from typing import Any, Final, NoReturn, Protocol
 from urllib.parse import unquote
 
 import grpc
@@ -297,24 +298,29 @@ def _decoded(decode: Decode | None, request: Any) -> Any:
         raise InvalidRequest(f"the request of {len(request)} bytes cannot be read") from error
 
 
-async def _abort(method: str, context: Any, error: Exception) -> Any:
-    """Ends the call with `error`'s status and detail, which raises; returns if nobody is left to be
-    told."""
+async def _abort(method: str, context: Any, error: Exception) -> NoReturn:
+    """Ends the call with `error`'s status and detail; always raises."""
     if isinstance(error, grpc.aio.AbortError):
         raise error
-    if _is_gone(error):
-        return None
     known = semel_error_of(error)
-    if known is None:
+    if _is_gone(error):
+        known = Unavailable("what was sent before did not arrive")
+    elif known is None:
         logger.error("rpc failed method=%s", method, exc_info=error)
         known = InternalError(f"{method} failed: {type(error).__name__}; see the server's log")
     detail = to_detail(known)
     detail.message = detail.message[:_DETAILS_CHARS_MAX]
-    return await context.abort(
-        grpc.StatusCode[known.status],
-        detail.message,
-        ((ERROR_METADATA_KEY, detail.SerializeToString()),),
-    )
+    try:
+        await context.abort(
+            grpc.StatusCode[known.status],
+            detail.message,
+            ((ERROR_METADATA_KEY, detail.SerializeToString()),),
+        )
+    except grpc.aio.InternalError as failed:
+        # Nobody is left to be told. gRPC takes metadata whose sending has failed for unsent, and
+        # would send it again with a status, fail, and log that as an error of the handler.
+        raise asyncio.CancelledError from failed
+    raise AssertionError("it raises")
 
 
 def _is_gone(error: BaseException) -> bool:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -39,6 +39,14 @@ logger = logging.getLogger(__name__)
 
 CLIENTS_CA_KEY: Final = "clients-ca-key.pem"
 SIGNING_REQUEST_BYTES_MAX: Final = 4_096
+_UNREADABLE: Final = (
+    ValueError,
+    TypeError,
+    InvalidSignature,
+    UnsupportedAlgorithm,
+    x509.InvalidVersion,
+)
+"""What the library raises for one request or another."""
 
 
 class ClientsCa:
@@ -79,7 +87,7 @@ def requested_key(request: bytes) -> ec.EllipticCurvePublicKey:
         found = x509.load_der_x509_csr(request)
         valid = found.is_signature_valid
         key = found.public_key()
-    except (ValueError, TypeError, InvalidSignature) as error:
+    except _UNREADABLE as error:
         raise InvalidRequest(
             f"the request for a certificate cannot be read: {type(error).__name__}"
         ) from None

@@ -265,6 +265,10 @@ def test_a_key_of_the_clients_ca_that_others_can_read_is_refused(world: World) -
         ClientsCa(world.directory, CLUSTER)
 
 
+P256 = bytes.fromhex("2a8648ce3d030107")
+"""How a key says which curve it is of."""
+
+
 def csr(key: Any) -> bytes:
     made = x509.CertificateSigningRequestBuilder(x509.Name([])).sign(key, hashes.SHA256())
     return made.public_bytes(serialization.Encoding.DER)
@@ -272,6 +276,7 @@ def csr(key: Any) -> bytes:
 
 def test_a_request_has_a_key_that_its_sender_has() -> None:
     good = csr(ec.generate_private_key(ec.SECP256R1()))
+    assert P256 in good
     assert isinstance(requested_key(good), ec.EllipticCurvePublicKey)
     for wrong in (
         b"",
@@ -279,6 +284,8 @@ def test_a_request_has_a_key_that_its_sender_has() -> None:
         good[:-1],
         good[:-8] + bytes(8),
         good + bytes(5_000),
+        good.replace(b"\x02\x01\x00", b"\x02\x01\x27", 1),  # its version
+        good.replace(P256, P256[:-2] + b"\x7f\x07"),  # a curve that nobody knows
         csr(ec.generate_private_key(ec.SECP384R1())),
         csr(rsa.generate_private_key(public_exponent=65537, key_size=2048)),
     ):
