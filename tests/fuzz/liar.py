@@ -7,10 +7,10 @@ more than they are.
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -57,12 +57,18 @@ class Liar:
     """One producer whose batches have right checksums and wrong content."""
 
     def __init__(
-        self, tally: Tally, master: Callable[[], grpc.aio.Channel], topic_id: int, producer: int
+        self,
+        tally: Tally,
+        master: Callable[[], Awaitable[grpc.aio.Channel]],
+        topic_id: int,
+        producer: int,
+        epoch: int,
     ) -> None:
         self._tally = tally
         self._master = master
         self._topic_id = topic_id
         self._producer = producer
+        self._epoch = epoch
         self._stream: Any = None
         self._last: dict[int, int] = {}
 
@@ -101,12 +107,12 @@ class Liar:
         return 1
 
     async def _open(self) -> None:
-        channel = await asyncio.to_thread(self._master)
+        channel = await self._master()
         queues = [
             common_pb2.QueueRef(topic_id=self._topic_id, queue_id=queue) for queue in range(QUEUES)
         ]
         request = broker_pb2.FenceProducerRequest(
-            queues=queues, producer_id=self._producer, epoch=1, session=1, name="liar"
+            queues=queues, producer_id=self._producer, epoch=self._epoch, session=1
         )
         reply = await broker_pb2_grpc.BrokerStub(channel).FenceProducer(request, timeout=10)
         self._last = {row.queue.queue_id: row.last_sequence for row in reply.rows}
@@ -134,7 +140,7 @@ class Liar:
             topic_id=self._topic_id,
             queue_id=queue,
             producer_id=self._producer,
-            epoch=1,
+            epoch=self._epoch,
             session=1,
             previous_sequence=first - 1,
             base_sequence=first,
@@ -144,8 +150,8 @@ class Liar:
         chance = rng.random()
         if chance < 0.2:
             return good
-        if chance < 0.25:
-            return packed(good, bytes(_BOMB_BYTES), rng)
+        if chance < 0.21:
+            return _repacked(good, rng.choice(_bombs()))
         if chance < 0.35:
             return seal_batch(mutated(rng, good, BATCHES), rng) or good
         body = mutated(rng, good[HEADER_BYTES:], [good]) or b"\0"
@@ -154,19 +160,39 @@ class Liar:
         return seal_batch(good[:HEADER_BYTES] + body, random.Random(1))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Packed:
+    """A compressed body."""
+
+    codec: Codec
+    data: bytes
+    length: int
+    """Uncompressed."""
+    crc: int
+
+
 def packed(good: bytes, body: bytes, rng: random.Random) -> bytes:
     """The batch with this body, compressed, all lengths and checksums right."""
-    codec = rng.choice((Codec.LZ4, Codec.ZSTD))
+    return _repacked(good, _compressed(rng.choice((Codec.LZ4, Codec.ZSTD)), body))
+
+
+def _compressed(codec: Codec, body: bytes) -> _Packed:
     data: bytes = pa.Codec(CODEC_NAMES[codec]).compress(body, asbytes=True)
-    head = check_batch(good)
-    crc = int(google_crc32c.value(data))
-    return (
-        replace(
-            head,
-            codec=codec,
-            body_length=len(data),
-            uncompressed_length=len(body),
-            body_crc=crc,
-        ).encode()
-        + data
+    return _Packed(codec=codec, data=data, length=len(body), crc=int(google_crc32c.value(data)))
+
+
+@functools.cache
+def _bombs() -> tuple[_Packed, ...]:
+    """To make one takes as long as a thousand requests."""
+    return tuple(_compressed(codec, bytes(_BOMB_BYTES)) for codec in (Codec.LZ4, Codec.ZSTD))
+
+
+def _repacked(good: bytes, body: _Packed) -> bytes:
+    head = replace(
+        check_batch(good),
+        codec=body.codec,
+        body_length=len(body.data),
+        uncompressed_length=body.length,
+        body_crc=body.crc,
     )
+    return head.encode() + body.data

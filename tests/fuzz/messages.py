@@ -11,20 +11,34 @@ Not here: who sends them (`assault.py`).
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.descriptor import ServiceDescriptor as Service
+from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
-from semel.protos.v1 import broker_pb2, controller_pb2, raft_pb2, transactions_pb2
+from semel.protos.v1 import (
+    broker_pb2,
+    controller_pb2,
+    login_pb2,
+    metadata_store_pb2,
+    raft_pb2,
+    restores_pb2,
+    transactions_pb2,
+)
 from tests.fuzz.mutation import mutated
 
-BROKER_FILES: Final = (broker_pb2, raft_pb2, transactions_pb2)
-CONTROLLER_FILES: Final = (controller_pb2,)
+FILES: Final = {
+    "broker": (broker_pb2, raft_pb2, restores_pb2, transactions_pb2),
+    "controller": (controller_pb2, metadata_store_pb2),
+    "login": (login_pb2,),
+}
+"""Generated modules with the services of a port."""
 _DEPTH_MAX: Final = 4
+_TRIES: Final = 10
 _INTEGERS: Final = {
     FieldDescriptor.TYPE_INT32: (-(1 << 31), (1 << 31) - 1),
     FieldDescriptor.TYPE_SINT32: (-(1 << 31), (1 << 31) - 1),
@@ -77,12 +91,31 @@ class Hints:
         return self.values.get(name, ())
 
 
-def request_bytes(rng: random.Random, call: Call, hints: Hints) -> bytes:
-    """The bytes of one request."""
+def request_bytes(
+    rng: random.Random,
+    call: Call,
+    hints: Hints,
+    may_send: Callable[[str, Any], bool] = lambda *_: True,
+) -> bytes:
+    """The bytes of one request; `may_send` gets the name of its method and the message."""
     if rng.random() < 0.02:
         return rng.randbytes(rng.randrange(200))
-    data: bytes = random_message(rng, call.request, hints).SerializeToString()
-    return mutated(rng, data, [data]) if rng.random() < 0.1 else data
+    name = call.path.rpartition("/")[2]
+    for _ in range(_TRIES):
+        message = random_message(rng, call.request, hints)
+        if may_send(name, message):
+            break
+    else:
+        message = GetMessageClass(call.request)()
+    data: bytes = message.SerializeToString()
+    if rng.random() >= 0.1:
+        return data
+    changed = mutated(rng, data, [data])
+    try:
+        message = GetMessageClass(call.request).FromString(changed)
+    except DecodeError:
+        return changed
+    return changed if may_send(name, message) else data
 
 
 def random_message(rng: random.Random, kind: Any, hints: Hints, depth: int = 0) -> Any:
@@ -126,7 +159,7 @@ def _fill_message(
 
 
 def _value(rng: random.Random, each: FieldDescriptor, hints: Hints) -> Any:
-    hinted = hints.of(each.name)
+    hinted = [value for value in hints.of(each.name) if _fits(each, value)]
     if hinted and rng.random() < 0.8:
         return rng.choice(hinted)
     if each.type in _INTEGERS:
@@ -147,3 +180,11 @@ def _value(rng: random.Random, each: FieldDescriptor, hints: Hints) -> Any:
             return rng.choice((0.0, -1.0, 1e308, float("nan"), float("inf")))
         case kind:
             raise AssertionError(f"no values for type {kind} of {each.full_name}")
+
+
+def _fits(each: FieldDescriptor, value: Any) -> bool:
+    if each.type in _INTEGERS:
+        least, most = _INTEGERS[each.type]
+        return isinstance(value, int) and least <= value <= most
+    wanted = {FieldDescriptor.TYPE_STRING: str, FieldDescriptor.TYPE_BYTES: bytes}.get(each.type)
+    return wanted is not None and isinstance(value, wanted)

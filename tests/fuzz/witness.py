@@ -8,20 +8,26 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
-from semel.client import Client, connect
+from semel.client import Client
 from semel.protos.errors import SemelError
 from tests.kit.cluster import Cluster
 
 HEALTHY = "healthy"
 
 
+Connecting = Callable[[], Client]
+"""Connects to the cluster as somebody who may do everything."""
+
+
 class Healthy:
     """A program that sends, reads, and looks at the time; in threads of its own."""
 
-    def __init__(self, bootstrap: str) -> None:
-        self._bootstrap = bootstrap
+    def __init__(self, connecting: Connecting) -> None:
+        self._connecting = connecting
         self._stop = threading.Event()
+        self._all_sent = threading.Event()
         self.sent: list[bytes] = []
         self.read: list[bytes] = []
         self.slowest_s = 0.0
@@ -38,15 +44,24 @@ class Healthy:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        for thread in self._threads:
-            thread.join()
+        sender, receiver = self._threads
+        sender.join()
+        self._all_sent.set()
+        receiver.join()
 
     def _run(self, work: Callable[[Client], None]) -> None:
         try:
-            with connect(self._bootstrap) as client:
+            with self._connecting() as client:
                 work(client)
         except Exception as error:
             self.error = f"{work.__name__}: {error!r}"
+
+    def problems(self) -> list[str]:
+        """What it missed, once it has ended."""
+        found = [self.error] if self.error else []
+        if sorted(self.read) != sorted(self.sent):
+            found.append(f"healthy: {len(self.sent)} sent, {len(self.read)} read")
+        return found or ([] if self.sent else ["healthy: it did nothing"])
 
     def _send(self, client: Client) -> None:
         producer = client.producer("healthy")
@@ -59,29 +74,11 @@ class Healthy:
 
     def _receive(self, client: Client) -> None:
         with client.consumer("healthy", [HEALTHY]) as consumer:
-            while not self._stop.is_set() or len(self.read) < len(self.sent):
+            while not self._all_sent.is_set() or len(self.read) < len(self.sent):
                 for message in consumer.poll(timeout=0.2):
                     assert message.value is not None
                     self.read.append(message.value)
                     consumer.commit(message)
-
-
-def read_everything(bootstrap: str, topic: str) -> int:
-    """Reads a topic with every way of reading; returns the number of messages."""
-    with connect(bootstrap) as client:
-        count = 0
-        with client.reader(topic, start="earliest", end="latest") as reader:
-            for message in reader:
-                assert message.value is not None or message.key is not None
-                count += 1
-                _ = (message.headers, message.message_id, message.timestamp_us)
-        rows = 0
-        with client.reader(topic, start="earliest", end="latest") as reader:
-            while (table := reader.poll_arrow(timeout=1.0)) is not None and table.num_rows:
-                table.validate(full=True)
-                rows += table.num_rows
-        assert rows == count, f"{rows} rows, {count} messages"
-        return count
 
 
 def problems_of(cluster: Cluster) -> list[str]:
@@ -99,15 +96,28 @@ def problems_of(cluster: Cluster) -> list[str]:
     return found
 
 
-def verified(bootstrap: str, topics: list[str]) -> list[str]:
+def grown(cluster: Cluster, before: dict[Path, int], bytes_max: int) -> list[str]:
+    """The nodes that took more than so much memory since `resident` was read."""
+    return [
+        f"{node.kind} {node.id} took {taken >> 20} MiB more"
+        for node in cluster.nodes
+        if node.running and (taken := node.resident_bytes() - before[node.data]) > bytes_max
+    ]
+
+
+def resident(cluster: Cluster) -> dict[Path, int]:
+    """The memory of each node, by its directory."""
+    return {node.data: node.resident_bytes() for node in cluster.nodes}
+
+
+def verified(client: Client, topics: list[str]) -> list[str]:
     """What `semel verify` complains about."""
     found = []
-    with connect(bootstrap) as client:
-        for topic in topics:
-            try:
-                result = client.admin.verify(topic)
-            except SemelError as error:
-                found.append(f"{topic}: {error}")
-                continue
-            found += [f"{topic}: {problem}" for problem in result.problems]
+    for topic in topics:
+        try:
+            result = client.admin.verify(topic)
+        except SemelError as error:
+            found.append(f"{topic}: {error}")
+            continue
+        found += [f"{topic}: {problem}" for problem in result.problems]
     return found

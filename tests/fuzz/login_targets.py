@@ -1,0 +1,68 @@
+"""What strangers show at a controller's port for logins: tokens, and requests for certificates.
+
+Not here: the other decoders of what comes over connections (`wire_targets.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Final
+
+import jwt
+
+from semel.client.login import _new_key
+from semel.controller.login.clients_ca import requested_key
+from semel.protos.errors import InvalidRequest
+from semel.protos.security.token_keys import key_id, new_key, public_keys
+from semel.protos.security.tokens import TokenVerifier, issuer_of, new_token
+from tests.fuzz.targets import Target
+
+_KEY: Final = new_key()
+_CLUSTER: Final = "c"
+_VERIFIER: Final = TokenVerifier(_CLUSTER, public_keys(_KEY))
+_EXPIRES_S: Final = 2_000_000_000
+
+
+def _claims() -> list[bytes]:
+    """What tokens say; beside it, whole tokens."""
+    said = {"sub": "alice", "aud": _CLUSTER, "exp": _EXPIRES_S}
+    narrowed = {**said, "semel_rights": ["write topic:orders-*", "describe cluster"], "nbf": 5}
+    whole = new_token(_KEY, user="bob", cluster=_CLUSTER, expires_s=_EXPIRES_S)
+    return [*(json.dumps(each).encode() for each in (said, narrowed)), whole.encode()]
+
+
+def _sign(data: bytes, _: random.Random) -> bytes:
+    """A token that says this, signed with the right key."""
+    if not data.startswith(b"{"):
+        return data
+    headers = {"kid": key_id(_KEY)}
+    return jwt.PyJWS().encode(data, _KEY, algorithm="EdDSA", headers=headers).encode()
+
+
+def _run_token(data: bytes) -> None:
+    token = data.decode("utf-8", "replace")
+    _VERIFIER.knows_key(token)
+    if not token.startswith("{"):
+        issuer_of(token)
+        _VERIFIER.verify(token, 1_000.0)
+
+
+def _run_signing_request(data: bytes) -> None:
+    try:
+        requested_key(data)
+    except InvalidRequest as error:
+        if "not signed with its key" not in error.message:  # all else about it is right
+            raise
+
+
+def login_targets() -> list[Target]:
+    """All targets of this module."""
+    return [
+        Target(name="token", corpus=_claims(), run=_run_token, seal=_sign),
+        Target(
+            name="signing request",
+            corpus=[_new_key()[1] for _ in range(4)],
+            run=_run_signing_request,
+        ),
+    ]
