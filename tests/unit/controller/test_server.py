@@ -327,7 +327,7 @@ class FakeGuard:
     def __init__(self, kind: str) -> None:
         self._kind = kind
 
-    def peer(self, context: Any) -> Any:
+    def admitted(self) -> Any:
         return SimpleNamespace(
             identity=Identity(self._kind, "ann", "c"), scopes=None, expires_s=None, login=False
         )

@@ -113,10 +113,13 @@ async def broker(controllers: Controllers, number: int) -> AsyncIterator[FakeBro
 
 
 async def test_a_standby_refuses_every_call_and_names_the_master(tmp_path: Path) -> None:
+    """But for the call that is meant for one controller, whichever it is."""
     async with running(tmp_path, 1, 2) as controllers:
         await controllers.elect(1)
         await asyncio.sleep(0)
         for method in METHODS:
+            if method.name == "RestartController":
+                continue
             request = getattr(pb, method.input_type.name)()
             if method.server_streaming:
                 stub = getattr(controllers.clients[2]._stub, method.name)
