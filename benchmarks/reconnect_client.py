@@ -1,9 +1,11 @@
 """Clients of one process for `reconnect.py`: each has its own connections and one producer.
 
-How it works. All clients connect, a few at a time, store one message each and then wait. For each
-line on standard input every client sends one message at once, and the process prints the moments
-(`time.monotonic`, which all processes of a machine share) at which they were acknowledged, as one
-JSON list. The process ends with its standard input.
+How it works. All clients connect, a few at a time, store one message each and then wait. Each has a
+key of its own, so that it goes on with the queue that it has written to before; with `--new-queues`
+its messages go to any queue, and a producer that has not written to it yet must fence it by a call
+first. For each line on standard input every client sends one message at once, and the process
+prints the moments (`time.monotonic`, which all processes of a machine share) at which they were
+acknowledged, as one JSON list. The process ends with its standard input.
 
     python -m benchmarks.reconnect_client BOOTSTRAP --clients 250 [--security DIRECTORY]
 
@@ -18,7 +20,9 @@ import json
 import signal
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -34,10 +38,10 @@ CONNECT_MS: Final = 120_000
 SEND_S: Final = 120.0
 
 
-async def sent(producer: AsyncProducer) -> float:
+async def sent(producer: AsyncProducer, key: bytes | None) -> float:
     """Sends one message; returns the moment of its acknowledgement."""
     async with compat.timeout(SEND_S):
-        await producer.send(TOPIC, b"here")
+        await producer.send(TOPIC, b"here", key=key)
     return time.monotonic()
 
 
@@ -47,7 +51,8 @@ async def run(options: argparse.Namespace) -> None:
     turn = asyncio.Semaphore(CONNECTING)
     async with AsyncExitStack() as exits:
 
-        async def attach() -> AsyncProducer:
+        async def attach(number: int) -> Callable[[], Awaitable[float]]:
+            key = None if options.new_queues else b"%d" % number
             async with turn:
                 client = await exits.enter_async_context(
                     connect_async(
@@ -58,15 +63,15 @@ async def run(options: argparse.Namespace) -> None:
                     )
                 )
                 producer = await exits.enter_async_context(client.producer())
-                await sent(producer)
-                return producer
+                await sent(producer, key)
+                return partial(sent, producer, key)
 
-        producers = await asyncio.gather(*(attach() for _ in range(options.clients)))
-        print(json.dumps({"attached": len(producers)}), flush=True)
+        senders = await asyncio.gather(*map(attach, range(options.clients)))
+        print(json.dumps({"attached": len(senders)}), flush=True)
 
         loop = asyncio.get_running_loop()
         while await loop.run_in_executor(None, sys.stdin.readline):
-            print(json.dumps(await asyncio.gather(*map(sent, producers))), flush=True)
+            print(json.dumps(await asyncio.gather(*(send() for send in senders))), flush=True)
 
 
 def main() -> int:
@@ -74,6 +79,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("bootstrap")
     parser.add_argument("--clients", type=int, required=True)
+    parser.add_argument("--new-queues", action="store_true")
     parser.add_argument("--security", type=Path)
     options = parser.parse_args()
     die_with_parent()

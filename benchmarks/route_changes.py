@@ -45,8 +45,13 @@ from semel.broker.control_plane.route_cache import PUSHES_A_SECOND, WATCHES_MAX
 from semel.broker.server.node_status import QUESTIONS_A_SECOND as ASKED_A_SECOND
 from semel.client import connect
 from semel.client.core.retry import Backoff
-from semel.client.transport.cluster import CROWD_POLICY, CROWD_S, SEARCH_POLICY
 from semel.client.transport.controllers import SCATTER_S, WATCH_POLICY
+from semel.client.transport.master_search import (
+    CROWD_POLICY,
+    CROWD_S,
+    ELECTION_S,
+    SEARCH_POLICY,
+)
 from semel.controller import ControllerConfig
 from semel.protos.levels import levels_metadata, own_levels
 from semel.protos.rpc import CHANNEL_OPTIONS
@@ -261,7 +266,7 @@ class Model:
             scattered = crowded and not at_once
             pause_s = 0.0 if at_once else min(self._clients, self._at_controller) / ASKED_A_SECOND
             backoff = Backoff(CROWD_POLICY if scattered else SEARCH_POLICY, self._random.random)
-            now = self._random.uniform(0, CROWD_S) if scattered else 0.0
+            now = self._random.uniform(ELECTION_S, ELECTION_S + CROWD_S) if scattered else 0.0
             while now < until:
                 node = self._random.randrange(GROUP_NODES) if scattered else 0
                 asked += [now] if node == 0 else []

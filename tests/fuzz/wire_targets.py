@@ -50,7 +50,9 @@ from semel.protos.errors import (
 )
 from semel.protos.framed import (
     MessageBuffer,
+    decode_asking,
     decode_hello,
+    encode_asking,
     encode_head,
     encode_hello,
     new_area,
@@ -296,6 +298,11 @@ def _run_reply(data: bytes) -> None:
             continue
 
 
+_ASKED: Final = broker_pb2.AskStream(
+    stream=broker_pb2.DIRECT_STREAM_PRODUCE, cluster_id="c", group_id=1, node_id=2
+).SerializeToString()
+
+
 def _framed() -> list[bytes]:
     def framed(message: bytes) -> bytes:
         return encode_head(len(message)) + message
@@ -304,6 +311,7 @@ def _framed() -> list[bytes]:
         encode_hello(bytes(range(16))),
         encode_hello(bytes(16)) + framed(b"x") + framed(b"y" * 300),
         encode_hello(bytes(16)) + framed(b"z" * 5_000) + framed(b"w"),
+        encode_asking(_ASKED) + framed(b"x"),
     ]
 
 
@@ -312,7 +320,8 @@ def _run_framed(data: bytes) -> None:
     taken: list[int] = []
 
     def on_hello(message: memoryview) -> None:
-        decode_hello(message)
+        if decode_asking(message) is None:
+            decode_hello(message)
         buffer.on_message = lambda each: taken.append(len(each))
 
     buffer = MessageBuffer(on_hello, area=new_area(), length_max=1 << 20)

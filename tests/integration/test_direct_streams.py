@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from semel.client.config import ClientConfig
-from semel.client.transport import streams
+from semel.client.transport import master_search, streams
 from semel.client.transport.connection import Connections, Purpose
 from semel.client.transport.streams import DirectStream, GrpcStream, Stream, Streams
 from semel.protos import compat
@@ -356,6 +356,35 @@ def test_a_client_does_the_same_on_both(
     assert found == sorted([*values, b"last"])
     kind = DirectStream if direct else GrpcStream
     assert opened == {(kind, Purpose.PRODUCE): 1, (kind, Purpose.FETCH): 1}
+
+
+def test_one_of_many_finds_the_next_master_without_a_new_connection_of_grpc(
+    module_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it costs does not grow with their number: no question to any node, one socket."""
+    from semel.client import connect
+
+    called: list[tuple[str, str]] = []
+    call = Connections.call
+
+    async def noted(self: Connections, address: str, *what: Any) -> Any:
+        called.append((address, what[1]))
+        return await call(self, address, *what)
+
+    with Cluster(module_path / "many") as running, connect(running.bootstrap) as client:
+        client.admin.create_topic("many", queues=1)
+        with client.producer() as producer:
+            producer.send("many", b"before", key=b"k").result(timeout=10)
+            monkeypatch.setattr(Streams, "clients", property(lambda _: 200))
+            monkeypatch.setattr(master_search, "WATCHED_S", (60.0, 60.0))
+            monkeypatch.setattr(Connections, "call", noted)
+            master = running.master()
+            running.kill(master)
+            producer.send("many", b"after", key=b"k").result(timeout=40)
+            brokers = {node.address for node in running.brokers}
+            assert [pair for pair in called if pair[0] in brokers] == []
+            assert running.master() is not master
+        running.start_node(master)
 
 
 def test_direct_streams_are_the_default() -> None:

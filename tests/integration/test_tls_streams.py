@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,14 +19,17 @@ from semel.broker.replication import framed_port
 from semel.broker.replication.receiver import PeerPort
 from semel.broker.server.direct import DirectStreams
 from semel.broker.server.stream import StreamContext
+from semel.client.core.routing import StreamPlace
 from semel.client.transport.connection import Purpose
 from semel.client.transport.streams import DirectStream, Streams
 from semel.protos import compat, seldom
-from semel.protos.errors import Unauthenticated, Unavailable
+from semel.protos.errors import InvalidRequest, Unauthenticated, Unavailable
 from semel.protos.framed import ACCEPTED, encode_head, encode_hello
 from semel.protos.ids import GroupId, NodeId
 from semel.protos.levels import own_levels
-from semel.protos.security.credentials import Contexts
+from semel.protos.rpc import ServerInterceptor
+from semel.protos.security.credentials import Contexts, Security
+from semel.protos.security.guard import Guard
 from semel.protos.security.identity import Identity
 from semel.protos.security.networks import Networks
 from semel.protos.security.tls_connection import TlsConnection
@@ -90,7 +93,12 @@ async def echo(_: object, context: StreamContext) -> None:
 class Served:
     """A broker's port for clients, and clients that ask it for streams."""
 
-    def __init__(self, tls: Contexts | None) -> None:
+    def __init__(
+        self,
+        tls: Contexts | None,
+        admit: Callable[[str, Any], float | None] = lambda *_: None,
+    ) -> None:
+        """`admit` stands before what is asked for at the port."""
         self.contexts: list[Any] = []
 
         async def handler(request: object, context: StreamContext) -> None:
@@ -98,7 +106,11 @@ class Served:
             await echo(request, context)
 
         self.direct = DirectStreams(
-            {broker_pb2.DIRECT_STREAM_PRODUCE: handler}, own_levels, tls=tls
+            {broker_pb2.DIRECT_STREAM_PRODUCE: handler},
+            own_levels,
+            tls=tls,
+            place=("c", 1, 1),
+            answering=ServerInterceptor(check_caller=admit).answering,
         )
 
     async def __aenter__(self) -> Served:
@@ -118,6 +130,25 @@ class Served:
 
         connections: Any = SimpleNamespace(call=ask, levels=own_levels())
         return Streams(connections, direct=True, patience_s=5.0, tls=tls, tls_name=name)
+
+    def asking(self, tls: Contexts | None, name: str = "node.c.semel") -> Streams:
+        """A client that knows the port and gets no ticket."""
+
+        async def no_ticket(*_: object) -> Any:
+            raise InvalidRequest("a ticket is not to be had")
+
+        place = StreamPlace(
+            port=self.direct.port, cluster_id="c", group_id=GroupId(1), node_id=NodeId(1)
+        )
+        connections: Any = SimpleNamespace(call=no_ticket, levels=own_levels())
+        return Streams(
+            connections,
+            direct=True,
+            patience_s=5.0,
+            tls=tls,
+            tls_name=name,
+            place_of=lambda _: place,
+        )
 
 
 async def opened(streams: Streams) -> DirectStream:
@@ -194,6 +225,55 @@ async def test_what_ended_an_encrypted_stream_is_told(authority: Authority, node
             each._transport._raw.write(b"\x17\x03\x03\x00\x20" + bytes(32))  # type: ignore[union-attr]
         with pytest.raises(Unavailable, match="ended the stream: TLS fails"):
             await stream.read()
+
+
+async def test_who_asks_at_the_port_is_known_by_the_certificate_of_the_connection(
+    authority: Authority, node: Contexts
+) -> None:
+    """What stands before a call sees the same caller, and so do rights and quotas."""
+    guard = Guard(Security.read(authority.write(authority.broker(1))))
+    callers: list[Any] = []
+
+    def admit(method: str, context: Any) -> float | None:
+        assert method.endswith("/OpenDirect")
+        callers.append(guard.peer(context))
+        return guard.admit(method, context)
+
+    reader = authority.client("reader")
+    async with Served(node, admit) as served:
+        stream = await opened(served.asking(authority.contexts(reader)))
+        await stream.write(b"hello")
+        async with compat.timeout(20):
+            assert bytes(await stream.read()) == b"hello"
+        (context,) = served.contexts
+        assert context.whose == "client reader of cluster c"
+        (peer,) = callers
+        assert peer.identity == reader
+        stream.close()
+
+
+async def test_whom_the_guard_does_not_admit_gets_no_stream(
+    authority: Authority, node: Contexts
+) -> None:
+    def refuse(*_: object) -> float | None:
+        raise Unauthenticated("not you")
+
+    async with Served(node, refuse) as served:
+        streams = served.asking(authority.contexts(authority.client("reader")))
+        with pytest.raises(InvalidRequest, match="a ticket"):  # it may ask by gRPC
+            await opened(streams)
+        assert not served.contexts
+
+
+async def test_nothing_is_asked_for_in_plaintext_at_a_port_with_tls(
+    authority: Authority, node: Contexts
+) -> None:
+    """Not even where a network is declared private."""
+    async with Served(node, lambda *_: None) as served:
+        served.direct._port._plaintext = lambda _: True
+        with pytest.raises(InvalidRequest, match="a ticket"):
+            await opened(served.asking(None))
+        assert not served.contexts
 
 
 # --- streams of peers

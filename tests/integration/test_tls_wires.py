@@ -32,7 +32,7 @@ def cluster(module_path: Path) -> Iterator[SecureCluster]:
 
 def pass_messages(cluster: SecureCluster, topic: str, caplog: pytest.LogCaptureFixture) -> None:
     """Messages go in and come out on direct streams: nothing falls back to gRPC."""
-    caplog.set_level(logging.INFO, "semel.client.transport.streams")
+    caplog.set_level(logging.DEBUG, "semel.client.transport.streams")
     options = {"security": cluster.security, "keep_routes": False, "shared_memory": False}
     with connect(cluster.bootstrap, **options) as client:
         client.admin.create_topic(topic, queues=1)
@@ -43,6 +43,7 @@ def pass_messages(cluster: SecureCluster, topic: str, caplog: pytest.LogCaptureF
         with client.reader(topic, end="latest") as reader:
             assert [message.value for message in reader] == values
     assert "no direct stream" not in caplog.text
+    assert "a ticket is needed" not in caplog.text
 
 
 def test_messages_pass_on_encrypted_streams(

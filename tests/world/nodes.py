@@ -18,7 +18,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from semel.broker.config import BrokerConfig
 from semel.broker.log import IndexUnavailable, LogConfig
@@ -119,6 +120,12 @@ class SimBroker(BrokerNode):
         super().__init__(config, files=files, open_id_store=lambda: host.ids.mount(files))
         self._host = host
         self._process = process
+
+    async def _serve(self) -> None:
+        """Serves; clients learn where to ask for streams only in worlds where they do."""
+        await super()._serve()
+        if not self._host.world.asking:
+            self._direct = cast("Any", SimpleNamespace(port=0))
 
     def _start_link(self, peer: NodeId, address: str) -> None:
         host, replica = self._host, self.replica

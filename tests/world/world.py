@@ -52,6 +52,8 @@ class World:
         """Functions to call with the reason when a host's process has died, by host."""
         self.level_max = LEVEL_MAX
         """Highest feature level of the programs that machines get when they are set up."""
+        self.asking = False
+        """Clients learn where brokers may be asked for streams."""
         self.trace: list[str] | None = [] if traced else None
         self._fingerprint = hashlib.blake2b(digest_size=16)
 

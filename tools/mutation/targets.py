@@ -420,7 +420,8 @@ LEFT_OUT: Final = frozenset().union(
     _in(f"{_CLIENT}/producer", "futures"),
     _in(f"{_CLIENT}/reading", "reader"),
     _in(f"{_CLIENT}/admin", "certificates"),
-    _in(f"{_CLIENT}/transport", "cluster", "connection", "controllers", "routes_file", "runtime"),
+    _in(f"{_CLIENT}/transport", "cluster", "connection", "controllers", "master_search"),
+    _in(f"{_CLIENT}/transport", "routes_file", "runtime"),
     # Pure, and without a target so far.
     _in(f"{_BROKER}/state", "lag"),
     _in(f"{_BROKER}/state/admission", "decisions"),

@@ -82,7 +82,7 @@ from semel.broker.server.producer_calls import ProducerCalls
 from semel.broker.server.queue_calls import QueueCalls
 from semel.broker.server.restores_service import RestoresService
 from semel.broker.server.routes import routes_handler
-from semel.broker.server.stream_handlers import stream_handlers
+from semel.broker.server.stream_handlers import direct_handlers, stream_handlers
 from semel.broker.server.transactions_service import TransactionsService
 from semel.broker.snapshots.checkpoints import Checkpoints
 from semel.broker.snapshots.id_pull import IdPull
@@ -108,7 +108,6 @@ from semel.protos.security.call_quotas import CallQuotas
 from semel.protos.security.credentials import Contexts
 from semel.protos.security.networks import Networks
 from semel.protos.v1 import (
-    broker_pb2,
     broker_pb2_grpc,
     raft_pb2_grpc,
     restores_pb2_grpc,
@@ -268,6 +267,7 @@ class BrokerNode:
             config,
             replica,
             config.advertise or self.address,
+            self._direct.port,
             self._routes,
             self._probe.counters,
             self.identity,
@@ -366,8 +366,9 @@ class BrokerNode:
         )
         checks = CallQuotas(quotas.meters, None if access is None else access.checks)
         admit = self.grpc_port.noting(guard.admit)
+        interceptor = ServerInterceptor(replica.levels(), admit, checks, self.gates)
         server = grpc.aio.server(
-            interceptors=[ServerInterceptor(replica.levels(), admit, checks, self.gates)],
+            interceptors=[interceptor],
             options=server_options(self.grpc_port.connections.limits),
         )
         cold = None
@@ -397,15 +398,14 @@ class BrokerNode:
             BoundsProbe(self.gates, self.grpc_port, self._stream_connections),
             quotas,
         )
-        direct = DirectStreams(
-            {
-                broker_pb2.DIRECT_STREAM_PRODUCE: produce.produce,
-                broker_pb2.DIRECT_STREAM_FETCH: fetch.fetch,
-            },
+        self._direct = direct = DirectStreams(
+            direct_handlers(produce, fetch),
             replica.levels,
             tls=self._tls,
             connections=self._stream_connections,
             left_s=guard.left_s,
+            place=(config.cluster_id, config.group_id, config.node_id),
+            answering=interceptor.answering,
         )
         raft_pb2_grpc.add_RaftPeerServicer_to_server(peer_port, server)
         raft_pb2_grpc.add_SnapshotsServicer_to_server(

@@ -229,7 +229,7 @@ class ControllerService(ControllerServicer):
                 routes = active.routes.snapshot(
                     request.topics, groups_only=groups_only, strict=False
                 )
-                seen = routes.version
+                seen, routes.watches = routes.version, self.watches
                 yield routes
         finally:
             self.watches -= 1

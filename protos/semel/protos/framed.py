@@ -2,14 +2,17 @@
 
 How it works. A program that wants such a stream asks for it over gRPC, which checks identity and
 rights. It gets a port and a ticket, connects, shows the ticket in a *hello*, and receives one byte
-if it is accepted. From then on each side sends its messages, each behind its length. The streams
-use plain sockets because a round trip of one kilobyte costs a tenth of one on gRPC
-(docs/decisions/replication-stream.md, docs/decisions/direct-streams.md).
+if it is accepted. A client that knows the port already connects at once and asks in the hello
+itself; it is checked in the same way, and saves a connection of gRPC. From then on each side sends
+its messages, each behind its length. The streams use plain sockets because a round trip of one
+kilobyte costs a tenth of one on gRPC (docs/decisions/replication-stream.md,
+docs/decisions/direct-streams.md).
 
 Format (little-endian; docs/formats/framed-streams.md has the tables, and a test compares them)
 
     head      u32 length | u32 the same, all bits inverted | `length` bytes of message
     hello     u32 magic "SMPS" | u8 version = 1 | 3 bytes zero | 16 bytes ticket
+    asking    u32 magic "SMPS" | u8 version = 2 | 3 bytes zero | an AskStream message
 
 Invariants
 1. A receiver passes on whole messages in the order of sending, each at most as long as it allows.
@@ -34,6 +37,8 @@ HEAD: Final = Struct("<II")
 HELLO: Final = Struct("<IB3s16s")
 HELLO_MAGIC: Final = int.from_bytes(b"SMPS", "little")
 HELLO_VERSION: Final = 1
+ASKING: Final = Struct("<IB3s")
+ASKING_VERSION: Final = 2
 TICKET_BYTES: Final = 16
 ACCEPTED: Final = b"\x01"
 MESSAGE_BYTES_MAX: Final = 32 << 20
@@ -58,6 +63,25 @@ def encode_hello(ticket: bytes) -> bytes:
     """Returns the first message of a stream, with its head."""
     assert len(ticket) == TICKET_BYTES
     return encode_head(HELLO.size) + HELLO.pack(HELLO_MAGIC, HELLO_VERSION, bytes(3), ticket)
+
+
+def encode_asking(request: bytes) -> bytes:
+    """Returns the first message of a stream that has no ticket, with its head."""
+    head = encode_head(ASKING.size + len(request))
+    return head + ASKING.pack(HELLO_MAGIC, ASKING_VERSION, bytes(3)) + request
+
+
+def decode_asking(message: bytes | memoryview) -> bytes | None:
+    """Returns the request of a hello that asks for a stream; None for any other hello. Raises
+    InvalidRequest."""
+    if len(message) < ASKING.size:
+        return None
+    magic, version, zero = ASKING.unpack_from(message)
+    if magic != HELLO_MAGIC or version != ASKING_VERSION:
+        return None
+    if any(zero):
+        raise InvalidRequest("a stream begins with a hello, and this is none")
+    return bytes(message[ASKING.size :])
 
 
 def decode_hello(message: bytes | memoryview) -> bytes:

@@ -210,19 +210,39 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
     def _gate(self, method: str) -> Gate:
         return OPEN if self._gates is None else self._gates.of(method)
 
-    def _single(
+    def answering(
+        self, method: str, behavior: Callable[..., Any], decode: Decode | None = None
+    ) -> Callable[..., Awaitable[Any]]:
+        """`behavior`, which answers one request with one reply, behind all that stands before a
+        call of `method`: for requests that come by another way than gRPC. It gets and raises what
+        they do; `decode` is None for a request that is no bytes."""
+        if self._checks is not None:
+            behavior = self._checks.single(method, behavior)
+        return self._checked(method, behavior, decode)
+
+    def _checked(
         self, method: str, behavior: Callable[..., Any], decode: Decode | None
-    ) -> Callable[..., Any]:
+    ) -> Callable[..., Awaitable[Any]]:
         gate = self._gate(method)
 
         async def answer(request: Any, context: Any) -> Any:
+            self._admit(method, context)
+            await gate.enter(0 if decode is None else len(request))
             try:
-                self._admit(method, context)
-                await gate.enter(0 if decode is None else len(request))
-                try:
-                    return await behavior(_decoded(decode, request), context)
-                finally:
-                    gate.leave()
+                return await behavior(_decoded(decode, request), context)
+            finally:
+                gate.leave()
+
+        return answer
+
+    def _single(
+        self, method: str, behavior: Callable[..., Any], decode: Decode | None
+    ) -> Callable[..., Any]:
+        checked = self._checked(method, behavior, decode)
+
+        async def answer(request: Any, context: Any) -> Any:
+            try:
+                return await checked(request, context)
             except Exception as error:
                 return await _abort(method, context, error)
 

@@ -9,11 +9,14 @@ from hypothesis import strategies as st
 from semel.protos import framed
 from semel.protos.errors import InvalidRequest
 from semel.protos.framed import (
+    ASKING,
     HEAD,
     HELLO,
     MESSAGE_BYTES_MAX,
     MessageBuffer,
+    decode_asking,
     decode_hello,
+    encode_asking,
     encode_head,
     encode_hello,
 )
@@ -86,7 +89,26 @@ def test_a_hello_of_a_newer_version_says_what_to_do() -> None:
         decode_hello(bytes(data) + b"x")
 
 
+@given(request=st.binary(max_size=1_000))
+def test_what_a_hello_asks_for_is_read_again(request: bytes) -> None:
+    assert decode_asking(encode_asking(request)[HEAD.size :]) == request
+
+
+def test_a_hello_with_a_ticket_asks_for_nothing() -> None:
+    assert decode_asking(encode_hello(TICKET)[HEAD.size :]) is None
+    assert decode_asking(b"short") is None
+
+
+@pytest.mark.parametrize("position", range(8))
+def test_a_damaged_hello_that_asks_is_refused(position: int) -> None:
+    data = bytearray(encode_asking(bytes(16))[HEAD.size :])
+    data[position] ^= 0x40
+    with pytest.raises(InvalidRequest):
+        decode_hello(bytes(data) if decode_asking(bytes(data)) is None else b"")
+
+
 def test_the_document_agrees() -> None:
+    assert struct_format(fields(DOCUMENT, "Asking")) == ASKING.format
     assert struct_format(fields(DOCUMENT, "Head")) == HEAD.format
     assert struct_format(fields(DOCUMENT, "Hello")) == HELLO.format
     text = (framed.__doc__ or "").split()

@@ -53,17 +53,20 @@ class Registration:
         config: BrokerConfig,
         replica: Replica,
         address: str,
+        stream_port: int,
         routes: RoutesCopy,
         counters: Callable[[], Counters],
         identity: NodeIdentity,
         on_rights: Callable[[], None] = lambda: None,
     ) -> None:
-        """`counters` gives the totals of what the node has done since its start. `on_rights` hears
-        that there are rules or quotas to watch."""
+        """`stream_port` is where clients may ask for streams. `counters` gives the totals of what
+        the node has done since its start. `on_rights` hears that there are rules or quotas to
+        watch."""
         self._on_rights = on_rights
         self._config = config
         self._replica = replica
         self._address = address
+        self._stream_port = stream_port
         self._routes = routes
         self._counters = counters
         self._identity = identity
@@ -164,7 +167,10 @@ class Registration:
             cluster_id=config.cluster_id,
             group_id=config.group_id,
             node=common_pb2.NodeAddress(
-                node_id=config.node_id, address=self._address, rack=config.rack
+                node_id=config.node_id,
+                address=self._address,
+                rack=config.rack,
+                stream_port=self._stream_port,
             ),
             role=role,
             term=replica.term,

@@ -2,23 +2,25 @@
 
 How it works. A caller that may have a stream gets a ticket over gRPC, made for one purpose. Its
 connection shows the ticket in the first message; from then on its messages go to the *taker* that
-the ticket was made for, in the same loop turn in which their last byte arrived.
+the ticket was made for, in the same loop turn in which their last byte arrived. At a port with a
+`Granter` a connection may ask for a stream instead, and is let in by `grant`.
 
 A port with TLS lets in a connection whose certificate names the caller that got the ticket; a
 caller without a certificate got it for a connection without one. A ticket may be made for plaintext
 instead, where an operator has declared a network private.
 
 Invariants
-1. No message is taken from a connection before it has shown a ticket, and a ticket serves once.
+1. No message is taken from a connection before it has shown a ticket or what it asked for was
+   granted, and a ticket serves once.
 2. A stream whose bytes are malformed ends; the node goes on.
 3. Connections without a ticket are few and short-lived, however many arrive. Before it has shown
    one, a connection costs no more memory than a hello and a TLS handshake. From one address, and in
    all, there are as many connections as `connections` admits.
 4. On a port with TLS, a ticket that was not made for plaintext serves on no connection in
-   plaintext.
+   plaintext, and nothing is asked for on one.
 
 Not here: the bytes (`protos/framed.py`), giving tickets (`replication/receiver.py`,
-`server/direct.py`).
+`server/direct.py`), whom a stream is granted (`server/direct.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
+from urllib.parse import quote
 
 from semel.protos import compat
 from semel.protos.connection_limits import ConnectionLimits, Connections
@@ -39,11 +42,13 @@ from semel.protos.framed import (
     MESSAGE_BYTES_MAX,
     TICKET_BYTES,
     MessageBuffer,
+    decode_asking,
     decode_hello,
     encode_head,
     new_area,
     tune,
 )
+from semel.protos.loop_turns import LoopTurns
 from semel.protos.security.credentials import Contexts
 from semel.protos.security.identity import Identity, identity_of_ssl
 from semel.protos.security.tls_connection import AREA_BYTES, TlsConnection
@@ -54,6 +59,11 @@ logger = logging.getLogger(__name__)
 
 _TICKET_S = 5.0
 _TICKETS_MAX = 4096
+_HANDSHAKES: Final = 2
+"""Steps of TLS handshakes in one turn of the loop; each takes some 0.3 ms of CPU."""
+_BACKLOG: Final = 2_048
+"""Connections that the kernel keeps until they are accepted. All clients of a master that is gone
+come at once, and whoever finds no place there tries again a second later, or three."""
 
 
 class Taker(Protocol):
@@ -72,6 +82,11 @@ class Taker(Protocol):
 
     def on_lost(self) -> None:
         """The connection is gone."""
+
+
+Granter = Callable[["FramedStream", bytes], asyncio.Task[None]]
+"""Begins to answer what a connection asks for: the task calls `grant` or `refuse` of the stream,
+and is cancelled with it. Raises InvalidRequest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +114,12 @@ class TicketPort:
         logins: bool = False,
         plaintext: Callable[[str], bool] = lambda _: False,
         connections: Connections | None = None,
+        granter: Granter | None = None,
     ) -> None:
         """`tls` is None for a port in plaintext; with `logins` certificates of the clients' CA will
         do. `plaintext` says of a host (its IP address) if it may do without TLS, with a ticket for
-        that. `connections` admits new ones; None for no limit."""
+        that. `connections` admits new ones; None for no limit. `granter` is None for a port of
+        tickets alone."""
         if connections is None:
             connections = Connections(ConnectionLimits(), "")
         self._connections = connections
@@ -114,7 +131,9 @@ class TicketPort:
         self.tls = None if tls is None else tls.server(logins=logins)
         """The context of each connection; None for plaintext."""
         self._plaintext = plaintext
+        self._granter = granter
         self._tls_area = memoryview(bytearray(AREA_BYTES if tls is not None else 0))
+        self._turns = LoopTurns(_HANDSHAKES)
         self.port = 0
         self._server: asyncio.Server | None = None
         self._closed = False
@@ -128,7 +147,7 @@ class TicketPort:
     async def serve(self, host: str, port: int) -> None:
         """Listens; port 0 takes a free one. Raises OSError."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._new_stream, host, port)
+        self._server = await loop.create_server(self._new_stream, host, port, backlog=_BACKLOG)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
@@ -181,6 +200,7 @@ class TicketPort:
             server_side=True,
             plaintext=lambda transport: self._plaintext(host_of(transport)),
             area=self._tls_area,
+            turns=self._turns,
         )
 
     # ------------------------------------------------------------------ called by streams
@@ -210,9 +230,21 @@ class TicketPort:
                     f"a stream of {identity_of_ssl(shown) or 'nobody'} was opened with the ticket "
                     f"of {ticket.identity or 'somebody without a certificate'}"
                 )
+        self.on_granted(stream)
+        return ticket.taker(stream)
+
+    def on_asking(self, stream: FramedStream, request: bytes) -> asyncio.Task[None]:
+        """Begins to answer a stream that asks. Raises InvalidRequest."""
+        if self._granter is None:
+            raise InvalidRequest("a stream was asked for at a port that wants tickets")
+        if self.tls is not None and stream.ssl_object is None:
+            raise InvalidRequest("a stream was asked for in plaintext at a port with TLS")
+        return self._granter(stream, request)
+
+    def on_granted(self, stream: FramedStream) -> None:
+        """A stream is no stranger's any more."""
         self._strangers.pop(stream, None)
         self._streams[stream] = None
-        return ticket.taker(stream)
 
     def on_refused(self, whose: str, error: Exception) -> None:
         """A stream ended by what it sent. Anybody can bring that about, as often as they like, so
@@ -244,6 +276,8 @@ class FramedStream(asyncio.BufferedProtocol):
         self._heard = False
         """Bytes have come."""
         self._patience: asyncio.TimerHandle | None = None
+        self._asking: asyncio.Task[None] | None = None
+        """Decides whether the stream is granted that it asks for."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         tune(transport, silence_max_s=self._port.silence_max_s)
@@ -288,6 +322,8 @@ class FramedStream(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         if self._patience is not None:
             self._patience.cancel()
+        if self._asking is not None:
+            self._asking.cancel()
         self._port.on_lost(self)
         if isinstance(error, TlsFailed):
             whose = f"a stranger at {self._from}" if self._taker is None else self._taker.whose
@@ -319,10 +355,45 @@ class FramedStream(asyncio.BufferedProtocol):
         if not self._transport.is_closing():
             self._transport.resume_reading()
 
+    @property
+    def peer(self) -> str:
+        """The other end as gRPC would write it."""
+        if ":" in self.host:
+            return f"ipv6:{quote(f'[{self.host}]')}:{self._from.rpartition(':')[2]}"
+        return f"ipv4:{self._from}"
+
+    def grant(self, taker: Callable[[FramedStream], Taker], answer: bytes) -> None:
+        """Gives it the stream that it asks for; `answer` is the first message."""
+        self._asking = None
+        self._port.on_granted(self)
+        self._let_in(taker(self))
+        self.write(answer)
+
+    def refuse(self, answer: bytes, last_words_s: float) -> None:
+        """Answers that it gets no stream, and closes once there was time for it to arrive."""
+        assert self._transport is not None
+        self._asking = None
+        if self._transport.is_closing():
+            return
+        self._transport.write(ACCEPTED)
+        self.write(answer)
+        asyncio.get_running_loop().call_later(last_words_s, self.abort)
+
     def _on_hello(self, data: memoryview) -> None:
+        request = decode_asking(data)
+        if request is None:
+            self._let_in(self._port.on_hello(self, decode_hello(data)))
+            return
+        self._buffer.on_message = self._on_early
+        self._asking = self._port.on_asking(self, request)
+
+    def _on_early(self, data: memoryview) -> None:
+        raise InvalidRequest("a message came before the stream that was asked for was granted")
+
+    def _let_in(self, taker: Taker) -> None:
         assert self._patience is not None
         assert self._transport is not None
-        self._taker = self._port.on_hello(self, decode_hello(data))
+        self._taker = taker
         self._patience.cancel()
         self._buffer.on_message = self._on_message
         self._buffer.length_max = self._port.length_max

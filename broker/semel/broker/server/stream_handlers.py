@@ -8,16 +8,25 @@ Not here: what the streams do (`produce.py`, `fetch.py`), their sockets (`direct
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import grpc
 
-from semel.broker.server.direct import DirectStreams
+from semel.broker.server.direct import DirectStreams, Handler
 from semel.broker.server.fetch import FetchHandler
 from semel.broker.server.produce import ProduceHandler
 from semel.protos.v1 import broker_pb2
 
 SERVICE: Final = "semel.protos.v1.BrokerStream"
+
+
+def direct_handlers(produce: ProduceHandler, fetch: FetchHandler) -> Mapping[int, Handler]:
+    """The handlers of streams on sockets."""
+    return {
+        broker_pb2.DIRECT_STREAM_PRODUCE: produce.produce,
+        broker_pb2.DIRECT_STREAM_FETCH: fetch.fetch,
+    }
 
 
 def stream_handlers(

@@ -142,9 +142,20 @@ class Master:
     term: Term
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamPlace:
+    """Where a node may be asked for streams, and which node that is."""
+
+    port: int
+    cluster_id: str
+    group_id: GroupId
+    node_id: NodeId
+
+
 @dataclass(slots=True)
 class _Group:
     addresses: dict[NodeId, str]
+    stream_ports: dict[NodeId, int]
     master: Master | None = None
     term: int = -1
     """The highest term heard of; it never falls."""
@@ -216,11 +227,15 @@ class RouteTable:
     def __init__(self) -> None:
         self.version = 0
         self.cluster_id = ""
+        self.watches = 0
+        """How many clients watch the routes at the controller, as it has told."""
         self._topics: dict[str, TopicRoute] = {}
         self._groups: dict[GroupId, _Group] = {}
 
     def on_routes(self, routes: controller_pb2.Routes) -> None:
         """Takes routes from a controller, or a copy of them: all groups, and some topics."""
+        if routes.watches:
+            self.watches = routes.watches
         if routes.version < self.version:  # a copy: it adds only what is not known at all
             for topic in routes.topics:
                 self._topics.setdefault(topic.name, topic_route(topic))
@@ -231,8 +246,11 @@ class RouteTable:
             self._topics[topic.name] = topic_route(topic)
         for message in routes.groups:
             group_id = GroupId(message.group_id)
-            group = self._groups.setdefault(group_id, _Group({}))
+            group = self._groups.setdefault(group_id, _Group({}, {}))
             group.addresses = {NodeId(node.node_id): node.address for node in message.nodes}
+            group.stream_ports = {
+                NodeId(node.node_id): node.stream_port for node in message.nodes if node.stream_port
+            }
             address = group.addresses.get(NodeId(message.master_id), "")
             if address and (message.term, address) != group.suspect:
                 self.on_hint(group_id, address, message.term, message.master_id)
@@ -318,6 +336,24 @@ class RouteTable:
     def master(self, group_id: GroupId) -> Master | None:
         group = self._groups.get(group_id)
         return group.master if group is not None else None
+
+    def suspect(self, group_id: GroupId) -> str:
+        """Returns the address of the group's master that failed last; empty if there is none."""
+        group = self._groups.get(group_id)
+        return "" if group is None or group.suspect is None else group.suspect[1]
+
+    def stream_place(self, address: str) -> StreamPlace | None:
+        """Returns where the node at HOST:PORT may be asked for streams, if that is known."""
+        for group_id, group in self._groups.items():
+            for node_id, port in group.stream_ports.items():
+                if group.addresses[node_id] == address:
+                    return StreamPlace(
+                        port=port,
+                        cluster_id=self.cluster_id,
+                        group_id=group_id,
+                        node_id=node_id,
+                    )
+        return None
 
     def replicas(self, group_id: GroupId) -> Sequence[str]:
         """Returns the addresses of all nodes of a group; none if the group is unknown."""

@@ -26,6 +26,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import time
 from dataclasses import replace
 from typing import Final, assert_never
@@ -35,6 +36,7 @@ import numpy as np
 from semel.client.config import ProducerConfig
 from semel.client.core.batching import Chunk, Outcome, Part, route
 from semel.client.core.dropped_rows import DroppedRows
+from semel.client.core.retry import Looks
 from semel.client.core.routing import QueueRoute, TopicRoute
 from semel.client.core.sequences import (
     Decision,
@@ -83,8 +85,6 @@ EXPIRY_CHECK_S: Final = (0.05, 1.0)
 """Bounds in seconds of the interval between two checks for messages past their delivery timeout.
 The interval is a twentieth of that timeout."""
 MOVED_PAUSE_MS: Final = 20
-LOST_S: Final = 2.0
-"""Seconds without a master after which a group's queues may have moved: the routes are fetched."""
 
 
 class ProducerCore:
@@ -150,18 +150,18 @@ class ProducerCore:
         self.fail(Closed("the producer is closed"))
 
     async def _expire(self) -> None:
-        looked = 0.0
+        looks = Looks(random.random)  # a group without a master for long: have its queues moved?
+        looking: asyncio.Task[None] | None = None
         least, most = EXPIRY_CHECK_S
         pause_s = min(most, max(least, self.config.delivery_timeout_ms / 20_000))
         while True:
             await asyncio.sleep(pause_s)
             now = time.monotonic()
             self._end_late(now)
-            lost = max((link.wire.lost_s for link in self._links.values()), default=0.0)
-            if lost > LOST_S and now > looked + LOST_S:
-                looked = now
-                for topic in self._topics.values():
-                    self._cluster.spawn(self._look_for(topic), "semel-look-for-queues")
+            lost_s = max((link.wire.lost_s for link in self._links.values()), default=0.0)
+            busy = looking is not None and not looking.done()
+            if looks.is_due(lost_s, self._cluster.is_one_of_many) and not busy:
+                looking = self._cluster.spawn(self._look_for_queues(), "semel-look-for-queues")
 
     def _end_late(self, now: float) -> None:
         """Fails every message past its delivery timeout with TimedOut, wherever it waits. A batch
@@ -286,14 +286,15 @@ class ProducerCore:
         logger.info("queue has moved queue=%s group=%s", lane.key.queue_id, home)
         return True
 
-    async def _look_for(self, topic: ProducerTopic) -> None:
+    async def _look_for_queues(self) -> None:
         """Fetches the routes: a group has had no master for long, so its queues may have moved."""
-        with contextlib.suppress(SemelError):
-            await self._cluster.topic(topic.route.name, refresh=True)
-        topic.rehome(self._cluster.routes.home)
-        for lane in topic.lanes:
-            self._follow(lane)
-        self._pump_soon()
+        for topic in list(self._topics.values()):
+            with contextlib.suppress(SemelError):
+                await self._cluster.topic(topic.route.name, refresh=True)
+            topic.rehome(self._cluster.routes.home)
+            for lane in topic.lanes:
+                self._follow(lane)
+            self._pump_soon()
 
     # --- fences ---------------------------------------------------------------------------------
 

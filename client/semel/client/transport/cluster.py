@@ -1,21 +1,17 @@
 """A client's view of the cluster: its routes, its controllers, and each group's current master.
 
 How it works. The client fetches the route of a topic at its first use and keeps it. A watch on the
-controllers reports changes of masters. When a group's master fails, the client asks all replicas at
-once, repeatedly with short waits, until one of them is master. A replica that very many ask says
-how long to wait, and meanwhile the watch tells. A client that found no room for its watch at the
-controllers is one of very many. It asks one replica at a time, the first one after a random time,
-and most are told by their watch before: else ten thousand clients would keep the replicas from
-electing. A broker's own answer with a higher term overrules a controller's. While all controllers
-are down the client continues with what it knows. A client that starts meanwhile takes the routes
-from a file on this machine, or from a broker whose address it was given.
+controllers reports changes of masters. When a group's master fails, the client searches for the
+next one (`master_search.py`). A broker's own answer with a higher term overrules a controller's.
+While all controllers are down the client continues with what it knows. A client that starts
+meanwhile takes the routes from a file on this machine, or from a broker whose address it was given.
 
 Invariants
 1. At most one search per group is under way, and all callers that need the master share it.
 2. `call_master` only carries requests that may be repeated.
 
-Not here: which controller to ask (`transport/controllers.py`), what routes mean
-(`core/routing.py`).
+Not here: which controller to ask (`transport/controllers.py`), whom to ask for a master
+(`transport/master_search.py`), what routes mean (`core/routing.py`).
 """
 
 from __future__ import annotations
@@ -35,6 +31,7 @@ from semel.client.core.routing import Master, RouteTable, TopicRoute
 from semel.client.transport.connection import BROKER, Connections
 from semel.client.transport.controllers import Controllers
 from semel.client.transport.fetch_streams import FetchStreams
+from semel.client.transport.master_search import MasterSearch
 from semel.client.transport.produce_stream import Wires
 from semel.client.transport.routes_file import RoutesKeeper, find
 from semel.client.transport.streams import Streams
@@ -48,28 +45,18 @@ from semel.protos.errors import (
     Unavailable,
     UnknownGroup,
     UnknownTopic,
-    UnsupportedVersion,
 )
 from semel.protos.ids import GroupId, TopicId
 from semel.protos.security.credentials import Contexts
-from semel.protos.v1 import broker_pb2, controller_pb2
+from semel.protos.v1 import controller_pb2
 
 logger = logging.getLogger(__name__)
 
-PROBE_S: Final = 2.0
-"""Time limit in seconds for a node's answer to the question whether it is master."""
-ROUND_S: Final = 0.1
-"""How many seconds pass until nodes that have answered are asked again, though others have not."""
 ATTEMPT_S: Final = 1.0
 """Time limit in seconds for the first attempt of a call; it doubles with each further attempt. When
 it passes, the client takes the node for hung and asks the group's other nodes."""
 KEPT_PATIENCE_S: Final = 1.0
 """Seconds for which the client asks controllers before it uses the routes of the file."""
-SEARCH_POLICY: Final = BackoffPolicy(initial_ms=15, max_ms=400)
-CROWD_S: Final = 2.0
-"""Seconds over which very many clients spread their first questions for a master."""
-CROWD_POLICY: Final = BackoffPolicy(initial_ms=500, max_ms=4_000)
-ROLE_ONLY: Final = broker_pb2.NodeStatusRequest(role_only=True)
 CALL_POLICY: Final = BackoffPolicy(initial_ms=20, max_ms=300)
 
 
@@ -89,6 +76,8 @@ class Cluster:
             patience_s=2 * config.silence_ms / 1000,
             tls=None if config.security is None else Contexts(config.security.files),
             tls_name="" if config.security is None else config.security.tls_name(),
+            place_of=self.routes.stream_place,
+            watches=lambda: self.routes.watches,
         )
         self.controllers = Controllers(bootstrap, self.connections, self._brokers)
         self.wires = Wires(self)
@@ -102,8 +91,7 @@ class Cluster:
         """All routes so far are from the file."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._searches: dict[GroupId, asyncio.Task[Master]] = {}
-        self._news = asyncio.Event()
-        """Set by each new version of the routes."""
+        self._search = MasterSearch(self)
 
     async def start(self) -> None:
         """Fetches the broker groups from a controller, or else from the file.
@@ -178,7 +166,7 @@ class Cluster:
                 self.routes.forget()
         self.routes.on_routes(routes)
         self._keeper.on_routes(routes)
-        self._news.set()
+        self._search.on_news()
         if routes.controllers:
             self.controllers.learn(routes.controllers)
 
@@ -215,6 +203,11 @@ class Cluster:
             self.routes.on_topic_gone(name, topic_id)
         self._keeper.on_topic_gone(name)
 
+    @property
+    def is_one_of_many(self) -> bool:
+        """Whether so many clients use the cluster that none may do at once what all do."""
+        return self._search.is_one_of_many()
+
     # --- brokers --------------------------------------------------------------------------------
 
     async def master(self, group_id: GroupId) -> Master:
@@ -226,69 +219,11 @@ class Cluster:
             return known
         search = self._searches.get(group_id)
         if search is None or search.done():
-            search = self.spawn(self._search(group_id), f"semel-search-{group_id}")
+            search = self.spawn(self._search.find(group_id), f"semel-search-{group_id}")
             self._searches[group_id] = search
         return await asyncio.shield(search)
 
-    async def _search(self, group_id: GroupId) -> Master:
-        crowded = self.controllers.crowded
-        backoff = Backoff(CROWD_POLICY if crowded else SEARCH_POLICY, random.random)
-        if crowded:
-            await self._wait_for_news(group_id, random.uniform(0, CROWD_S))
-        strangers: dict[str, UnsupportedVersion] = {}
-        asked: dict[str, asyncio.Task[int]] = {}
-        try:
-            while True:
-                known = self.routes.master(group_id)
-                if known is not None:
-                    return known
-                addresses = self.routes.replicas(group_id)
-                if not addresses:
-                    await self._look_up(group_id)
-                    await asyncio.sleep(backoff.next_ms() / 1000)
-                    continue
-                for address in random.sample(addresses, 1) if crowded else addresses:
-                    # A node that has not answered yet is not asked again: many clients that ask a
-                    # busy node over and over would keep it busy.
-                    if address not in asked:
-                        probe = self._probe(group_id, address, strangers)
-                        asked[address] = asyncio.ensure_future(probe)
-                pause_ms = await self._take_answers(group_id, asked)
-                if strangers.keys() >= set(addresses):
-                    raise strangers[addresses[0]]
-                wait_ms = backoff.next_ms()
-                if pause_ms:
-                    wait_ms = max(wait_ms, pause_ms * (1 - 0.5 * random.random()))
-                await self._wait_for_news(group_id, wait_ms / 1000)
-        finally:
-            for probing in asked.values():
-                probing.cancel()
-
-    async def _take_answers(self, group_id: GroupId, asked: dict[str, asyncio.Task[int]]) -> int:
-        """Takes answers off `asked` for `ROUND_S` seconds, or until one tells who is master: a node
-        that hangs must not delay the next questions to the others. Returns the longest pause that
-        a node asks for, in ms."""
-        give_up, pause_ms = time.monotonic() + ROUND_S, 0
-        while asked and self.routes.master(group_id) is None:
-            left = give_up - time.monotonic()
-            if left <= 0:
-                break
-            done, _ = await asyncio.wait(
-                asked.values(), timeout=left, return_when=asyncio.FIRST_COMPLETED
-            )
-            for address in [address for address, probe in asked.items() if probe in done]:
-                pause_ms = max(pause_ms, asked.pop(address).result())
-        return pause_ms
-
-    async def _wait_for_news(self, group_id: GroupId, seconds: float) -> None:
-        """Returns when the time is over, or routes have come that name the group's master."""
-        with contextlib.suppress(TimeoutError):
-            async with compat.timeout(seconds):
-                while self.routes.master(group_id) is None:
-                    self._news.clear()
-                    await self._news.wait()
-
-    async def _look_up(self, group_id: GroupId) -> None:
+    async def look_up(self, group_id: GroupId) -> None:
         """Fetches the groups for one that is not in the routes: a queue may have moved to a group
         that is new. Raises UnknownGroup if the controllers do not know it either."""
         request = controller_pb2.GetRoutesRequest(groups_only=True)
@@ -304,28 +239,11 @@ class Cluster:
         if not self.routes.replicas(group_id) and not routes.copied:
             raise UnknownGroup(f"no broker group {group_id} in the routes")
 
-    async def _probe(
-        self, group_id: GroupId, address: str, strangers: dict[str, UnsupportedVersion]
-    ) -> int:
-        """Asks a node whether it is master. Returns how long to wait before it is asked again, in
-        ms, if it says so. If it can never answer this client, the error is noted."""
-        strangers.pop(address, None)
-        try:
-            status = await self.connections.call(
-                address, BROKER, "GetNodeStatus", ROLE_ONLY, PROBE_S
-            )
-        except UnsupportedVersion as error:
-            strangers[address] = error
-        except SemelError:
-            pass
-        else:
-            if status.group_id == group_id:
-                self.routes.on_node_status(group_id, status)
-            return int(status.ask_again_ms)
-        return 0
-
     def on_master_error(self, group_id: GroupId, master: Master, error: SemelError) -> None:
-        """Handles the error of a call or stream to `master`: takes its hint, or searches again."""
+        """Handles the error of a call or stream to `master`: takes its hint, or searches again. One
+        that has no time for a client is still the master."""
+        if isinstance(error, Throttled):
+            return
         if isinstance(error, NotMaster) and error.master_address:
             known = self.routes.master(group_id)
             stale = error.master_address == master.address and error.term <= master.term

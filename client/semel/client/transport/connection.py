@@ -2,7 +2,9 @@
 
 How it works. Each (address, purpose) has a channel of its own: a produce stream, a fetch stream and
 small calls never share a connection, so that bulk data does not delay a lock's renewal. gRPC
-reconnects a channel by itself, with short waits.
+reconnects a channel by itself, with short waits, and goes on for ever once it has failed. So a
+channel whose node cannot be reached is closed, unless other calls use it: thousands of clients
+would knock at a dead node's door all the time.
 
 Not here: which node to ask (`transport/cluster.py`).
 """
@@ -10,6 +12,8 @@ Not here: which node to ask (`transport/cluster.py`).
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator
 from enum import Enum
 from typing import Any
 
@@ -41,6 +45,9 @@ class Connections:
         """Metadata of every call: this client's feature levels."""
         self._channels: dict[tuple[str, Purpose], grpc.aio.Channel] = {}
         self._stubs: dict[tuple[str, type[Any]], Any] = {}
+        self._under_way: Counter[str] = Counter()
+        """Calls, by address."""
+        self._closing: set[asyncio.Task[None]] = set()
 
     def channel(self, address: str, purpose: Purpose) -> grpc.aio.Channel:
         """Returns the channel, opened at its first use."""
@@ -54,20 +61,48 @@ class Connections:
         self, address: str, service: type[Any], method: str, request: Any, timeout_s: float
     ) -> Any:
         """Makes one unary call. Raises SemelError."""
+        stub = self._stub(address, service)
+        self._under_way[address] += 1
         try:
-            return await getattr(self._stub(address, service), method)(
-                request, timeout=timeout_s, metadata=self.told
-            )
+            return await getattr(stub, method)(request, timeout=timeout_s, metadata=self.told)
         except grpc.RpcError as error:
+            if self._under_way[address] == 1 and error.code() is grpc.StatusCode.UNAVAILABLE:
+                self._maybe_close(address)
             raise translate(error, address) from None
+        finally:
+            self._on_end(address)
 
-    def stream(
+    async def stream(
         self, address: str, service: type[Any], method: str, request: Any, timeout_s: float | None
-    ) -> Any:
-        """Starts a call with a stream of replies. Iterate it, and `translate` what it raises."""
-        return getattr(self._stub(address, service), method)(
-            request, timeout=timeout_s, metadata=self.told
-        )
+    ) -> AsyncGenerator[Any]:
+        """The replies of a call with many. Raises grpc.RpcError, which `translate` reads."""
+        stub = self._stub(address, service)
+        self._under_way[address] += 1
+        try:
+            async for reply in getattr(stub, method)(
+                request, timeout=timeout_s, metadata=self.told
+            ):
+                yield reply
+        finally:
+            self._on_end(address)
+
+    def _on_end(self, address: str) -> None:
+        self._under_way[address] -= 1
+        if not self._under_way[address]:
+            del self._under_way[address]
+
+    def _maybe_close(self, address: str) -> None:
+        """Closes the channel for calls to an address that it cannot reach. No call may be under
+        way on it: it would end as if its caller had cancelled it."""
+        opened = self._channels.get((address, Purpose.CALLS))
+        if opened is None or opened.get_state() is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            return
+        del self._channels[address, Purpose.CALLS]
+        for key in [key for key in self._stubs if key[0] == address]:
+            del self._stubs[key]
+        task = asyncio.ensure_future(opened.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     def _stub(self, address: str, service: type[Any]) -> Any:
         stub = self._stubs.get((address, service))
@@ -81,7 +116,9 @@ class Connections:
         channels = list(self._channels.values())
         self._channels.clear()
         self._stubs.clear()
-        await asyncio.gather(*(channel.close() for channel in channels), return_exceptions=True)
+        await asyncio.gather(
+            *(channel.close() for channel in channels), *self._closing, return_exceptions=True
+        )
 
 
 def translate(error: grpc.RpcError, address: str) -> SemelError:

@@ -75,6 +75,8 @@ class Controllers:
         self._watched = ""
         self._crowded_until = 0.0
         """Monotonic time until which brokers are watched: the controllers had no room."""
+        self.watching = False
+        """A watch is open: whoever has it tells of changes."""
         self.crowded = False
         """There are very many clients: the watch of this one is not, or not yet, at a controller,
         because they have no room for it."""
@@ -167,6 +169,7 @@ class Controllers:
             stream = self._connections.stream(address, CONTROLLER, "WatchRoutes", request, None)
             async for routes in stream:
                 self._prefer(address)
+                self.watching = True
                 on_routes(routes)
                 backoff.reset()
 
@@ -186,6 +189,7 @@ class Controllers:
                 try:
                     await asyncio.wait({reading})
                 finally:
+                    self.watching = False
                     reading.cancel()
                 if reading.cancelled():
                     break  # `_prefer` has ended it

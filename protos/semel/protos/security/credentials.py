@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import ssl
 import tempfile
@@ -174,7 +175,13 @@ def server_credentials(files: Source, require_client: bool = True) -> grpc.Serve
 
 
 def _credentials(loaded: Loaded) -> grpc.ChannelCredentials:
-    return grpc.ssl_channel_credentials(loaded.ca, loaded.key, loaded.certificate)
+    return _credentials_of(loaded.ca, loaded.key, loaded.certificate)
+
+
+@functools.lru_cache(maxsize=4)
+def _credentials_of(ca: bytes, key: bytes, certificate: bytes) -> grpc.ChannelCredentials:
+    """Made once for all channels of a program: gRPC reads the files for each of them again."""
+    return grpc.ssl_channel_credentials(ca, key, certificate)
 
 
 def _configuration(loaded: Loaded) -> grpc.ServerCertificateConfiguration:

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+import ssl
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote, unquote
@@ -140,6 +141,21 @@ def identity_of_ssl(ssl_object: Any) -> Identity | None:
     certificate = None if ssl_object is None else ssl_object.getpeercert()
     names = (certificate or {}).get("subjectAltName", ())
     return identity_of_uris(name for kind, name in names if kind == "URI")
+
+
+def auth_context_of_ssl(ssl_object: Any) -> Mapping[str, Sequence[bytes]]:
+    """Returns what gRPC's `context.auth_context()` tells of a peer with this certificate; nothing
+    without one. The certificates between it and the CA are not in it: whoever has some is read as
+    one that has none."""
+    certificate = None if ssl_object is None else ssl_object.getpeercert()
+    if not certificate:
+        return {}
+    pem = ssl.DER_cert_to_PEM_cert(ssl_object.getpeercert(binary_form=True))
+    names = certificate.get("subjectAltName", ())
+    return {
+        "x509_subject_alternative_name": [name.encode() for _, name in names],
+        "x509_pem_cert": [pem.encode()],
+    }
 
 
 def check_peer(

@@ -18,6 +18,7 @@ Invariants
 3. A protocol that reads nothing holds up the other end: what was received and not decrypted is at
    most what one read took off the socket.
 4. `connection_lost` gets the TlsFailed that ended the connection.
+5. With `turns`, the handshakes of very many connections do not keep the loop from all else.
 
 Not here: the cryptography (`tls_session.py`), contexts (`credentials.py`).
 """
@@ -27,10 +28,12 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final, cast
 
 from semel.protos import compat
 from semel.protos.errors import SemelError
+from semel.protos.loop_turns import LoopTurns
 from semel.protos.security.tls_session import (
     HANDSHAKE_BYTES_MAX,
     RECORD_BYTES,
@@ -62,11 +65,14 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         plaintext: Callable[[asyncio.BaseTransport], bool] | None = None,
         refusal: bytes = TLS_REFUSAL,
         area: memoryview | None = None,
+        turns: LoopTurns | None = None,
+        handshake_s: float = HANDSHAKE_S,
     ) -> None:
         """`server_hostname` is the name that the called end must have; `check` sees the complete
         handshake and raises SemelError for an other end that is not wanted. `plaintext` says
         whether a caller may do without TLS; any other that does gets `refusal`. `area` is memory
-        for received bytes, which the connections of one thread may share.
+        for received bytes, which the connections of one thread may share, and so are the `turns` of
+        their handshakes. The called end may take `handshake_s`.
         """
         super().__init__()
         self._protocol = protocol
@@ -76,6 +82,8 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
             context, server_side=server_side, server_hostname=server_hostname
         )
         self._check = check
+        self._turns = turns
+        self._handshake_s = handshake_s
         self._may_be_plain = plaintext
         self._refusal = refusal
         self._area = memoryview(bytearray(AREA_BYTES)) if area is None else area
@@ -111,7 +119,7 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._raw = cast("asyncio.Transport", transport)
-        self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_S, self._on_late)
+        self._timer = asyncio.get_running_loop().call_later(self._handshake_s, self._on_late)
         self._protocol.connection_made(self)
         if not self._server_side and not self.is_closing():
             self._advance(b"")
@@ -134,9 +142,27 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
             return
         else:
             self._heard = True
+            if self._turns is not None and not self._turns.begin():
+                assert self._raw is not None
+                self._raw.pause_reading()
+                self._turns.enlist(partial(self._go_on, bytes(data)))
+                return
             self._advance(data)
         if self._session.established and self._failure is None:
             self._decrypt()
+
+    def _go_on(self, data: bytes) -> None:
+        """It is the turn of a handshake to which `data` has come."""
+        if self.is_closing():
+            return
+        self._advance(data)
+        if self._failure is not None:
+            return
+        if self._session.established:
+            self._decrypt()
+        if not self._unread and not self.is_closing():
+            assert self._raw is not None
+            self._raw.resume_reading()
 
     def eof_received(self) -> bool:
         if self._session.established and self._failure is None:
@@ -354,7 +380,7 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
             raw.write_eof()
 
     def _on_late(self) -> None:
-        self._failure = TlsFailed(f"its TLS handshake takes longer than {HANDSHAKE_S:.0f} s")
+        self._failure = TlsFailed(f"its TLS handshake takes longer than {self._handshake_s:.0f} s")
         self.abort()
 
     def _settle(self) -> None:

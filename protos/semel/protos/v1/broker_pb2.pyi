@@ -63,14 +63,40 @@ class OpenDirectRequest(_message.Message):
     def __init__(self, stream: _Optional[_Union[DirectStream, str]] = ...) -> None: ...
 
 class OpenDirectReply(_message.Message):
-    __slots__ = ("port", "ticket", "levels")
+    __slots__ = ("port", "ticket", "levels", "streams")
     PORT_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     LEVELS_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
     port: int
     ticket: bytes
     levels: _common_pb2.Levels
-    def __init__(self, port: _Optional[int] = ..., ticket: _Optional[bytes] = ..., levels: _Optional[_Union[_common_pb2.Levels, _Mapping]] = ...) -> None: ...
+    streams: int
+    def __init__(self, port: _Optional[int] = ..., ticket: _Optional[bytes] = ..., levels: _Optional[_Union[_common_pb2.Levels, _Mapping]] = ..., streams: _Optional[int] = ...) -> None: ...
+
+class AskStream(_message.Message):
+    __slots__ = ("stream", "cluster_id", "group_id", "node_id", "levels")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    LEVELS_FIELD_NUMBER: _ClassVar[int]
+    stream: DirectStream
+    cluster_id: str
+    group_id: int
+    node_id: int
+    levels: _common_pb2.Levels
+    def __init__(self, stream: _Optional[_Union[DirectStream, str]] = ..., cluster_id: _Optional[str] = ..., group_id: _Optional[int] = ..., node_id: _Optional[int] = ..., levels: _Optional[_Union[_common_pb2.Levels, _Mapping]] = ...) -> None: ...
+
+class AskStreamReply(_message.Message):
+    __slots__ = ("levels", "streams", "error")
+    LEVELS_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    levels: _common_pb2.Levels
+    streams: int
+    error: _errors_pb2.ErrorDetail
+    def __init__(self, levels: _Optional[_Union[_common_pb2.Levels, _Mapping]] = ..., streams: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
 
 class ProduceAck(_message.Message):
     __slots__ = ("topic_id", "queue_id", "producer_id", "base_sequence", "last_sequence", "status", "base_offset", "append_time_us", "error", "epoch", "session", "dropped", "due_in_second")

@@ -88,11 +88,13 @@ class Levels(_message.Message):
     def __init__(self, min: _Optional[int] = ..., max: _Optional[int] = ..., version: _Optional[str] = ..., active: _Optional[int] = ...) -> None: ...
 
 class NodeAddress(_message.Message):
-    __slots__ = ("node_id", "address", "rack")
+    __slots__ = ("node_id", "address", "rack", "stream_port")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     RACK_FIELD_NUMBER: _ClassVar[int]
+    STREAM_PORT_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     address: str
     rack: str
-    def __init__(self, node_id: _Optional[int] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ...) -> None: ...
+    stream_port: int
+    def __init__(self, node_id: _Optional[int] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ..., stream_port: _Optional[int] = ...) -> None: ...

@@ -189,7 +189,7 @@ class GroupRoute(_message.Message):
     def __init__(self, group_id: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ..., master_id: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
 
 class Routes(_message.Message):
-    __slots__ = ("version", "cluster_id", "groups", "topics", "controllers", "copied", "changes_since", "removed_topics")
+    __slots__ = ("version", "cluster_id", "groups", "topics", "controllers", "copied", "changes_since", "removed_topics", "watches")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
@@ -198,6 +198,7 @@ class Routes(_message.Message):
     COPIED_FIELD_NUMBER: _ClassVar[int]
     CHANGES_SINCE_FIELD_NUMBER: _ClassVar[int]
     REMOVED_TOPICS_FIELD_NUMBER: _ClassVar[int]
+    WATCHES_FIELD_NUMBER: _ClassVar[int]
     version: int
     cluster_id: str
     groups: _containers.RepeatedCompositeFieldContainer[GroupRoute]
@@ -206,7 +207,8 @@ class Routes(_message.Message):
     copied: bool
     changes_since: int
     removed_topics: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[GroupRoute, _Mapping]]] = ..., topics: _Optional[_Iterable[_Union[TopicRoute, _Mapping]]] = ..., controllers: _Optional[_Iterable[str]] = ..., copied: _Optional[bool] = ..., changes_since: _Optional[int] = ..., removed_topics: _Optional[_Iterable[str]] = ...) -> None: ...
+    watches: int
+    def __init__(self, version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[GroupRoute, _Mapping]]] = ..., topics: _Optional[_Iterable[_Union[TopicRoute, _Mapping]]] = ..., controllers: _Optional[_Iterable[str]] = ..., copied: _Optional[bool] = ..., changes_since: _Optional[int] = ..., removed_topics: _Optional[_Iterable[str]] = ..., watches: _Optional[int] = ...) -> None: ...
 
 class OpenProducerRequest(_message.Message):
     __slots__ = ("name", "open_id")

@@ -14,11 +14,21 @@ from semel.broker.server.direct import DirectStreams
 from semel.broker.server.fetch import FetchHandler
 from semel.broker.server.stream import StreamContext
 from semel.protos import compat
-from semel.protos.errors import InvalidRequest
-from semel.protos.framed import ACCEPTED, HEAD, encode_head, encode_hello
-from semel.protos.levels import own_levels
+from semel.protos.call_classes import LIMITS
+from semel.protos.call_gates import CallGates
+from semel.protos.errors import (
+    InvalidRequest,
+    SemelError,
+    Throttled,
+    UnsupportedVersion,
+    from_detail,
+)
+from semel.protos.framed import ACCEPTED, HEAD, encode_asking, encode_head, encode_hello
+from semel.protos.levels import LEVEL_MAX, own_levels
+from semel.protos.rpc import ServerInterceptor
 from semel.protos.streams import STREAM_MESSAGE_BYTES_MAX
-from semel.protos.v1 import broker_pb2
+from semel.protos.v1 import broker_pb2, isolation_pb2
+from semel.protos.v1.common_pb2 import Levels
 
 PRODUCE = broker_pb2.OpenDirectRequest(stream=broker_pb2.DIRECT_STREAM_PRODUCE)
 CALL: Any = SimpleNamespace(invocation_metadata=lambda: ())
@@ -34,8 +44,13 @@ def framed(message: bytes) -> bytes:
 class Served:
     """A port whose streams have one handler, and clients of it."""
 
-    def __init__(self, handler: Handler) -> None:
-        self.streams = DirectStreams({broker_pb2.DIRECT_STREAM_PRODUCE: handler}, own_levels)
+    def __init__(self, handler: Handler, gates: CallGates | None = None) -> None:
+        self.streams = DirectStreams(
+            {broker_pb2.DIRECT_STREAM_PRODUCE: handler},
+            own_levels,
+            place=("c", 1, 3),
+            answering=ServerInterceptor(gates=gates).answering,
+        )
         self._writers: list[asyncio.StreamWriter] = []
 
     async def __aenter__(self) -> Served:
@@ -54,6 +69,31 @@ class Served:
         writer.write(encode_hello(reply.ticket))
         assert await reader.readexactly(1) == ACCEPTED
         return reader, writer
+
+    async def ask(
+        self, request: bytes, behind: bytes = b""
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connects without a ticket, and asks for a stream."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.streams.port)
+        self._writers.append(writer)
+        writer.write(encode_asking(request) + behind)
+        return reader, writer
+
+
+def asking(**different: Any) -> bytes:
+    fields: dict[str, Any] = {
+        "stream": broker_pb2.DIRECT_STREAM_PRODUCE,
+        "cluster_id": "c",
+        "group_id": 1,
+        "node_id": 3,
+        "levels": own_levels(),
+    }
+    return broker_pb2.AskStream(**{**fields, **different}).SerializeToString()
+
+
+async def answer(reader: asyncio.StreamReader) -> broker_pb2.AskStreamReply:
+    assert await reader.readexactly(1) == ACCEPTED
+    return broker_pb2.AskStreamReply.FromString(await hear(reader))
 
 
 async def hear(reader: asyncio.StreamReader) -> bytes:
@@ -251,4 +291,107 @@ async def test_closing_the_port_ends_streams_and_waits_for_their_handlers() -> N
         reader, _ = await served.dial()
         await served.streams.close()
         assert ended == ["yes"]
+        assert await gone(reader)
+
+
+# --- streams that are asked for at the port -----------------------------------------------------
+
+
+async def test_a_stream_is_asked_for_at_the_port_itself() -> None:
+    async with Served(echo) as served:
+        for before in range(3):
+            reader, writer = await served.ask(asking())
+            told = await answer(reader)
+            assert told.levels == own_levels()
+            assert told.streams == before
+            assert not told.HasField("error")
+            writer.write(framed(b"here"))
+            assert await hear(reader) == b"here"
+        assert not served.streams._port._strangers
+        assert not served.streams._asking
+
+
+@pytest.mark.parametrize(
+    ("different", "error"),
+    [
+        ({"stream": broker_pb2.DIRECT_STREAM_FETCH}, InvalidRequest),
+        ({"node_id": 2}, InvalidRequest),
+        ({"group_id": 2}, InvalidRequest),
+        ({"cluster_id": "d"}, InvalidRequest),
+        ({"levels": Levels(min=LEVEL_MAX + 1, max=LEVEL_MAX + 1)}, UnsupportedVersion),
+    ],
+)
+async def test_a_stream_that_is_not_granted_gets_the_error_of_a_call(
+    different: dict[str, Any], error: type[SemelError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct, "_LAST_WORDS_S", 0.05)
+    async with Served(echo) as served:
+        reader, writer = await served.ask(asking(**different))
+        told = await answer(reader)
+        assert isinstance(from_detail(told.error), error)
+        writer.write(framed(b"nevertheless"))
+        assert await gone(reader)
+        assert not served.streams._tasks
+
+
+async def test_who_asks_passes_the_gate_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most so many are answered at once, so many wait, and the next is told to come later."""
+    monkeypatch.setattr(direct, "_LAST_WORDS_S", 0.05)
+    gates = CallGates(waiting_max=1)
+    gate = gates.of("/semel.protos.v1.BrokerStream/OpenDirect")
+    gate.running = LIMITS[isolation_pb2.CALL_CLASS_CONNECT].running_max
+    async with Served(echo, gates) as served:
+        waiting, _ = await served.ask(asking())
+        while not gate.waiting:
+            await asyncio.sleep(0)
+        refused, _ = await served.ask(asking())
+        assert isinstance(from_detail((await answer(refused)).error), Throttled)
+        gate.leave()
+        assert not (await answer(waiting)).HasField("error")
+
+
+async def test_who_goes_away_is_not_answered_and_gives_its_place_back() -> None:
+    gates = CallGates()
+    gate = gates.of("/semel.protos.v1.BrokerStream/OpenDirect")
+    gate.running = full = LIMITS[isolation_pb2.CALL_CLASS_CONNECT].running_max
+    async with Served(echo, gates) as served:
+        _, writer = await served.ask(asking())
+        while not gate.waiting:
+            await asyncio.sleep(0)
+        writer.transport.abort()
+        while gate.waiting:
+            await asyncio.sleep(0)
+        assert gate.running == full
+        assert not served.streams._port._strangers
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(encode_asking(b"\xff\xff"), id="no request"),
+        pytest.param(encode_asking(bytes(1_017)), id="longer than a hello may be"),
+    ],
+)
+async def test_asking_for_nonsense_ends_the_connection(data: bytes) -> None:
+    async with Served(echo) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.streams.port)
+        served._writers.append(writer)
+        writer.write(data)
+        assert (await reader.read(1)) in (b"", ACCEPTED)
+        assert not served.streams._tasks
+
+
+async def test_who_does_not_wait_for_the_answer_is_not_served() -> None:
+    gates = CallGates()
+    gates.of("/semel.protos.v1.BrokerStream/OpenDirect").running = 1 << 20
+    async with Served(echo, gates) as served:
+        reader, _ = await served.ask(asking(), framed(b"now"))
+        assert await gone(reader)
+        assert not served.streams._tasks
+
+
+async def test_a_port_of_tickets_alone_grants_nothing() -> None:
+    async with Served(echo) as served:
+        served.streams._port._granter = None
+        reader, _ = await served.ask(asking())
         assert await gone(reader)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
-from semel.client.core.retry import Backoff, BackoffPolicy
-from semel.client.core.routing import Master, RouteTable
+from semel.client.core.retry import Backoff, BackoffPolicy, Looks
+from semel.client.core.routing import Master, RouteTable, StreamPlace
 from semel.protos.ids import GroupId, NodeId, Term
 from semel.protos.v1 import broker_pb2, controller_pb2
 
@@ -118,3 +119,64 @@ def test_backoff_rises_to_its_limit_and_falls_back() -> None:
     assert backoff.next_ms() == 10
     jittery = Backoff(BackoffPolicy(initial_ms=10, max_ms=50, jitter=0.5), lambda: 0.999)
     assert 5 <= jittery.next_ms() < 10
+
+
+def test_where_streams_are_asked_for_is_told_with_the_routes() -> None:
+    table = RouteTable()
+    told = routes(1, master=1, term=4)
+    told.groups[0].nodes[1].stream_port = 9
+    table.on_routes(told)
+    assert table.stream_place("h2:1") == StreamPlace(
+        port=9, cluster_id="c", group_id=GROUP, node_id=NodeId(2)
+    )
+    assert table.stream_place("h1:1") is None  # an older node
+    assert table.stream_place("h9:1") is None
+    table.on_routes(routes(2, master=1, term=4))
+    assert table.stream_place("h2:1") is None
+
+
+def test_the_suspect_is_the_master_that_failed_last() -> None:
+    table = RouteTable()
+    assert table.suspect(GROUP) == ""
+    table.on_routes(routes(1, master=1, term=4))
+    assert table.suspect(GROUP) == ""
+    table.on_master_failed(GROUP, Master(address="h1:1", node_id=NodeId(1), term=Term(4)))
+    assert table.suspect(GROUP) == "h1:1"
+    table.on_routes(routes(2, master=2, term=5))
+    assert table.suspect(GROUP) == ""
+
+
+def looked(*, many: bool, random: float, until_s: int) -> list[float]:
+    """When somebody looks for what is lost from 0 on, if every 0.1 s it is asked whether to."""
+    looks = Looks(lambda: random)
+    return [tick / 10 for tick in range(10 * until_s) if looks.is_due(tick / 10, many)]
+
+
+def test_what_is_lost_is_looked_for_every_two_seconds() -> None:
+    found = looked(many=False, random=0.0, until_s=20)
+    assert found[0] == 2.1
+    assert all(1.9 < later - earlier < 2.2 for earlier, later in itertools.pairwise(found))
+
+
+def test_one_of_many_looks_ever_more_seldom() -> None:
+    found = looked(many=True, random=0.5, until_s=300)
+    pauses = [later - earlier for earlier, later in itertools.pairwise(found)]
+    assert pauses[0] < pauses[1] < pauses[2] < 31
+    assert len(found) <= 15
+
+
+def test_one_of_many_looks_later_and_at_another_time_than_the_others() -> None:
+    firsts = [looked(many=True, random=at / 10, until_s=20)[0] for at in range(10)]
+    assert firsts[0] == 10.1
+    assert firsts[-1] < 20.1
+    assert firsts == sorted(set(firsts))
+
+
+def test_what_was_found_and_lost_again_is_looked_for_as_at_first() -> None:
+    looks = Looks(lambda: 0.0)
+    assert not looks.is_due(2.0, False)
+    assert looks.is_due(2.1, False)
+    assert not looks.is_due(4.0, False)
+    assert not looks.is_due(0.0, False)
+    assert not looks.is_due(2.0, False)
+    assert looks.is_due(2.1, False)

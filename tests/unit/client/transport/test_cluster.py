@@ -10,7 +10,7 @@ import pytest
 
 from semel.client.config import ClientConfig, build
 from semel.client.transport.cluster import Cluster
-from semel.protos.errors import SemelError, TimedOut, Unavailable, UnknownGroup
+from semel.protos.errors import SemelError, Throttled, TimedOut, Unavailable, UnknownGroup
 from semel.protos.ids import GroupId
 from semel.protos.v1 import broker_pb2, controller_pb2
 
@@ -174,6 +174,14 @@ async def test_one_of_very_many_clients_asks_one_node_at_a_time(
     assert len(asked) == (1 if crowded else 3)
     cluster._on_routes(with_replicas(3, 4, 2))
     assert (await search).address == "b:2"
+
+
+async def test_a_master_that_has_no_time_is_still_the_master() -> None:
+    cluster = Played()
+    cluster._on_routes(with_replicas(1, 3, 1))
+    master = await cluster.master(GroupId(2))
+    cluster.on_master_error(GroupId(2), master, Throttled("come back", retry_after_ms=100))
+    assert cluster.routes.master(GroupId(2)) == master
 
 
 async def test_a_node_that_very_many_ask_is_left_alone_for_as_long_as_it_says(

@@ -14,11 +14,12 @@ import pytest
 
 from semel.protos import compat
 from semel.protos.errors import Unauthenticated
+from semel.protos.loop_turns import LoopTurns
 from semel.protos.security import tls_connection
 from semel.protos.security.credentials import Contexts
 from semel.protos.security.identity import check_peer, identity_of_ssl
 from semel.protos.security.tls_connection import TlsConnection
-from semel.protos.security.tls_session import TLS_REFUSAL, TlsFailed
+from semel.protos.security.tls_session import TLS_REFUSAL, TlsFailed, TlsSession
 from tests.kit.authority import Authority
 
 pytestmark = pytest.mark.both_loops
@@ -202,6 +203,63 @@ async def test_what_is_written_before_the_handshake_leaves_after_it(
     while not place.ends:
         await asyncio.sleep(0)
     assert await place.ends[0].bytes(11) == b"early words"
+
+
+@pytest.mark.parametrize("count", [3, 30])
+async def test_many_handshakes_are_a_few_in_each_turn(
+    place: Place,
+    server: Contexts,
+    client: Contexts,
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+) -> None:
+    """However many come at once, what the loop does in one turn stays the same."""
+    turns = LoopTurns(1)
+    await place.serve(server.server(), End, turns=turns)
+    steps: list[int] = []
+    advance = TlsSession.advance
+
+    def counted(self: TlsSession, data: Any) -> None:
+        if self._server_side:
+            steps[-1] += 1
+        advance(self, data)
+
+    async def count_turns() -> None:
+        while True:
+            steps.append(0)
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(TlsSession, "advance", counted)
+    counting = asyncio.ensure_future(count_turns())
+    await asyncio.sleep(0)
+    calling = [await place.call(client, End()) for _ in range(count)]
+    for number, end in enumerate(calling):
+        end.transport.write(bytes([number]) * 5)
+    while len(place.ends) < count:
+        await asyncio.sleep(0)
+    heard = [await end.bytes(5) for end in place.ends]
+    counting.cancel()
+    assert sorted(heard) == [bytes([number]) * 5 for number in range(count)]
+    assert sum(steps) >= 2 * count
+    assert max(steps) <= 2  # this one's place in a turn is not the loop's
+    assert not turns.waiting
+
+
+async def test_who_goes_away_in_line_is_forgotten(
+    place: Place, server: Contexts, client: Contexts
+) -> None:
+    turns = LoopTurns(1)
+    await place.serve(server.server(), End, turns=turns)
+    turns._begun = 1 << 20
+    turns._turning = True  # no turn comes
+    calling = await place.call(client, End())
+    while not turns.waiting:
+        await asyncio.sleep(0)
+    calling.transport.abort()
+    place.ends[0].transport.abort()
+    assert isinstance(await place.ends[0].is_lost(), TlsFailed)
+    turns._on_turn()
+    assert not turns.waiting
 
 
 async def test_a_huge_message_arrives_whole(
