@@ -202,8 +202,8 @@ class Site:
         messages = self._options.batch_messages
         if not messages:
             return numbers * seconds // self._options.backlog
-        # Messages that follow one another are of one second, and spread over the queues.
-        return numbers // (messages * self._options.queues) * SCATTER % seconds
+        # Those that follow one another without a key go to one queue.
+        return numbers // messages * SCATTER % seconds
 
     def memory(self) -> Mapping[str, float]:
         """The largest resident memory of a node, and what the topic tells of its backlog."""
