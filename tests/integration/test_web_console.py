@@ -117,6 +117,8 @@ def test_a_topic_is_created_searched_altered_and_deleted(visitor: Visitor, clien
     assert "1 found, scanned" in page.text
     assert "web-orders" in visitor.part("/topics", search="web-ord").text
     assert "0 found" in visitor.part("/topics", search="nobody").text
+    back = {"HX-Request": "true", "HX-History-Restore-Request": "true"}
+    assert b"<!doctype html>" in visitor.ask("GET", "/topics?search=web", None, back).body
 
     html = visitor.get("/topic/alter", name="web-orders").html
     fields = dict(re.findall(r'<input id="\w+" name="(\w+)"[^>]*value="([^"]*)"', html))
@@ -178,8 +180,13 @@ def test_messages_are_browsed(visitor: Visitor, client: Client) -> None:
     late = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(middle_us / 1_000_000 + 3_600))
     page = visitor.get("/messages", topic="browsed", time=late, **{"from": "time"})
     assert "no messages" in page.text
-    lines = visitor.get("/messages/download", topic="browsed", queue=0).body.splitlines()
-    assert json.loads(lines[0])["offset"] == 59
+    for shown in (page := visitor.get("/messages", topic="browsed", queue=0), again):
+        address = re.search(r'href="(/messages/download[^"]+)"', shown.html)
+        assert address is not None
+        lines = visitor.get(address[1].replace("&amp;", "&")).body.splitlines()
+        read = [json.loads(line) for line in lines]
+        assert [(each["queue"], each["offset"]) for each in read] == offsets(shown.html)
+    assert offsets(page.html)[0] == (0, 59)
 
     message = client.admin.show_message("browsed", 0, 7)
     page = visitor.get("/message", topic="browsed", queue=0, offset=7)

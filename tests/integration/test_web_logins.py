@@ -47,7 +47,7 @@ class Secured:
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    options = ("--secure", "--authorization", "--brokers", "1")
+    options = ("--secure", "--authorization", "--brokers", "1", "--web", "0")
     with UpProcess(tmp_path_factory.mktemp("secured") / "cluster", *options) as up:
         yield Secured(up)
 
@@ -118,6 +118,14 @@ def test_a_console_with_a_certificate_asks_for_its_key(secured: Secured) -> None
         assert key not in page.html
         assert "ben.orders" in owner.get("/topics").text
         assert "whole" in owner.part("/cluster/state").text
+
+
+def test_a_cluster_that_is_up_has_it_at_its_side(secured: Secured) -> None:
+    visitor = Visitor(secured.ready["web"])
+    assert visitor.get("/livez").body == b"alive\n"
+    assert "Your token of the cluster" in visitor.get("/").text
+    page = visitor.post("/login", proof=secured.token("anna"), next="/topics")
+    assert "anna.orders" in page.text
 
 
 @pytest.mark.parametrize(

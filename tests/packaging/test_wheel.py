@@ -90,6 +90,17 @@ def test_its_packages_are_typed(names: set[str]) -> None:
     assert [name for name in PACKAGES if f"semel/{name}/py.typed" not in names] == []
 
 
+def test_it_holds_all_that_the_web_console_shows(names: set[str]) -> None:
+    shown = {
+        path.relative_to(ROOT / "web").as_posix()
+        for folder in ("templates", "static")
+        for path in (ROOT / "web/semel/web" / folder).rglob("*")
+        if path.is_file()
+    }
+    assert any(name.endswith("vendor/htmx.LICENSE") for name in shown)
+    assert shown <= names
+
+
 def test_it_is_a_namespace(names: set[str]) -> None:
     assert "semel/__init__.py" not in names
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from semel.console import cluster_file, render, zookeeper
+from semel.console import cluster_file, render, up_web, zookeeper
 from semel.console.cluster_file import ClusterPlan
 from semel.console.options import examples, json_option
 from semel.console.supervisor import Supervisor
@@ -112,6 +112,13 @@ PORT_WAIT_S: Final = 3.0
 @click.option(
     "--insecure", is_flag=True, help="Allow --host to be reached from a network without TLS."
 )
+@click.option(
+    "--web",
+    "web_port",
+    type=click.IntRange(0, 65_535),
+    metavar="PORT",
+    help="Serve the web console, too, at this port of 127.0.0.1; 0 takes a free one.",
+)
 @click.option("--no-restart", is_flag=True, help="Leave a node that died dead.")
 @json_option
 def up(
@@ -127,6 +134,7 @@ def up(
     secure: bool,
     authorization: bool,
     insecure: bool,
+    web_port: int | None,
     no_restart: bool,
     as_json: bool,
 ) -> int:
@@ -136,6 +144,8 @@ def up(
     _check_tier(tier)
     if tier_restore and tier is None:
         raise click.UsageError("--tier-restore: name the tier of the lost cluster with --tier")
+    if web_port is not None:
+        up_web.check()
     data = data.absolute()
     data.mkdir(parents=True, exist_ok=True)
     with _locked(data):
@@ -153,7 +163,9 @@ def up(
             tier_restore,
             authorization,
         )
-        return asyncio.run(_run(plan, data, restart=not no_restart, as_json=as_json))
+        return asyncio.run(
+            _run(plan, data, web_port=web_port, restart=not no_restart, as_json=as_json)
+        )
 
 
 def _check_counts(brokers: int | None, controllers: int | None, groups: int | None) -> None:
@@ -321,7 +333,9 @@ def _check_ports(plan: ClusterPlan) -> None:
                 time.sleep(0.1)
 
 
-async def _run(plan: ClusterPlan, directory: Path, *, restart: bool, as_json: bool) -> int:
+async def _run(
+    plan: ClusterPlan, directory: Path, *, web_port: int | None, restart: bool, as_json: bool
+) -> int:
     from semel.console.up_view import JsonView, LiveView
     from semel.console.watch import ClusterWatch
 
@@ -342,7 +356,11 @@ async def _run(plan: ClusterPlan, directory: Path, *, restart: bool, as_json: bo
         watch = await stack.enter_async_context(ClusterWatch(plan, security))
         stop.on_second = nodes.kill_now
         if await _until_ready(nodes, watch, stop):
-            view.on_ready(nodes, time.monotonic() - began)
+            seconds, url = time.monotonic() - began, ""
+            if web_port is not None:
+                web = up_web.WebBeside(plan, directory, web_port)
+                url = (await stack.enter_async_context(web)).url
+            view.on_ready(nodes, seconds, url)
             nodes.serving = True
         while not stop.is_set():
             nodes.check()

@@ -37,8 +37,8 @@ class View(Protocol):
 
     wants_status: bool
 
-    def on_ready(self, pids: Pids, seconds: float) -> None:
-        """The cluster serves now."""
+    def on_ready(self, pids: Pids, seconds: float, web: str) -> None:
+        """The cluster serves now, and the web console at a URL, unless it is empty."""
 
     def on_event(self, event: NodeEvent) -> None:
         """A node came or went, after `on_ready`."""
@@ -63,7 +63,7 @@ class JsonView:
         self._directory = directory
         self._out = render.Output(as_json=True)
 
-    def on_ready(self, pids: Pids, seconds: float) -> None:
+    def on_ready(self, pids: Pids, seconds: float, web: str) -> None:
         """Prints the `ready` line."""
         metrics = targets.addresses(self._directory)
         nodes = [
@@ -85,6 +85,7 @@ class JsonView:
                 "cluster_id": self._plan.cluster_id,
                 **_secure(self._plan, self._directory),
                 **({"authorization": True} if self._plan.authorization else {}),
+                **({"web": web} if web else {}),
                 "seconds": round(seconds, 3),
                 "nodes": nodes,
             }
@@ -158,7 +159,7 @@ class LiveView:
             self._draw()
         self._live.stop()
 
-    def on_ready(self, pids: Pids, seconds: float) -> None:
+    def on_ready(self, pids: Pids, seconds: float, web: str) -> None:
         """Shows the table."""
         self._pids = pids
         self._headline = (
@@ -167,6 +168,9 @@ class LiveView:
         )
         if targets.addresses(self._directory):
             self._note = f"metrics: targets for Prometheus in {self._directory}/{targets.FILE_NAME}"
+        if web:
+            self._note = " · ".join(filter(None, (f"web console: {web}", self._note)))
+            self._say(f"web console: {web}")
         for name in _secure(self._plan, self._directory).values():
             self._say(f"TLS: {name}")
         if self._plan.authorization:

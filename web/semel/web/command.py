@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from pathlib import Path
-from typing import Final
 
 import click
 
-from semel.console import render
+from semel.console import render, up_web
 from semel.console.options import examples, file_options, json_option
-from semel.protos.errors import InvalidRequest
-
-NEEDED: Final = ("starlette", "jinja2", "uvicorn")
 
 
 @click.command(
@@ -66,11 +61,7 @@ def web(
     as_json: bool,
 ) -> None:
     """Serves the web console until Ctrl-C."""
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise InvalidRequest(
-            f"the web console needs {', '.join(missing)}: pip install 'semel[web]'"
-        )
+    up_web.check()
     from semel.web.config import WebConfig
     from semel.web.serving import serve
 

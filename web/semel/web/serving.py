@@ -21,6 +21,8 @@ from semel.web.access import Access
 from semel.web.app import make_app
 from semel.web.config import WebConfig
 
+CONNECTIONS_MAX: Final = 1_000
+"""More are refused with status 503."""
 END_S: Final = 2
 """Seconds that pages which are fed live get at the end."""
 
@@ -44,6 +46,8 @@ def serve(
                 access_log=False,
                 server_header=False,
                 date_header=False,
+                proxy_headers=False,
+                limit_concurrency=CONNECTIONS_MAX,
                 ws="none",
                 timeout_graceful_shutdown=END_S,
                 ssl_certfile=config.certificate,

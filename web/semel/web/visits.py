@@ -62,7 +62,7 @@ class Visit:
     @property
     def is_part(self) -> bool:
         """A part of a page is asked for, not the whole."""
-        return self.request.headers.get("HX-Request") == "true"
+        return is_part(self.request)
 
     def show(self, template: str, *, code: int = 200, **context: Any) -> Response:
         """Returns a page, or a part of one if the template's name begins with `_`."""
@@ -80,6 +80,14 @@ class Visit:
 
 Handler = Callable[[Visit], Awaitable[Response]]
 Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def is_part(request: Request) -> bool:
+    """Htmx asks for a part of a page, and not for a whole one that the visitor goes back to."""
+    headers = request.headers
+    return (
+        headers.get("HX-Request") == "true" and headers.get("HX-History-Restore-Request") != "true"
+    )
 
 
 def page(handler: Handler) -> Endpoint:
@@ -152,9 +160,9 @@ def set_cookie(response: Response, cookie: str, *, https: bool) -> None:
 def problem(request: Request, session: WebSession | None, error: SemelError) -> Response:
     """Returns what tells an error, with the status that fits."""
     status = status_of(error)
-    is_part = request.headers.get("HX-Request") == "true"
+    part = is_part(request)
     html = pages.rendered(
-        "_problem.html" if is_part else "problem.html",
+        "_problem.html" if part else "problem.html",
         **_frame(request, session),
         status=status,
         title=_title(status),
@@ -162,7 +170,7 @@ def problem(request: Request, session: WebSession | None, error: SemelError) -> 
         again=status == 503,
     )
     headers = {}
-    if status == 503 and request.method in SAFE and not is_part:
+    if status == 503 and request.method in SAFE and not part:
         headers["Refresh"] = str(AGAIN_S)
     return HTMLResponse(html, status_code=status, headers=headers)
 
@@ -199,9 +207,8 @@ def _title(status: int) -> str:
 
 def _frame(request: Request, session: WebSession | None) -> dict[str, Any]:
     """What the frame of every page shows."""
-    is_part = request.headers.get("HX-Request") == "true"
     notices: list[str] = []
-    if session is not None and not is_part:
+    if session is not None and not is_part(request):
         notices, session.notices = session.notices, []
     return {
         "path": request.url.path,
@@ -218,6 +225,6 @@ def _to_login(request: Request) -> Response:
     if request.url.query:
         here += f"?{request.url.query}"
     target = f"/login?next={quote(here, safe='')}" if request.method in SAFE else "/login"
-    if request.headers.get("HX-Request") == "true":
+    if is_part(request):
         return Response(status_code=401, headers={"HX-Redirect": "/login"})
     return RedirectResponse(target, status_code=303)

@@ -7,6 +7,7 @@ for them is much, so that is a button.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncGenerator
 
 from starlette.responses import Response
@@ -57,11 +58,12 @@ async def feed_rates(visit: Visit) -> Response:
 
     async def events() -> AsyncGenerator[bytes]:
         yield event("history", [list(point) for point in rates.history])
-        async for answer in rates.follow():
-            if isinstance(answer, Point):
-                yield event("point", list(answer))
-            else:
-                yield event("problem", answer.reason)
+        async with contextlib.aclosing(rates.follow()) as answers:
+            async for answer in answers:
+                if isinstance(answer, Point):
+                    yield event("point", list(answer))
+                else:
+                    yield event("problem", answer.reason)
 
     return EventStream(visit.site, events())
 

@@ -16,7 +16,7 @@ from semel.web.lag_lines import HEIGHT, WIDTH, LagPoint, add_point, line_of
 from semel.web.paging import Page, page_of
 from semel.web.visits import Visit, page
 
-GROUPS_SHOWN = 25
+GROUPS_SHOWN = 10
 QUEUES_SHOWN = 100
 MEMBERS_SHOWN = 100
 REMEMBERED = 20

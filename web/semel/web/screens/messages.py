@@ -61,8 +61,9 @@ async def show_page(visit: Visit) -> Response:
             return visit.go("/message", topic=name, queue=known.queue, offset=known.offset)
         return visit.show("messages_id.html", topic=topic, filled=filled, known=known)
     reason, found_page, asked = "", None, 0
+    begun: Cursor = {}
     try:
-        found_page, asked = await _find(visit, topic)
+        found_page, asked, begun = await _find(visit, topic)
     except InvalidRequest as error:
         reason = error.message
     back = found_page is not None and _is_back(query)
@@ -77,6 +78,7 @@ async def show_page(visit: Visit) -> Response:
         asked=asked,
         back=back,
         cursor=cursor,
+        begun={"before" if back else "at": print_cursor(begun)},
         more={name: value for name, value in filled.items() if value},
         many=len(topic.queues) > 1,
     )
@@ -85,7 +87,7 @@ async def show_page(visit: Visit) -> Response:
 async def download_page(visit: Visit) -> Response:
     name = visit.query.needed("topic")
     topic = await visit.client.admin.describe_topic(name)
-    found, _ = await _find(visit, topic)
+    found, _, _ = await _find(visit, topic)
     text = "".join(json.dumps(as_dict(message)) + "\n" for message in found.messages)
     return _file(text.encode(), f"{name}.jsonl", "application/x-ndjson")
 
@@ -152,8 +154,9 @@ def _is_back(query: Fields) -> bool:
     return bool(query.text("before")) or query.text("from", "latest") == "latest"
 
 
-async def _find(visit: Visit, topic: TopicDescription) -> tuple[Found, int]:
-    """Returns what was found, and how many offsets there are to look at. Raises SemelError."""
+async def _find(visit: Visit, topic: TopicDescription) -> tuple[Found, int, Cursor]:
+    """Returns what was found, how many offsets there are to look at, and where it began. Raises
+    SemelError."""
     query = visit.query
     number = query.whole("queue") if query.text("queue") else None
     key = query.raw("key").encode() if query.raw("key") else None
@@ -166,13 +169,14 @@ async def _find(visit: Visit, topic: TopicDescription) -> tuple[Found, int]:
         before = ends | _within(parse_cursor(query.text("before")), starts, ends)
         asked = sum(before[queue] - starts[queue] for queue in starts)
         client, budget = visit.client, Budget()
-        return await read_back(client, topic.name, starts, before, keeps, limit, budget), asked
+        found = await read_back(client, topic.name, starts, before, keeps, limit, budget)
+        return found, asked, before
     start = starts | _within(parse_cursor(query.text("at")), starts, ends)
     if not query.text("at"):
         start = await _start(visit, topic.name, starts, ends)
     asked = sum(ends[queue] - start[queue] for queue in start)
     found = await read_on(visit.client, topic.name, start, ends, keeps, limit, Budget())
-    return found, asked
+    return found, asked, start
 
 
 async def _start(visit: Visit, topic: str, starts: Cursor, ends: Cursor) -> Cursor:
