@@ -16,7 +16,8 @@ tell what `--clients` clients cost at `--nodes` broker nodes when something happ
 simulated with its random waits, in virtual time. Printed are the most calls in one second at one
 controller and at one broker, and the processor time that this second takes, in cores. When a
 master ends, all clients use its group, of three nodes, which elects another one after `--outage`
-seconds; *at once* is what happens if every client asks as one of few does.
+seconds, and those who watched the dead node ask; *at once* is what happens if every client asks as
+one of few does.
 
     python -m benchmarks.route_changes [--watches 900] [--clients 100000,1000000] [--nodes 300]
 
@@ -51,7 +52,9 @@ from semel.client.transport.master_search import (
     CROWD_S,
     ELECTION_S,
     SEARCH_POLICY,
+    WATCHED_S,
 )
+from semel.client.transport.streams import FEW
 from semel.controller import ControllerConfig
 from semel.protos.levels import levels_metadata, own_levels
 from semel.protos.rpc import CHANNEL_OPTIONS
@@ -263,12 +266,16 @@ class Model:
         for client in range(self._clients):
             crowded = client >= self._at_controller
             until = self._outage_s + (float(told[client % len(told)]) if crowded else 0.0)
-            scattered = crowded and not at_once
+            scattered = self._clients > FEW and not at_once
+            lost = crowded and client % self._nodes == 0  # it watched the node that died
+            if scattered and lost:
+                until = math.inf
             pause_s = 0.0 if at_once else min(self._clients, self._at_controller) / ASKED_A_SECOND
             backoff = Backoff(CROWD_POLICY if scattered else SEARCH_POLICY, self._random.random)
-            now = self._random.uniform(ELECTION_S, ELECTION_S + CROWD_S) if scattered else 0.0
+            first = (ELECTION_S, ELECTION_S + CROWD_S) if lost else WATCHED_S
+            now = self._random.uniform(*first) if scattered else 0.0
             while now < until:
-                node = self._random.randrange(GROUP_NODES) if scattered else 0
+                node = self._random.randrange(GROUP_NODES - 1) if scattered else 0  # not the dead
                 asked += [now] if node == 0 else []
                 if now >= self._outage_s and node < GROUP_NODES - 1:
                     until = now  # it is told by whom it asks
