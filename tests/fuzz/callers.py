@@ -34,8 +34,11 @@ RULES: Final = (
     f"allow user:{FEW} read topic:{OPEN}",
     f"allow user:{FEW} commit consumer-group:{FEW}-*",
 )
-_OF_NODES: Final = frozenset(
-    ("ReportNode", "FoundGroup", "DrainNode", "TransferMastership", "RefoundNode", "RaiseLevel")
+_OF_GROUPS: Final = frozenset(
+    (
+        *("ReportNode", "FoundGroup", "DrainNode", "TransferMastership", "RefoundNode"),
+        *("RaiseLevel", "RestartNode"),
+    )
 )
 """Calls that would change a broker group which is there."""
 
@@ -54,7 +57,9 @@ class Spared:
 
     def spares(self, method: str, request: Any) -> bool:
         """Whether a request of this method may be sent."""
-        if method in _OF_NODES and request.group_id in self.groups:
+        if method in _OF_GROUPS and request.group_id in self.groups:
+            return False
+        if method == "RestartController" and request.controller_id in self.nodes:
             return False
         if method == "ReadmitNode" and request.node_id in self.nodes:
             return False
@@ -89,7 +94,7 @@ def with_all_rights(
             (*kept, *(ids[each] for each in kept), *users, "*", VICTIM, GUARDED_GROUP, GUARDED_USER)
         ),
         topic_ids=frozenset((ids[VICTIM],)),
-        nodes=frozenset(node.id for node in cluster.brokers),
+        nodes=frozenset(node.id for node in cluster.nodes),
         groups=frozenset(node.group for node in cluster.brokers),
     )
     values = {
@@ -125,7 +130,7 @@ def forbidden_values(cluster: Cluster, ids: dict[str, int]) -> Hints:
         "group": (GUARDED_GROUP, f"{FEW}-group"),
         "topic": (GUARDED, OPEN),
         "topics": (GUARDED, OPEN),
-        "name": (GUARDED, OPEN, f"{FEW}-new"),
+        "name": (GUARDED, OPEN, f"{FEW}-new", "calls_waiting_max"),
         "user": (GUARDED_USER, FEW),
         "subject": ("*", f"topic:{GUARDED}", "user:admin"),
         "add_rules": (f"allow user:{FEW} * topic:*", f"allow user:{FEW} * cluster"),
@@ -139,6 +144,8 @@ def forbidden_values(cluster: Cluster, ids: dict[str, int]) -> Hints:
         "term": (5, 1 << 40),
         "drain_ms": (60_000,),
         "level": (1, 9, 10),
+        "controller_id": (1,),
+        "value": ("1",),
     }
     return Hints(values=values)
 

@@ -27,13 +27,14 @@ from semel.protos.v1 import (
     metadata_store_pb2,
     raft_pb2,
     restores_pb2,
+    settings_pb2,
     transactions_pb2,
 )
 from tests.fuzz.mutation import mutated
 
 FILES: Final = {
-    "broker": (broker_pb2, raft_pb2, restores_pb2, transactions_pb2),
-    "controller": (controller_pb2, metadata_store_pb2),
+    "broker": (broker_pb2, raft_pb2, restores_pb2, settings_pb2, transactions_pb2),
+    "controller": (controller_pb2, metadata_store_pb2, settings_pb2),
     "login": (login_pb2,),
 }
 """Generated modules with the services of a port."""

@@ -8,10 +8,12 @@ from pathlib import Path
 from tests.fuzz.careless_node import make_careless
 from tests.fuzz.facts import GUARDED, OPEN, differences
 from tests.fuzz.liar import Tally
+from tests.fuzz.messages import FILES, calls_of
 from tests.fuzz.siege import Siege
 from tests.fuzz.strangers import Strangers, is_plain_answer
 from tests.fuzz.witness import grown, problems_of, resident
 from tests.kit.cluster import Cluster
+from tests.kit.declared_calls import METHODS, path_of
 from tests.kit.ruled_cluster import METRICS, RuledCluster
 
 
@@ -52,6 +54,11 @@ def test_a_port_that_speaks_without_tls_is_told_from_a_refusal() -> None:
     assert not is_plain_answer(b"HTTP/1.0 400 Bad Request\r\n")
     assert not is_plain_answer(bytes.fromhex("15030300020246"))
     assert not is_plain_answer(b"")
+
+
+def test_every_call_of_every_service_is_made() -> None:
+    made = {call.path for files in FILES.values() for call in calls_of(files)}
+    assert made == {path_of(method) for method in METHODS}
 
 
 def test_what_somebody_may_have_done_is_no_difference() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
+import struct
 import threading
 import time
 from collections import Counter
@@ -36,6 +38,8 @@ from tests.kit.waiting import until
 FLOOD_S = 3.0
 CALLERS = 48
 OWN_CALLS = 20
+SETTINGS, CALLS_AT_ONCE, WINDOW_BYTES, HEADER_BYTES = 4, 3, 4, 6
+"""Numbers of HTTP/2."""
 GROWTH_BYTES_MAX = 256 << 20
 """Each of two passwords that are checked takes 64 MiB."""
 
@@ -136,6 +140,23 @@ async def test_a_stranger_s_message_is_small_or_refused_unread(
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.LogIn(request, timeout=20, compression=compression)
     assert type(error_from_rpc(refused.value)) is error
+
+
+async def test_the_port_reads_no_more_ahead_than_a_message_is(cluster: RuledCluster) -> None:
+    """A stranger's calls, headers and bytes on one connection, as HTTP/2's settings tell them."""
+    context = ssl.create_default_context(cadata=ca_of(cluster).decode())
+    context.set_alpn_protocols(["h2"])
+    host, _, port = cluster.login_address(cluster.controller).rpartition(":")
+    reader, writer = await asyncio.open_connection(
+        host, int(port), ssl=context, server_hostname=cluster.security.tls_name()
+    )
+    head = await reader.readexactly(9)
+    assert head[3] == SETTINGS
+    told = dict(struct.iter_unpack(">HI", await reader.readexactly(int.from_bytes(head[:3]))))
+    writer.transport.abort()
+    assert told[CALLS_AT_ONCE] == 4
+    assert told[WINDOW_BYTES] <= MESSAGE_BYTES_MAX
+    assert told[HEADER_BYTES] <= 8 << 10
 
 
 def test_one_address_does_not_take_all_connections(cluster: RuledCluster) -> None:
