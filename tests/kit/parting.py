@@ -21,6 +21,7 @@ from semel.broker.state import (
     TableVerifier,
     batch_record_parts,
 )
+from semel.broker.state.apply.delayed_block import each_extent
 from semel.protos.frames import RecordKind
 from semel.protos.ids import QueueId, QueueKey, Term
 from semel.protos.levels import DELAYED_SPLIT_LEVEL
@@ -208,7 +209,7 @@ class PartingGroup(CancelGroup):
             rows = extent.first_row, extent.append_time_us
             parts = extent.index in one.parted
             verifier.feed(extent.base_offset, extent.count, stored, *rows, parts=parts)
-        for delayed in one.delayed:
+        for delayed in each_extent(one.delayed):
             where = delayed.entry, delayed.position, delayed.length
             stored = read_batch(log, where, "it is")
             cancelled = one.cancelled.get(delayed.ordinal, 0)
