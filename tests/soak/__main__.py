@@ -46,6 +46,10 @@ SOAKS: Final = {
         "tests.soak.pythons",
         "all units and many worlds on every other Python of the machine",
     ),
+    "previous": (
+        "tests.soak.previous",
+        "a cluster of the release before becomes one of this tree, under load",
+    ),
     "mutants": ("tools.mutation.__main__", "small changes of the code, and what the tests notice"),
 }
 

@@ -1,0 +1,119 @@
+"""The release before this tree, built from its tag: an environment whose Python runs it.
+
+How it works. The newest tag of a release that is not this tree's version is unpacked and built into
+a wheel by hatchling, without a network. An environment of its own gets the wheel, and the libraries
+of this one by a .pth file, which leaves this tree out. As long as there is no such tag,
+`stand_in` builds this tree's own commit, which then runs at a lower feature level: what the harness
+does is tested, and no difference of versions.
+
+Not here: what is done with both programs (`tests/integration/test_previous_release.py`).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from semel.protos.levels import LEVEL_MAX
+from tests.kit.cluster import Node
+from tools.release.artifacts import commit_time, commit_tree, hatch
+from tools.release.facts import number_of
+from tools.source_tree import ROOT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Previous:
+    """A program of before."""
+
+    name: str
+    """Its tag, or what stands in for it."""
+    python: Path
+    flags: Sequence[str]
+    """Flags that its brokers and controllers get, and this tree's do not."""
+
+    def run(self, code: str, *arguments: str, timeout_s: float = 120) -> str:
+        """The output of a program with its SDK. Asserts that it ends well."""
+        done = subprocess.run(
+            [str(self.python), "-c", code, *arguments],
+            cwd=self.python.parent,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout_s,
+        )
+        assert done.returncode == 0, done.stderr[-4_000:]
+        return done.stdout
+
+    def takes(self, node: Node) -> None:
+        """From its next start on, the node runs this program."""
+        assert node.command[0] == sys.executable, "it runs this tree"
+        node.command[0] = str(self.python)
+        node.command += self.flags
+
+    def gives_back(self, node: Node) -> None:
+        """From its next start on, the node runs this tree's program."""
+        assert node.command[0] == str(self.python), "it runs the program of before"
+        node.command[0] = sys.executable
+        if self.flags:
+            del node.command[-len(self.flags) :]
+
+
+def newest_tag() -> str | None:
+    """The newest tag of a release other than this tree's version; None if there is none, or the
+    tree is no repository."""
+    if not (ROOT / ".git").exists():
+        return None
+    listed = subprocess.run(
+        ["git", "tag", "--list"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    tags = {number: tag for tag in listed if (number := number_of(tag)) is not None}
+    here = number_of(f"v{_version()}")
+    return max(
+        ((number, tag) for number, tag in tags.items() if number != here), default=(0, None)
+    )[1]
+
+
+def _version() -> str:
+    from tools.release.facts import Tree
+
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    return Tree(pyproject=text, changelog="", run="", recorded=(), changed=(), tags=()).version
+
+
+def previous_release(home: Path) -> Previous | None:
+    """The release before this tree, in an environment in `home`; None as long as there is none."""
+    tag = newest_tag()
+    return None if tag is None else Previous(name=tag, python=_installed(tag, home), flags=())
+
+
+def stand_in(home: Path) -> Previous:
+    """This tree's commit at a lower feature level, in an environment in `home`."""
+    flags = ("--level-max", str(LEVEL_MAX - 1))
+    return Previous(name="this commit", python=_installed("HEAD", home), flags=flags)
+
+
+def _installed(commit: str, home: Path) -> Path:
+    with commit_tree(commit) as source:
+        wheel = hatch(source, "wheel", home / "wheel", commit_time(commit))
+    venv.create(home / "env", symlinks=True, with_pip=False)
+    python = home / "env" / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps"]
+    subprocess.run(
+        [*pip, "--no-index", "--disable-pip-version-check", "-q", str(wheel)],
+        check=True,
+        capture_output=True,
+    )
+    where = subprocess.run(
+        [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
+    # What is added in this way has none of its own .pth files read: this tree stays out.
+    (Path(where) / "needed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return python
