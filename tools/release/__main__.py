@@ -16,9 +16,9 @@ from pathlib import Path
 from tools.release.artifacts import DIST, SUMS, BuildFailed, build, write_sums
 from tools.release.facts import Tree, problems
 from tools.release.trial import (
-    BROKER_ONLY,
     EXTRAS,
     MIB,
+    SERVERS_ONLY,
     TrialFailed,
     imported,
     install,
@@ -88,9 +88,9 @@ def try_all() -> int:
     with tempfile.TemporaryDirectory(prefix="semel-release-") as name:
         client = install(wheels[0], Path(name) / "client")
         seconds, modules = imported(client)
-        wrong = sorted(set(BROKER_ONLY) & {module.partition(".")[0] for module in modules})
+        wrong = sorted(set(SERVERS_ONLY) & {module.partition(".")[0] for module in modules})
         listed = sizes(client)
-        wrong += sorted(set(BROKER_ONLY) & listed.keys())
+        wrong += sorted(set(SERVERS_ONLY) & listed.keys())
         if wrong:
             raise TrialFailed(f"the client alone has {', '.join(wrong)}")
         print(

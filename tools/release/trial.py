@@ -18,9 +18,12 @@ from typing import Any, Final
 
 from tools.source_tree import ROOT
 
-EXTRAS: Final = ("broker", "hdfs", "security", "spark")
+EXTRAS: Final = ("broker", "hdfs", "security", "spark", "web")
 """What users may add to the client."""
-BROKER_ONLY: Final = ("caio", "rocksdict", "kazoo", "prometheus_client", "pysyncobj", "uvloop")
+SERVERS_ONLY: Final = (
+    *("caio", "rocksdict", "kazoo", "prometheus_client", "pysyncobj", "uvloop"),
+    *("starlette", "uvicorn"),
+)
 """Packages that a client has no use for."""
 MIB: Final = 1 << 20
 
