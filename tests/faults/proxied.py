@@ -19,7 +19,7 @@ from typing import Final
 import psutil
 
 from tests.faults.proxy import Network, link_host
-from tests.kit.cluster import Cluster, Node
+from tests.kit.cluster import CLUSTER_ID, Cluster, Node
 
 CLIENTS: Final = 200
 """Number of all clients together, as a party of the network."""
@@ -36,10 +36,13 @@ class ProxiedCluster(Cluster):
         brokers: int = 3,
         groups: int = 1,
         broker_flags: Sequence[str] = (),
+        cluster_id: str = CLUSTER_ID,
         seed: int = 0,
     ) -> None:
         self.network = Network(seed)
-        super().__init__(data, brokers=brokers, groups=groups, broker_flags=broker_flags)
+        super().__init__(
+            data, brokers=brokers, groups=groups, broker_flags=broker_flags, cluster_id=cluster_id
+        )
         self.bootstrap = _through(CLIENTS, CONTROLLER, self.controller_address)
 
     def _controller_flags(self) -> list[str]:

@@ -111,10 +111,12 @@ class Cluster:
         controllers: int = 1,
         metadata: str | None = None,
         broker_flags: Sequence[str] = (),
+        cluster_id: str = CLUSTER_ID,
     ) -> None:
         """`metadata` is a store elsewhere (`zookeeper://…`); without it the controllers have their
         own. `broker_flags` go to every broker node as they are."""
         self.data = data
+        self.cluster_id = cluster_id
         data.mkdir(parents=True, exist_ok=True)
         ports = free_ports(controllers + brokers * groups)
         addresses = [f"{HOST}:{ports.pop(0)}" for _ in range(controllers)]
@@ -156,7 +158,8 @@ class Cluster:
     def _node(self, kind: str, number: int, group: int, address: str, flags: list[str]) -> Node:
         data = self.data / f"{kind}-{number}"
         command = [*_BY_EXEC, f"semel.{kind}", "--json"]
-        command += ["--data", str(data), "--listen", address, "--cluster-id", CLUSTER_ID, *flags]
+        command += ["--data", str(data), "--listen", address, "--cluster-id", self.cluster_id]
+        command += flags
         return Node(kind=kind, id=number, group=group, address=address, data=data, command=command)
 
     def _channel(self, address: str) -> grpc.Channel:

@@ -44,6 +44,7 @@ _AT = {
     MoveState.HELD: At.HELD,
     MoveState.INCOMING: At.INCOMING,
     MoveState.READY: At.INCOMING,
+    MoveState.MIRRORED: At.INCOMING,
 }
 _RowKey = tuple[QueueKey, int]
 _Window = tuple[tuple[int, int, int], ...]

@@ -10,6 +10,7 @@ from unittest.mock import patch
 import numpy as np
 
 from semel.broker.server import moves_service
+from semel.broker.server.copied_records import read_copies
 from semel.broker.state.apply.compacted import Compaction
 from semel.broker.state.apply.queues import QueueState
 from semel.protos.batch import BROKER_HEADER_BYTES, BatchFlags, check_batch, decode_broker_header
@@ -54,14 +55,14 @@ def is_compacted_while_it_is_copied() -> AbstractContextManager[object]:
 
 def _copied(change: Callable[[bytes], bytes]) -> AbstractContextManager[object]:
     """Has `change` make what goes over of each compacted batch with messages."""
-    read = moves_service._read
+    read = read_copies
 
     def bad(log: Any, extents: Any) -> list[bytes]:
         return [
             change(stored) if _has_messages(stored) else stored for stored in read(log, extents)
         ]
 
-    return patch.object(moves_service, "_read", bad)
+    return patch.object(moves_service, "read_copies", bad)
 
 
 def _has_messages(stored: bytes) -> bool:

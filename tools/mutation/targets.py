@@ -146,6 +146,7 @@ TARGETS: Final = {
         files=tuple(
             f"{_BROKER}/state/{name}.py"
             for name in (
+                "apply/mirrored",
                 "apply/move_places",
                 "apply/move_refusals",
                 "apply/moves",
@@ -329,6 +330,8 @@ TARGETS: Final = {
                 "brokers/preference",
                 "moves/moves",
                 "moves/move_table",
+                "topics/lineages",
+                "topics/mirrors",
                 "topics/restores",
                 "topics/setting_levels",
                 "topics/id_dedup",
@@ -357,7 +360,7 @@ LEFT_OUT: Final = frozenset().union(
     _in(_BROKER, "readiness", "resources"),
     _in(f"{_BROKER}/background", "maintenance", "memory_bounds", "propose"),
     _in(f"{_BROKER}/log", "log_config", "store", "types"),
-    _in(f"{_BROKER}/replica", "clock", "fatal"),
+    _in(f"{_BROKER}/replica", "clock", "fatal", "newest_state"),
     _in(_CLIENT, "_fork", "client_file", "config", "java", "login", "message"),
     _in(f"{_CLIENT}/consumer", "consumer_config"),
     _in(_CONTROLLER, "__main__", "config", "node", "opening", "probe", "records", "server"),
@@ -374,6 +377,7 @@ LEFT_OUT: Final = frozenset().union(
         "aio_topic_admin",
         "aio_transactions",
         "connect",
+        "mirrors",
     ),
     _in(
         f"{_CLIENT}/api",
@@ -425,7 +429,7 @@ LEFT_OUT: Final = frozenset().union(
     # Pure, and without a target so far.
     _in(f"{_BROKER}/state", "lag"),
     _in(f"{_BROKER}/state/admission", "decisions"),
-    _in(f"{_BROKER}/state/apply", "codec", "extents", "state_machine"),
+    _in(f"{_BROKER}/state/apply", "codec", "extents", "move_home", "state_machine"),
     _in(f"{_CONTROLLER}/brokers", "changes", "foundings", "routes"),
     _in(f"{_CONTROLLER}/topics", "held", "rules"),
 )

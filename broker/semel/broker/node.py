@@ -62,9 +62,10 @@ from semel.broker.repair.scrub import Scrub
 from semel.broker.replica.driver import TICK_MS
 from semel.broker.replica.fatal import end_process
 from semel.broker.replica.member_book import Members
+from semel.broker.replica.newest_state import newest_state
 from semel.broker.replica.pools import Pools
 from semel.broker.replica.replica import Replica
-from semel.broker.replication.receiver import PeerPort, frame_meta
+from semel.broker.replication.receiver import PeerPort
 from semel.broker.replication.sender import PeerLink
 from semel.broker.server.broker_service import BrokerService
 from semel.broker.server.delay_calls import DelayCalls
@@ -74,6 +75,7 @@ from semel.broker.server.group_offsets import GroupOffsetCalls
 from semel.broker.server.id_calls import IdCalls
 from semel.broker.server.id_window_calls import IdWindowCalls
 from semel.broker.server.lock_calls import LockCalls
+from semel.broker.server.mirrors_service import MirrorsService
 from semel.broker.server.moves_service import MovesService
 from semel.broker.server.node_status import NodeStatusCall
 from semel.broker.server.parting_calls import PartingCalls
@@ -97,7 +99,6 @@ from semel.protos.bounds_probe import BoundsProbe
 from semel.protos.call_gates import CallGates
 from semel.protos.connection_limits import ConnectionLimits, Connections
 from semel.protos.errors import CorruptSegment, SemelError, Unavailable
-from semel.protos.frames import decode_frame_header
 from semel.protos.grpc_port import GrpcPortWatch, bind, server_options
 from semel.protos.ids import NodeId
 from semel.protos.listening import cannot_listen
@@ -109,6 +110,7 @@ from semel.protos.security.credentials import Contexts
 from semel.protos.security.networks import Networks
 from semel.protos.v1 import (
     broker_pb2_grpc,
+    mirrors_pb2_grpc,
     raft_pb2_grpc,
     restores_pb2_grpc,
     transactions_pb2_grpc,
@@ -118,7 +120,6 @@ logger = logging.getLogger(__name__)
 
 _UNPACKERS = 2
 """Threads that unpack compressed batches, to see whether readers can."""
-_RECOVER_BYTES = 4 << 20
 _HAND_OVER_S = 1.0
 _STOP_GRACE_S = 0.5
 
@@ -220,7 +221,9 @@ class BrokerNode:
         self._files.make_directory(config.data)
         log = await loop.run_in_executor(self.readers, self._open_log)
         self._stack.push_async_callback(loop.run_in_executor, None, log.close)
-        state, logged = await loop.run_in_executor(self.readers, _recover, log, config.level_max)
+        state, logged = await loop.run_in_executor(
+            self.readers, newest_state, log, config.level_max
+        )
         founding, joins = await self._founding(state, logged)
         known = next(reversed(logged.values()), Members.of_state(state.membership) or founding)
         alone = set(known.addresses) == {config.node_id}
@@ -381,6 +384,7 @@ class BrokerNode:
             self._stack.push_async_callback(cold.close)
         fetch = FetchHandler(replica, cold, enforcer, quotas)
         moves = MovesService(config, replica, self._routes)
+        mirrors = MirrorsService(config, replica, moves)
         self._probe = Probe(
             config,
             replica,
@@ -388,7 +392,7 @@ class BrokerNode:
             self.scrub,
             produce,
             fetch,
-            moves,
+            mirrors,
             self.compaction,
             self.memory,
             self.memory_bounds,
@@ -416,6 +420,7 @@ class BrokerNode:
             MembersService(config, replica, self.changes, self.identity, self._status), server
         )
         broker_pb2_grpc.add_MovesServicer_to_server(moves, server)
+        mirrors_pb2_grpc.add_MirrorsServicer_to_server(mirrors, server)
         restores_pb2_grpc.add_RestoresServicer_to_server(
             RestoresService(config, replica, self._tier), server
         )
@@ -569,29 +574,3 @@ class BrokerNode:
 def _has_log(files: FileLayer, data: Path) -> bool:
     """BLOCKING. The directory of the log exists, whatever it holds."""
     return any(files.names(data / "log"))
-
-
-def _recover(log: Log, level_max: int) -> tuple[State, dict[int, Members]]:
-    """The state of the newest checkpoint, and the members that the log names behind it."""
-    checkpoint = log.checkpoint
-    try:
-        state = (
-            State(level_max)
-            if checkpoint is None
-            else State.from_bytes(checkpoint.payload, level_max)
-        )
-    except CorruptSegment as error:
-        raise CorruptSegment(f"{checkpoint and checkpoint.path}: {error}") from error
-    logged: dict[int, Members] = {}
-    lo, end = state.applied_index + 1, log.last_index + 1
-    damaged = sorted(index for index in log.damaged if index >= lo)
-    for stop in (*damaged, end):  # a damaged entry is repaired before it is applied
-        while lo < stop:
-            hi = log.fit(lo, stop, _RECOVER_BYTES)
-            for frame in log.read_frames(lo, hi):
-                meta = frame_meta(frame, decode_frame_header(frame))
-                if meta.membership is not None:
-                    logged[meta.index] = Members.of_frame(frame)
-            lo = hi
-        lo = stop + 1
-    return state, logged

@@ -31,7 +31,7 @@ from semel.broker.replica.replica import Replica
 from semel.broker.resources import disk_room
 from semel.broker.server.fetch import FetchHandler
 from semel.broker.server.id_window_calls import describe_window
-from semel.broker.server.moves_service import MovesService
+from semel.broker.server.mirrors_service import MOVED_METRICS, MirrorsService
 from semel.broker.server.produce import ProduceHandler
 from semel.broker.snapshots.checkpoints import Checkpoints
 from semel.broker.state import QueueState, progress
@@ -192,11 +192,7 @@ METRICS: Final = (
     _gauge("fetch_unsent_bytes", "bytes", "Bytes of replies that clients have not taken off."),
     # State
     _gauge("queues", "queues", "Queues of this broker group."),
-    _gauge("incoming_queues", "queues", "Queues that are on their way to this broker group."),
-    _gauge("sealed_queues", "queues", "Queues that a move has sealed: for moments, or stuck."),
-    _counter(
-        "moved_bytes_total", "bytes", "Bytes of stored batches that came with queues moved here."
-    ),
+    *MOVED_METRICS,
     _gauge("producer_rows", "rows", "Rows of the sequence table: a producer on a queue."),
     _gauge("topic_messages", "messages", "Messages stored of a topic. Master only.", "topic"),
     _gauge("topic_bytes", "bytes", "Bytes stored of a topic. Master only.", "topic"),
@@ -319,7 +315,7 @@ class Probe:
         scrub: Scrub,
         produce: ProduceHandler,
         fetch: FetchHandler,
-        moves: MovesService,
+        mirrors: MirrorsService,
         compaction: QueueCompaction,
         memory: MemoryBodies,
         memory_bounds: MemoryBounds,
@@ -343,7 +339,7 @@ class Probe:
         self._scrub = scrub
         self._produce = produce
         self._fetch = fetch
-        self._moves = moves
+        self._mirrors = mirrors
 
     def counters(self) -> Counters:
         """Totals of the messages and bytes that producers wrote and readers got."""
@@ -464,10 +460,7 @@ class Probe:
         page.add("semel_broker_fetch_unsent_bytes", self._fetch.unsent_bytes)
         page.add("semel_broker_delayed_lateness_seconds", self._replica.mastership.lateness)
         page.add("semel_broker_queues", len(self._replica.state.queues))
-        moved = self._replica.state.moves
-        page.add("semel_broker_incoming_queues", len(moved.incoming))
-        page.add("semel_broker_sealed_queues", moved.frozen_count)
-        page.add("semel_broker_moved_bytes_total", self._moves.copied_bytes)
+        self._mirrors.add_to(page)
         page.add("semel_broker_producer_rows", self._replica.state.producers.row_count)
 
     def _add_waiting(self, page: Samples) -> None:

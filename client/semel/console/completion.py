@@ -23,12 +23,12 @@ PATIENCE_MS: Final = 700
 
 
 def _names(
-    ask: Callable[[Client], Iterable[str]],
+    ask: Callable[[Client], Iterable[str]], option: str = "bootstrap"
 ) -> Callable[[click.Context, click.Parameter, str], list[str]]:
     def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
         from semel.client import SemelError, connect
 
-        where = ctx.params.get("bootstrap") or os.environ.get("SEMEL_BOOTSTRAP") or None
+        where = ctx.params.get(option) or os.environ.get("SEMEL_BOOTSTRAP") or None
         try:
             with connect(
                 where,
@@ -45,6 +45,12 @@ def _names(
 
 topics: Final = _names(lambda client: (topic.name for topic in client.admin.list_topics()))
 """`shell_complete` of an argument that is a topic."""
+source_topics: Final = _names(
+    lambda client: (topic.name for topic in client.admin.list_topics()), "source"
+)
+"""The same of a topic of the cluster that --from names."""
+mirrored_topics: Final = _names(lambda client: _mirrored(client), "target")
+"""The same of a copy in the cluster that --to names."""
 groups: Final = _names(lambda client: client.admin.list_groups())
 """`shell_complete` of an argument that is a consumer group."""
 producers: Final = _names(
@@ -55,6 +61,12 @@ transactions: Final = _names(
     lambda client: (one.transaction_id for one in client.transactions.list())
 )
 """`shell_complete` of an argument that is a transaction."""
+
+
+def _mirrored(client: Client) -> Iterable[str]:
+    from semel.client.api.mirrors import describe_mirrored
+
+    return (topic.name for topic in describe_mirrored(client).topics)
 
 
 @click.command(epilog=examples('eval "$(semel completion bash)"'))

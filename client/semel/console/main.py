@@ -40,6 +40,7 @@ _COMMANDS: Final = {
     "cluster": ("semel.console.cluster:cluster", "The cluster's state; growing broker groups."),
     "doctor": ("semel.console.doctor:doctor", "Find what is wrong with a cluster, and what to do."),
     "config": ("semel.console.config:config", "Settings of running nodes: show and change them."),
+    "mirror": ("semel.console.mirror:mirror", "Copy topics to another cluster; fail over to it."),
     "node": ("semel.console.node:node", "Broker nodes: list, replace, remove, drain."),
     "producer": ("semel.console.producer:producer", "Named producers, and one message's fate."),
     "transaction": (

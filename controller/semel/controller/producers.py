@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from semel.controller import records
@@ -36,7 +36,12 @@ from semel.protos.v1.controller_pb2 import (
     OpenProducerReply,
     ProducerInfo,
 )
-from semel.protos.v1.metadata_pb2 import ProducerIdsRecord, ProducerOpen, ProducerRecord
+from semel.protos.v1.metadata_pb2 import (
+    ProducerIdsRecord,
+    ProducerOpen,
+    ProducerRecord,
+    RestoredProducer,
+)
 
 ID_BLOCK: Final = 1_000
 OPENS_REMEMBERED: Final = 16
@@ -45,6 +50,12 @@ ANONYMOUS_REMEMBERED: Final = 10_000
 """Anonymous calls whose answer is repeated, in memory: a second id would only be wasted."""
 FIRST_EPOCH: Final = 1
 EPOCH_MAX: Final = 2**32 - 1
+EPOCH_STEP: Final = 1 << 16
+"""More epochs than another cluster can have given a producer since it was asked."""
+EPOCH_US: Final = 4_000_000
+"""Epochs of adopted producers also begin above the time in these units, and ids above microseconds:
+a cluster that was restored, and is lost before it has noted anything, has not given out what the
+next one does."""
 NAME_CHARACTERS_MAX: Final = 249
 OPEN_ID_BYTES_MAX: Final = 64
 
@@ -104,6 +115,14 @@ class IdAllocator:
             record = records.load(ProducerIdsRecord, records.PRODUCER_IDS, entry)
             kept = self._next <= producer_id < self._end
             return 0 < producer_id < record.next_id and not kept
+
+    async def next_id(self) -> int:
+        """Ids from here on were not given out, and not reserved. Raises what `take` raises."""
+        async with self._reserving:
+            entry = await self._epoch.store.get(records.PRODUCER_IDS)
+            if entry is None:
+                return 1
+            return records.load(ProducerIdsRecord, records.PRODUCER_IDS, entry).next_id
 
     async def raise_to(self, floor: int) -> None:
         """Never hands out an id below `floor` any more. Raises what `take` raises."""
@@ -238,6 +257,47 @@ class ProducerService:
     async def lend_ids(self) -> tuple[int, int]:
         """Ids [start, end) for a broker to give to anonymous producers."""
         return await self._ids.lend()
+
+    async def next_id(self) -> int:
+        """Ids from here on were not given out, and not lent. Raises what `open` raises."""
+        return await self._ids.next_id()
+
+    async def adopt(self, producers: Sequence[RestoredProducer], *, forget: bool) -> None:
+        """Makes named producers of another cluster this cluster's, with epochs far above theirs.
+
+        One that is known has its epoch raised, if at all. A name that is another producer's here is
+        left to that one with `forget`. Raises InvalidRequest without it.
+        """
+        known = {each.name: each for each in await self.list("")}
+        now_us = self._clock_us()
+        for each in producers:
+            found = known.get(each.name)
+            if found is not None and found.producer_id != each.producer_id and not forget:
+                raise InvalidRequest(
+                    f"producer {each.name!r} is another one here, with its own id: it cannot go on"
+                    " with what the one of the other cluster has stored (--forget-producers lets"
+                    " it begin anew there)"
+                )
+        for each in producers:
+            key = records.producer_key(each.name)
+            epoch = min(max(each.epoch + EPOCH_STEP, now_us // EPOCH_US), EPOCH_MAX - 1)
+            while True:
+                entry = await self._epoch.store.get(key)
+                record = ProducerRecord(name=each.name, producer_id=each.producer_id)
+                if entry is not None:
+                    record = records.load(ProducerRecord, key, entry)
+                    if record.producer_id != each.producer_id or record.epoch > each.epoch:
+                        break
+                record.epoch, record.opened_us = epoch, now_us
+                self._owners[record.producer_id] = record.name
+                try:
+                    await self._epoch.transact(
+                        checks={key: None if entry is None else entry.version},
+                        puts={key: records.dump(record)},
+                    )
+                except VersionConflict:
+                    continue  # it was opened meanwhile
+                break
 
     async def raise_ids(self, floor: int) -> None:
         """Gives no id below `floor` any more: other producers, which were stored, may have them."""

@@ -30,6 +30,8 @@ CONSUMERS: Final = "/consumers/"
 MOVES: Final = "/moves/"
 RESTORE: Final = "/restore"
 RESTORING: Final = "/restoring/"
+MIRRORS: Final = "/mirrors"
+MIRRORED: Final = "/mirrored/"
 RIGHTS: Final = "/rights"
 USERS: Final = "/users/"
 
@@ -74,6 +76,11 @@ def move_key(topic_id: int, queue_id: int) -> str:
 def restoring_key(topic_id: int) -> str:
     """Key of a topic that comes from a tier."""
     return f"{RESTORING}{topic_id}"
+
+
+def mirrored_key(topic_id: int) -> str:
+    """Key of a topic that is, or was, a copy of another cluster's."""
+    return f"{MIRRORED}{topic_id}"
 
 
 def user_key(name: str) -> str:

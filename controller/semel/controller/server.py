@@ -292,7 +292,9 @@ class ControllerService(ControllerServicer):
         if request.wants_producer_ids:
             lent = await self._producers.lend_ids()
             reply.producer_ids_start, reply.producer_ids_end = lent
-        reply.producer_ids_floor = self.role.active().restores.producer_ids_floor
+        active = self.role.active()
+        floors = active.restores.producer_ids_floor, active.mirrors.producer_ids_floor
+        reply.producer_ids_floor = max(floors)
         reply.rights_version = self.role.active().rights.record.version
         return reply
 
@@ -371,6 +373,12 @@ class ControllerService(ControllerServicer):
         self, request: pb.RestoreClusterRequest, context: Any
     ) -> pb.RestoreClusterReply:
         return await self.role.active().restores.step(request)
+
+    @is_active
+    async def MirrorTopics(
+        self, request: pb.MirrorTopicsRequest, context: Any
+    ) -> pb.MirrorTopicsReply:
+        return await self.role.active().mirrors.step(request)
 
     @is_active
     async def ChangeRights(

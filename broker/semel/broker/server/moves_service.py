@@ -30,30 +30,21 @@ from semel.broker.membership.memory_safety import copies_refusal
 from semel.broker.memory import BodyStore
 from semel.broker.replica.replica import Replica
 from semel.broker.replica.stored_batches import read_batch
+from semel.broker.server.copied_records import read_copies, read_delayed_copies
 from semel.broker.state import (
     RECORD_BYTES,
-    DelayedExtent,
     Extent,
     MoveState,
     NumberedDelays,
     QueueState,
     ancestors,
-    header_of_copy,
     held_here,
     make_slice,
     move_refusal,
     unheld,
 )
-from semel.protos.batch import (
-    BROKER_HEADER_BYTES,
-    BrokerHeader,
-    decode_broker_header,
-    decode_header,
-)
-from semel.protos.columns import decode_columns
 from semel.protos.errors import InvalidRequest, Throttled, Unavailable
-from semel.protos.ids import Offset, QueueKey
-from semel.protos.kept_rows import part_of
+from semel.protos.ids import QueueKey
 from semel.protos.levels import DELAYED_MOVE_LEVEL, MOVE_LEVEL
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import broker_pb2, broker_pb2_grpc
@@ -120,7 +111,7 @@ class MovesService(broker_pb2_grpc.MovesServicer):
         if queue.in_memory:
             work = partial(_read_bodies, log, bodies, extents, _lost_of(queue, extents))
         else:
-            work = partial(_read, log, extents)
+            work = partial(read_copies, log, extents)
         found = await self._replica.in_reader(work, self._replica.pools.copies)
         if extents and not found:
             raise Unavailable(
@@ -155,7 +146,7 @@ class MovesService(broker_pb2_grpc.MovesServicer):
         log = self._replica.log
         return broker_pb2.CopyDelayedReply(
             stored=await self._replica.in_reader(
-                lambda: _read_delayed(log, found.extents), self._replica.pools.copies
+                lambda: read_delayed_copies(log, found.extents), self._replica.pools.copies
             ),
             ordinal_to=found.ordinal_to,
             bytes_left=found.bytes_left,
@@ -268,31 +259,6 @@ class MovesService(broker_pb2_grpc.MovesServicer):
         return queue
 
 
-def _read(log: Log, extents: Sequence[Extent]) -> list[bytes]:
-    """BLOCKING. The batches as the target will store them. Raises CorruptBatch, CorruptSegment."""
-    found = []
-    for extent in extents:
-        place = extent.index, extent.position, extent.length
-        stored = read_batch(log, place, f"offsets from {extent.base_offset} are")
-        head = decode_broker_header(stored)
-        batch = decode_header(stored, BROKER_HEADER_BYTES)
-        if not head.span and extent.count != batch.count:  # others of it are cancelled
-            data = stored[BROKER_HEADER_BYTES:]
-            row_end = extent.first_row + extent.count
-            part = part_of(batch, decode_columns(data, batch), extent.first_row, row_end)
-            stored = stored[:BROKER_HEADER_BYTES] + part
-        if (head.base_offset, head.append_time_us) != (extent.base_offset, extent.append_time_us):
-            head = BrokerHeader(
-                base_offset=Offset(extent.base_offset),
-                append_time_us=extent.append_time_us,
-                term=head.term,
-                span=head.span,
-            )
-            stored = head.encode() + stored[BROKER_HEADER_BYTES:]
-        found.append(stored)
-    return found
-
-
 def _lost_of(queue: QueueState, extents: Sequence[Extent]) -> frozenset[int]:
     """The base offsets of those extents whose bodies are lost."""
     start, lost = queue.log_start_offset, queue.lost
@@ -314,15 +280,4 @@ def _read_bodies(
         if stored is None:
             break
         found.append(stored)
-    return found
-
-
-def _read_delayed(log: Log, extents: Sequence[DelayedExtent]) -> list[bytes]:
-    """BLOCKING. The same of delayed batches, whole: the slice says which rows are cancelled."""
-    found = []
-    for extent in extents:
-        place = extent.entry, extent.position, extent.length
-        stored = read_batch(log, place, f"a batch that is due at {extent.due_us} is")
-        head = header_of_copy(decode_broker_header(stored), extent.ordinal)
-        found.append(head.encode() + stored[BROKER_HEADER_BYTES:])
     return found

@@ -45,7 +45,8 @@ from semel.broker.state.apply.id_windows import MOVED_ID_BYTES, CopiedIds, IdWin
 from semel.broker.state.apply.live_records import LiveRecords
 from semel.broker.state.apply.locks import ConsumerGroups, GroupQueue
 from semel.broker.state.apply.lost_offsets import RECORD_BYTES, Lost, LostRange
-from semel.broker.state.apply.move_places import Incoming, MoveState, Place
+from semel.broker.state.apply.mirrored import promoted_slice, settings_refusal, slice_refusal
+from semel.broker.state.apply.move_places import Incoming, Mirror, MoveState, Place
 from semel.broker.state.apply.move_refusals import held_here, move_refusal, unheld
 from semel.broker.state.apply.moved_origins import entries_of
 from semel.broker.state.apply.moves import Moves
@@ -169,6 +170,7 @@ __all__ = [
     "LostRange",
     "Membership",
     "MembershipApplied",
+    "Mirror",
     "MoveApplied",
     "MoveState",
     "Moves",
@@ -221,6 +223,7 @@ __all__ = [
     "move_refusal",
     "ordinal_of_copy",
     "progress",
+    "promoted_slice",
     "read_slice",
     "record_refusal",
     "restore_slice",
@@ -228,6 +231,8 @@ __all__ = [
     "row_message",
     "rows_crc",
     "settings_message",
+    "settings_refusal",
+    "slice_refusal",
     "unheld",
     "unread_error",
 ]

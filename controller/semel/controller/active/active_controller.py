@@ -36,6 +36,7 @@ from semel.controller.moves.moves import MoveService
 from semel.controller.producers import ProducerService
 from semel.controller.rights import RightsService
 from semel.controller.store import MetadataStore
+from semel.controller.topics.mirrors import MirrorService
 from semel.controller.topics.restores import RestoreService
 from semel.controller.topics.topics import TopicService
 from semel.controller.users import UserService
@@ -123,6 +124,7 @@ class ActiveController:
             on_change=self.memberships.on_topic_changed,
             moving=lambda topic_id, queue_id: self.moves.moving(topic_id, queue_id),
             topics_max=lambda: config.topics_max,
+            is_taken=lambda name: self.mirrors.is_taken(name),
         )
         self.moves = MoveService(
             epoch, self.topics, self.registry, self._brokers, clock_us=clocks.wall_us
@@ -131,6 +133,9 @@ class ActiveController:
             epoch, clock_us=clocks.wall_us, producers_max=lambda: config.producers_max
         )
         self.restores = RestoreService(
+            epoch, self.topics.table, self.registry, self.producers, clock_us=clocks.wall_us
+        )
+        self.mirrors = MirrorService(
             epoch, self.topics.table, self.registry, self.producers, clock_us=clocks.wall_us
         )
         self._preference = MasterPreference(
@@ -166,6 +171,7 @@ class ActiveController:
         await active.topics.load()
         await active.moves.load()
         await active.restores.load()
+        await active.mirrors.load()
         await active.memberships.load()
         await active._learn_controllers()
         return active

@@ -31,15 +31,15 @@ from typing import Final, Protocol, assert_never
 
 from semel.controller import records
 from semel.controller.epoch import ControllerEpoch, unbroken
-from semel.controller.producers import EPOCH_MAX, ProducerService
+from semel.controller.producers import EPOCH_MAX, EPOCH_STEP, EPOCH_US, ProducerService
 from semel.controller.store import VersionConflict
 from semel.controller.topics import rules
+from semel.controller.topics.lineages import check_lineage, queue_records
 from semel.controller.topics.placement import place
 from semel.controller.topics.topic_table import TopicTable
 from semel.protos.errors import InvalidRequest, Throttled, Unavailable
 from semel.protos.ids import GroupId
 from semel.protos.levels import TIER_LEVEL, lacking
-from semel.protos.slots import SLOT_COUNT, split_slots
 from semel.protos.v1.controller_pb2 import (
     RestoreActivate,
     RestoreBegin,
@@ -54,18 +54,13 @@ from semel.protos.v1.metadata_pb2 import (
     RESTORE_STAGE_RESTORING,
     TOPIC_STATE_ACTIVE,
     ProducerRecord,
-    QueueRecord,
     RestorableQueue,
     RestoreRecord,
     RestoringTopic,
     TopicRecord,
 )
 
-EPOCH_STEP: Final = 1 << 16
 ID_STEP: Final = 1 << 40
-EPOCH_US: Final = 4_000_000
-"""Epochs also begin above the time in these units, and ids above microseconds: a cluster that was
-restored, and is lost before it has noted anything, has not given out what the next one does."""
 TOPICS_A_LOOK: Final = 100
 _KEYS_AT_ONCE: Final = 200
 
@@ -196,7 +191,7 @@ class RestoreService:
         self._at(RESTORE_STAGE_PLACING)
         rules.check_name(asked.name)
         rules.check_queues(len(asked.queues))
-        _check_queues(asked.name, asked.queues)
+        check_lineage(asked.name, asked.queues)
         topics = await self._topics()
         key = records.restoring_key(asked.topic_id)
         others = [topic.topic for other, (topic, _) in topics.items() if other != key]
@@ -217,7 +212,7 @@ class RestoreService:
             placement=_placement(asked.queues, loads),
             created_us=self._clock_us(),
         )
-        record.queues.extend(_queue_records(asked.queues))
+        record.queues.extend(queue_records(asked.queues))
         before = topics.get(key)
         restoring = RestoringTopic(topic=record, queues=asked.queues)
         await self._epoch.transact(
@@ -333,23 +328,6 @@ def _copied(record: RestoreRecord) -> RestoreRecord:
     return made
 
 
-def _check_queues(topic: str, queues: Sequence[RestorableQueue]) -> None:
-    """Raises InvalidRequest unless they are all queues of a topic."""
-    if [queue.queue_id for queue in queues] != list(range(len(queues))):
-        raise InvalidRequest(f"the queues of topic {topic!r} are not numbered from 0 on")
-    at = 0
-    for queue in sorted(_open(queues), key=lambda queue: queue.slot_start):
-        if queue.slot_start != at or queue.slot_end <= at:
-            raise InvalidRequest(f"no queue of topic {topic!r} owns slot {at}, or two do")
-        at = queue.slot_end
-    if at != SLOT_COUNT:
-        raise InvalidRequest(f"no queue of topic {topic!r} owns slot {at}")
-
-
-def _open(queues: Sequence[RestorableQueue]) -> list[RestorableQueue]:
-    return [queue for queue in queues if not queue.child_ids]
-
-
 def _placement(queues: Sequence[RestorableQueue], loads: dict[GroupId, int]) -> list[GroupId]:
     """The group of each queue: that of the queue from whose split it comes, else the least
     loaded."""
@@ -361,19 +339,3 @@ def _placement(queues: Sequence[RestorableQueue], loads: dict[GroupId, int]) -> 
                 raise InvalidRequest(f"queue {queue.queue_id} comes from a queue that is not there")
             found[queue.queue_id] = found[queue.parent_id]
     return [found[queue.queue_id] for queue in queues]
-
-
-def _queue_records(queues: Sequence[RestorableQueue]) -> list[QueueRecord]:
-    """Slots and lineage; none if they follow from the number of queues."""
-    slots = [(queue.slot_start, queue.slot_end) for queue in queues]
-    if len(_open(queues)) == len(queues) and slots == list(split_slots(len(queues))):
-        return []
-    return [
-        QueueRecord(
-            slot_start=queue.slot_start,
-            slot_end=queue.slot_end,
-            sealed=bool(queue.child_ids),
-            parent_id=queue.parent_id if queue.HasField("parent_id") else None,
-        )
-        for queue in queues
-    ]

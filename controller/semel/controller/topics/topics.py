@@ -116,11 +116,12 @@ class TopicService:
         clock_us: Callable[[], int],
         on_change: Callable[[str], None],
         moving: Callable[[int, int | None], bool] = lambda *_: False,
+        is_taken: Callable[[str], bool] = lambda _: False,
         topics_max: Callable[[], int] = lambda: 100_000,
     ) -> None:
         """`clock_us` is the wall clock. `on_change` is called for each topic that came, went or has
         other queues. `moving` says whether a queue of a topic, or a certain one, moves between
-        groups."""
+        groups; `is_taken`, whether a topic that is not this cluster's yet has a name."""
         self._epoch = epoch
         self._topics_max = topics_max
         self._table = TopicTable(epoch, routes, on_change)
@@ -129,6 +130,7 @@ class TopicService:
         self._applier = applier
         self._clock_us = clock_us
         self._moving = moving
+        self._is_taken = is_taken
         self._drivers: dict[int, asyncio.Task[None]] = {}
         self._errors: dict[int, SemelError] = {}
         self._creating = asyncio.Lock()
@@ -303,6 +305,10 @@ class TopicService:
             if self._table.has(request.name):
                 again = self._check_same(request)
                 return self._table.known(request.name).record.topic_id, again
+            if self._is_taken(request.name):
+                raise InvalidRequest(
+                    f"topic {request.name!r} is a copy of another cluster's: promote it, or drop it"
+                )
             if self._table.count >= self._topics_max():
                 raise InvalidRequest(
                     f"there are {self._table.count:,} topics, as many as --topics-max of the"

@@ -24,6 +24,10 @@ class MoveStep(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MOVE_STEP_IDS: _ClassVar[MoveStep]
     MOVE_STEP_SUPERSEDE: _ClassVar[MoveStep]
     MOVE_STEP_HOLD: _ClassVar[MoveStep]
+    MOVE_STEP_MIRROR: _ClassVar[MoveStep]
+    MOVE_STEP_SETTLE: _ClassVar[MoveStep]
+    MOVE_STEP_PROMOTE: _ClassVar[MoveStep]
+    MOVE_STEP_UNMIRROR: _ClassVar[MoveStep]
 MOVE_STEP_UNSPECIFIED: MoveStep
 MOVE_STEP_BEGIN: MoveStep
 MOVE_STEP_FLOOR: MoveStep
@@ -37,6 +41,10 @@ MOVE_STEP_ABORT: MoveStep
 MOVE_STEP_IDS: MoveStep
 MOVE_STEP_SUPERSEDE: MoveStep
 MOVE_STEP_HOLD: MoveStep
+MOVE_STEP_MIRROR: MoveStep
+MOVE_STEP_SETTLE: MoveStep
+MOVE_STEP_PROMOTE: MoveStep
+MOVE_STEP_UNMIRROR: MoveStep
 
 class ControlRecord(_message.Message):
     __slots__ = ("create_queue", "delete_queue", "alter_topic", "fence", "trim", "expire_producers", "acquire_lock", "release_lock", "commit_offsets", "reset_offset", "delete_group", "feature_level", "split_queue", "transaction", "move_queue", "release_delayed", "check_ids", "evict_ids", "cancel_delayed", "compact", "tiered", "forget", "lose_memory", "part_delayed", "give_up_delayed")
@@ -309,7 +317,7 @@ class MembershipRecord(_message.Message):
     def __init__(self, voters: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ..., learners: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ...) -> None: ...
 
 class MoveQueue(_message.Message):
-    __slots__ = ("queue", "job", "group_id", "step", "create", "offset", "part", "digest", "ids", "ids_from", "ids_to", "first_arrival", "seed", "arrivals", "last", "horizon_us", "waits_from", "waiting", "source_time_us")
+    __slots__ = ("queue", "job", "group_id", "step", "create", "offset", "part", "digest", "ids", "ids_from", "ids_to", "first_arrival", "seed", "arrivals", "last", "horizon_us", "waits_from", "waiting", "source_time_us", "source", "mirror_epoch", "ordinal_to")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
@@ -329,6 +337,9 @@ class MoveQueue(_message.Message):
     WAITS_FROM_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     SOURCE_TIME_US_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    MIRROR_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ORDINAL_TO_FIELD_NUMBER: _ClassVar[int]
     queue: _common_pb2.QueueRef
     job: int
     group_id: int
@@ -348,7 +359,10 @@ class MoveQueue(_message.Message):
     waits_from: int
     waiting: bool
     source_time_us: int
-    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., job: _Optional[int] = ..., group_id: _Optional[int] = ..., step: _Optional[_Union[MoveStep, str]] = ..., create: _Optional[_Union[CreateQueue, _Mapping]] = ..., offset: _Optional[int] = ..., part: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., ids: _Optional[bytes] = ..., ids_from: _Optional[int] = ..., ids_to: _Optional[int] = ..., first_arrival: _Optional[int] = ..., seed: _Optional[bytes] = ..., arrivals: _Optional[bytes] = ..., last: _Optional[bool] = ..., horizon_us: _Optional[int] = ..., waits_from: _Optional[int] = ..., waiting: _Optional[bool] = ..., source_time_us: _Optional[int] = ...) -> None: ...
+    source: str
+    mirror_epoch: int
+    ordinal_to: int
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., job: _Optional[int] = ..., group_id: _Optional[int] = ..., step: _Optional[_Union[MoveStep, str]] = ..., create: _Optional[_Union[CreateQueue, _Mapping]] = ..., offset: _Optional[int] = ..., part: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., ids: _Optional[bytes] = ..., ids_from: _Optional[int] = ..., ids_to: _Optional[int] = ..., first_arrival: _Optional[int] = ..., seed: _Optional[bytes] = ..., arrivals: _Optional[bytes] = ..., last: _Optional[bool] = ..., horizon_us: _Optional[int] = ..., waits_from: _Optional[int] = ..., waiting: _Optional[bool] = ..., source_time_us: _Optional[int] = ..., source: _Optional[str] = ..., mirror_epoch: _Optional[int] = ..., ordinal_to: _Optional[int] = ...) -> None: ...
 
 class ReleaseDelayed(_message.Message):
     __slots__ = ("queue", "until_us", "batches", "base_offset", "messages", "below_ordinal")

@@ -676,6 +676,92 @@ class RestoreClusterReply(_message.Message):
     refusal: str
     def __init__(self, restore: _Optional[_Union[_metadata_pb2.RestoreRecord, _Mapping]] = ..., topics: _Optional[_Iterable[_Union[_metadata_pb2.RestoringTopic, _Mapping]]] = ..., refusal: _Optional[str] = ...) -> None: ...
 
+class MirrorTopicsRequest(_message.Message):
+    __slots__ = ("cluster_id", "look", "begin", "place", "producers", "promote", "promoted", "drop")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    LOOK_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    PRODUCERS_FIELD_NUMBER: _ClassVar[int]
+    PROMOTE_FIELD_NUMBER: _ClassVar[int]
+    PROMOTED_FIELD_NUMBER: _ClassVar[int]
+    DROP_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    look: MirrorLook
+    begin: MirrorBegin
+    place: MirrorPlace
+    producers: MirrorProducers
+    promote: MirrorPromote
+    promoted: MirrorPromoted
+    drop: MirrorDrop
+    def __init__(self, cluster_id: _Optional[str] = ..., look: _Optional[_Union[MirrorLook, _Mapping]] = ..., begin: _Optional[_Union[MirrorBegin, _Mapping]] = ..., place: _Optional[_Union[MirrorPlace, _Mapping]] = ..., producers: _Optional[_Union[MirrorProducers, _Mapping]] = ..., promote: _Optional[_Union[MirrorPromote, _Mapping]] = ..., promoted: _Optional[_Union[MirrorPromoted, _Mapping]] = ..., drop: _Optional[_Union[MirrorDrop, _Mapping]] = ...) -> None: ...
+
+class MirrorLook(_message.Message):
+    __slots__ = ("after_topic_id",)
+    AFTER_TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    after_topic_id: int
+    def __init__(self, after_topic_id: _Optional[int] = ...) -> None: ...
+
+class MirrorBegin(_message.Message):
+    __slots__ = ("source", "next_producer_id", "source_is_target")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_IS_TARGET_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    next_producer_id: int
+    source_is_target: bool
+    def __init__(self, source: _Optional[str] = ..., next_producer_id: _Optional[int] = ..., source_is_target: _Optional[bool] = ...) -> None: ...
+
+class MirrorPlace(_message.Message):
+    __slots__ = ("name", "topic_id", "settings", "queues")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    topic_id: int
+    settings: _common_pb2.TopicSettings
+    queues: _containers.RepeatedCompositeFieldContainer[_metadata_pb2.MirroredQueue]
+    def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[int] = ..., settings: _Optional[_Union[_common_pb2.TopicSettings, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[_metadata_pb2.MirroredQueue, _Mapping]]] = ...) -> None: ...
+
+class MirrorProducers(_message.Message):
+    __slots__ = ("producers", "forget")
+    PRODUCERS_FIELD_NUMBER: _ClassVar[int]
+    FORGET_FIELD_NUMBER: _ClassVar[int]
+    producers: _containers.RepeatedCompositeFieldContainer[_metadata_pb2.RestoredProducer]
+    forget: bool
+    def __init__(self, producers: _Optional[_Iterable[_Union[_metadata_pb2.RestoredProducer, _Mapping]]] = ..., forget: _Optional[bool] = ...) -> None: ...
+
+class MirrorPromote(_message.Message):
+    __slots__ = ("topic_id", "queues")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    topic_id: int
+    queues: _containers.RepeatedCompositeFieldContainer[_metadata_pb2.MirroredQueue]
+    def __init__(self, topic_id: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[_metadata_pb2.MirroredQueue, _Mapping]]] = ...) -> None: ...
+
+class MirrorPromoted(_message.Message):
+    __slots__ = ("topic_id",)
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    topic_id: int
+    def __init__(self, topic_id: _Optional[int] = ...) -> None: ...
+
+class MirrorDrop(_message.Message):
+    __slots__ = ("topic_id",)
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    topic_id: int
+    def __init__(self, topic_id: _Optional[int] = ...) -> None: ...
+
+class MirrorTopicsReply(_message.Message):
+    __slots__ = ("mirrors", "topics", "next_producer_id")
+    MIRRORS_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    mirrors: _metadata_pb2.MirrorsRecord
+    topics: _containers.RepeatedCompositeFieldContainer[_metadata_pb2.MirroredTopic]
+    next_producer_id: int
+    def __init__(self, mirrors: _Optional[_Union[_metadata_pb2.MirrorsRecord, _Mapping]] = ..., topics: _Optional[_Iterable[_Union[_metadata_pb2.MirroredTopic, _Mapping]]] = ..., next_producer_id: _Optional[int] = ...) -> None: ...
+
 class ChangeRightsRequest(_message.Message):
     __slots__ = ("add_rules", "remove_rules", "add_members", "remove_members")
     ADD_RULES_FIELD_NUMBER: _ClassVar[int]

@@ -146,6 +146,11 @@ class ControllerStub:
                 request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.RestoreClusterRequest.SerializeToString,
                 response_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.RestoreClusterReply.FromString,
                 _registered_method=True)
+        self.MirrorTopics = channel.unary_unary(
+                '/semel.protos.v1.Controller/MirrorTopics',
+                request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.MirrorTopicsRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.MirrorTopicsReply.FromString,
+                _registered_method=True)
         self.ChangeRights = channel.unary_unary(
                 '/semel.protos.v1.Controller/ChangeRights',
                 request_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.ChangeRightsRequest.SerializeToString,
@@ -353,6 +358,13 @@ class ControllerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def MirrorTopics(self, request, context):
+        """Mirrors of topics of another cluster, for `semel mirror`; may be repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ChangeRights(self, request, context):
         """Adds and removes rules, and members of groups of principals; may be repeated.
         """
@@ -528,6 +540,11 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.RestoreCluster,
                     request_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.RestoreClusterRequest.FromString,
                     response_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.RestoreClusterReply.SerializeToString,
+            ),
+            'MirrorTopics': grpc.unary_unary_rpc_method_handler(
+                    servicer.MirrorTopics,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_controller__pb2.MirrorTopicsRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_controller__pb2.MirrorTopicsReply.SerializeToString,
             ),
             'ChangeRights': grpc.unary_unary_rpc_method_handler(
                     servicer.ChangeRights,
@@ -1170,6 +1187,33 @@ class Controller:
             '/semel.protos.v1.Controller/RestoreCluster',
             semel_dot_protos_dot_v1_dot_controller__pb2.RestoreClusterRequest.SerializeToString,
             semel_dot_protos_dot_v1_dot_controller__pb2.RestoreClusterReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MirrorTopics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Controller/MirrorTopics',
+            semel_dot_protos_dot_v1_dot_controller__pb2.MirrorTopicsRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_controller__pb2.MirrorTopicsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -32,6 +32,13 @@ class RestoreStage(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RESTORE_STAGE_RESTORING: _ClassVar[RestoreStage]
     RESTORE_STAGE_ENDED: _ClassVar[RestoreStage]
 
+class MirrorStage(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MIRROR_STAGE_UNSPECIFIED: _ClassVar[MirrorStage]
+    MIRROR_STAGE_COPYING: _ClassVar[MirrorStage]
+    MIRROR_STAGE_PROMOTING: _ClassVar[MirrorStage]
+    MIRROR_STAGE_PROMOTED: _ClassVar[MirrorStage]
+
 class QuotaKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     QUOTA_KIND_UNSPECIFIED: _ClassVar[QuotaKind]
@@ -59,6 +66,10 @@ RESTORE_STAGE_UNSPECIFIED: RestoreStage
 RESTORE_STAGE_PLACING: RestoreStage
 RESTORE_STAGE_RESTORING: RestoreStage
 RESTORE_STAGE_ENDED: RestoreStage
+MIRROR_STAGE_UNSPECIFIED: MirrorStage
+MIRROR_STAGE_COPYING: MirrorStage
+MIRROR_STAGE_PROMOTING: MirrorStage
+MIRROR_STAGE_PROMOTED: MirrorStage
 QUOTA_KIND_UNSPECIFIED: QuotaKind
 QUOTA_KIND_WRITE_BYTES: QuotaKind
 QUOTA_KIND_READ_BYTES: QuotaKind
@@ -331,6 +342,50 @@ class RestoringTopic(_message.Message):
     queues: _containers.RepeatedCompositeFieldContainer[RestorableQueue]
     active: bool
     def __init__(self, topic: _Optional[_Union[TopicRecord, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[RestorableQueue, _Mapping]]] = ..., active: _Optional[bool] = ...) -> None: ...
+
+class MirroredQueue(_message.Message):
+    __slots__ = ("queue_id", "slot_start", "slot_end", "parent_id", "child_ids", "digest", "log_end_offset", "source_time_us", "delayed_messages", "groups", "producers")
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    SLOT_START_FIELD_NUMBER: _ClassVar[int]
+    SLOT_END_FIELD_NUMBER: _ClassVar[int]
+    PARENT_ID_FIELD_NUMBER: _ClassVar[int]
+    CHILD_IDS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    LOG_END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_TIME_US_FIELD_NUMBER: _ClassVar[int]
+    DELAYED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    PRODUCERS_FIELD_NUMBER: _ClassVar[int]
+    queue_id: int
+    slot_start: int
+    slot_end: int
+    parent_id: int
+    child_ids: _containers.RepeatedScalarFieldContainer[int]
+    digest: bytes
+    log_end_offset: int
+    source_time_us: int
+    delayed_messages: int
+    groups: int
+    producers: int
+    def __init__(self, queue_id: _Optional[int] = ..., slot_start: _Optional[int] = ..., slot_end: _Optional[int] = ..., parent_id: _Optional[int] = ..., child_ids: _Optional[_Iterable[int]] = ..., digest: _Optional[bytes] = ..., log_end_offset: _Optional[int] = ..., source_time_us: _Optional[int] = ..., delayed_messages: _Optional[int] = ..., groups: _Optional[int] = ..., producers: _Optional[int] = ...) -> None: ...
+
+class MirroredTopic(_message.Message):
+    __slots__ = ("topic", "queues", "stage")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    topic: TopicRecord
+    queues: _containers.RepeatedCompositeFieldContainer[MirroredQueue]
+    stage: MirrorStage
+    def __init__(self, topic: _Optional[_Union[TopicRecord, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[MirroredQueue, _Mapping]]] = ..., stage: _Optional[_Union[MirrorStage, str]] = ...) -> None: ...
+
+class MirrorsRecord(_message.Message):
+    __slots__ = ("source", "producer_ids_floor")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_IDS_FLOOR_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    producer_ids_floor: int
+    def __init__(self, source: _Optional[str] = ..., producer_ids_floor: _Optional[int] = ...) -> None: ...
 
 class PrincipalGroup(_message.Message):
     __slots__ = ("name", "members")

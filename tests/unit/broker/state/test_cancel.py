@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semel.broker.dedup import looked_up
-from semel.broker.server.moves_service import _read
+from semel.broker.server.copied_records import read_copies
 from semel.broker.state import (
     Accepted,
     BatchVerifier,
@@ -388,7 +388,7 @@ def test_a_queue_with_cancelled_messages_is_copied_without_them(group: CancelGro
     copied, ids = queue.bare(), []
     copied.log_end_offset = copied.bytes = 0
     verifier = BatchVerifier(KEY, 0, queue.log_end_offset, gaps=True)
-    for stored in _read(log, extents):
+    for stored in read_copies(log, extents):
         head = decode_broker_header(stored)
         data = stored[BROKER_HEADER_BYTES:]
         batch = check_batch(data)

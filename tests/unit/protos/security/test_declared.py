@@ -24,6 +24,7 @@ from semel.protos.v1 import (
     controller_pb2,
     login_pb2,
     metadata_store_pb2,
+    mirrors_pb2,
     raft_pb2,
     restores_pb2,
     security_pb2,
@@ -33,7 +34,7 @@ from semel.protos.v1 import (
 
 FILES = [
     *(broker_pb2, controller_pb2, login_pb2, metadata_store_pb2, raft_pb2),
-    *(restores_pb2, settings_pb2, transactions_pb2),
+    *(mirrors_pb2, restores_pb2, settings_pb2, transactions_pb2),
 ]
 METHODS: list[MethodDescriptor] = [
     method

@@ -51,7 +51,10 @@ from semel.protos.v1.control_pb2 import (
     MOVE_STEP_ACTIVATE,
     MOVE_STEP_BEGIN,
     MOVE_STEP_FORWARD,
+    MOVE_STEP_MIRROR,
+    MOVE_STEP_PROMOTE,
     MOVE_STEP_SEAL,
+    MOVE_STEP_UNMIRROR,
 )
 
 
@@ -237,6 +240,9 @@ _MOVED: Final[dict[int, RecordUse]] = {
     MOVE_STEP_ABORT: RecordUse.ABORT_MOVE,
     MOVE_STEP_ACTIVATE: RecordUse.ACTIVATE,
     MOVE_STEP_FORWARD: RecordUse.FORWARD,
+    MOVE_STEP_MIRROR: RecordUse.BEGIN,
+    MOVE_STEP_PROMOTE: RecordUse.ACTIVATE,
+    MOVE_STEP_UNMIRROR: RecordUse.ABORT_MOVE,
 }
 _PINNED: Final = {
     use.value: use

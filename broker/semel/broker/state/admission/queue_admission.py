@@ -27,6 +27,7 @@ from semel.broker.state.admission.pending import (
     TopicIds,
 )
 from semel.broker.state.apply.expired import Expired
+from semel.broker.state.apply.mirrored import OWN_STEPS, settle_refusal
 from semel.broker.state.apply.parted import held_above
 from semel.broker.state.apply.queues import SLOTS, QueueSettings, QueueState
 from semel.broker.state.apply.splits import children_of, invalid_split_reason, sealed_error
@@ -40,6 +41,7 @@ from semel.protos.levels import (
     DELAYED_MOVE_LEVEL,
     DELAYED_SPLIT_LEVEL,
     MEMORY_LEVEL,
+    MIRROR_LEVEL,
     MOVE_LEVEL,
     SPLIT_LEVEL,
     TIER_LEVEL,
@@ -208,6 +210,8 @@ class QueueAdmission:
             if level < COMPACTED_MOVE_LEVEL:
                 return Refused(lacking(COMPACTED_MOVE_LEVEL, level, "the broker group"))
             return Accepted()
+        if record.step in OWN_STEPS:
+            return self._admit_mirror(record, key)
         if record.step == control_pb2.MOVE_STEP_SEAL:
             queue = self._pending.queue(key)
             if queue is None:
@@ -246,6 +250,21 @@ class QueueAdmission:
         elif record.step == control_pb2.MOVE_STEP_ABORT:
             ends = self._ids.ends_with(key.topic_id)
             self._pending.use(RecordUse.ABORT_MOVE, (), (), (key, *ends))
+        return Accepted()
+
+    def _admit_mirror(self, record: control_pb2.MoveQueue, key: QueueKey) -> ControlDecision:
+        """What a mirrored queue may be is decided at apply; it compares no message ids."""
+        level = self._state.feature_level
+        if level < MIRROR_LEVEL:
+            return Refused(lacking(MIRROR_LEVEL, level, "the broker group"))
+        if record.step == control_pb2.MOVE_STEP_PROMOTE:
+            self._pending.use(RecordUse.ACTIVATE, (), ())
+        elif record.step == control_pb2.MOVE_STEP_MIRROR:
+            self._pending.use(RecordUse.BEGIN, (), (), (key,))
+        elif record.step == control_pb2.MOVE_STEP_UNMIRROR:
+            self._pending.use(RecordUse.ABORT_MOVE, (), (), (key,))
+        elif (error := settle_refusal(self._state.moves, record, key)) is not None:
+            return Refused(error)
         return Accepted()
 
     def admit_trim(self, record: control_pb2.Trim) -> ControlDecision:

@@ -73,6 +73,7 @@ def _names(record: ControlRecord) -> Iterator[tuple[str, str]]:
     if kind == "transaction":
         holder, kind = record.transaction, record.transaction.WhichOneof("step")
     elif kind == "move_queue":
+        yield "source", record.move_queue.source
         holder, kind = record.move_queue, "create"
     for field in _NAMES.get(kind or "", ()):
         yield field.replace("_", " "), getattr(getattr(holder, kind or ""), field)

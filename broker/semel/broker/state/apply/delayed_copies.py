@@ -107,6 +107,13 @@ class DelayedCopies:
             return None
         return DelayedQueue.of(mine.tobytes(), wanted.cancelled)
 
+    def drop_below(self, ordinal_to: int, waiting: npt.NDArray[np.uint64]) -> None:
+        """Drops the copies with ordinals below `ordinal_to` that are not among `waiting`."""
+        table = self.queue.table()
+        kept = (table["ordinal"] >= ordinal_to) | np.isin(table["ordinal"], waiting)
+        if not kept.all():
+            self.queue = DelayedQueue.of(table[kept].tobytes(), CancelledRows())
+
     def parts(self) -> list[Part]:
         """Canonical bytes."""
         head = COPIES.pack(self.below_ordinal, self.queue.batches)

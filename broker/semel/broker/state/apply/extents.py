@@ -279,6 +279,13 @@ class Extents:
         del self._sealed[: ordinal // CHUNK - self.first // CHUNK]
         self.first = ordinal
 
+    def cut(self, ordinal: int) -> None:
+        """Drops the extents from `ordinal` on, which is not below `first`."""
+        if ordinal < self.total:
+            start, kept = divmod(ordinal, CHUNK)
+            end = ordinal if kept else ordinal + 1  # at least one, to have columns to cut
+            self._remake(start, [column[:kept] for column in self._from_chunk(start, end)])
+
     def run(self, from_offset: int, count: int, log_end_offset: int) -> Run | None:
         """The `count` live extents from the one on that begins at `from_offset`; None if none
         begins there, or there are fewer."""

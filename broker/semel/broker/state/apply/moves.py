@@ -8,6 +8,7 @@ took part in a move:
              INGEST → READY     copies and slice are complete and fit each other
              ACTIVATE → HERE    an ordinary queue, with rows, windows, offsets and tokens
              ABORT → AWAY       the copies and the slice are dropped
+             MIRROR … PROMOTE   a queue of another cluster (`mirrored.py`)
     source   HOLD → HELD        compaction rests; needed for queues that are compacted
              SEAL → FROZEN      nothing changes any more; the locks are released
              FORWARD → AWAY     the queue is dropped; requests are sent to the target
@@ -40,24 +41,22 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Iterator
-from typing import Final, Protocol
+from typing import Final
 
 from semel.broker.state.apply.codec import Part, Reader
-from semel.broker.state.apply.delayed_copies import DelayedCopies, ordinal_of_copy
+from semel.broker.state.apply.delayed_copies import ordinal_of_copy
 from semel.broker.state.apply.delayed_extent import LIVE_FIELDS, DelayedExtent, Rows
-from semel.broker.state.apply.delays import Delays
-from semel.broker.state.apply.id_windows import IdSettings, IdWindows, arrivals_from
-from semel.broker.state.apply.locks import ConsumerGroups, unknown_queue
+from semel.broker.state.apply.id_windows import IdSettings, arrivals_from
+from semel.broker.state.apply.locks import unknown_queue
 from semel.broker.state.apply.lost_offsets import RECORD_BYTES
+from semel.broker.state.apply.mirrored import mirror_step
+from semel.broker.state.apply.move_home import Home
 from semel.broker.state.apply.move_ids import begin_ids, ids_misfit, supersede_ids, take_ids
-from semel.broker.state.apply.move_places import Incoming, MoveState, Place
+from semel.broker.state.apply.move_places import TAKING, Incoming, MoveState, Place
 from semel.broker.state.apply.move_refusals import held_here, move_refusal, unheld
-from semel.broker.state.apply.producers import SequenceTable
-from semel.broker.state.apply.queue_table import QueueTable
 from semel.broker.state.apply.queues import SLOTS, QueueSettings, QueueState
 from semel.broker.state.apply.results import MoveApplied
 from semel.broker.state.apply.slices import read_slice
-from semel.broker.state.apply.transactions import Transactions
 from semel.protos.batch import (
     BROKER_HEADER_BYTES,
     BatchFlags,
@@ -72,7 +71,7 @@ from semel.protos.errors import (
     SemelError,
     Throttled,
 )
-from semel.protos.ids import Index, QueueId, QueueKey, TopicId
+from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.levels import COMPACTED_MOVE_LEVEL, DELAYED_MOVE_LEVEL, ID_LEVEL
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import control_pb2
@@ -81,20 +80,6 @@ SEALED_RETRY_MS: Final = 25
 """About the time that a sealed queue takes to reach its new group."""
 _PLACE: Final = struct.Struct("<QIIIQ")
 _COUNT: Final = struct.Struct("<I")
-
-
-class Home(Protocol):
-    """The parts of the replicated state that a step needs."""
-
-    queues: QueueTable
-    producers: SequenceTable
-    groups: ConsumerGroups
-    transactions: Transactions
-    delays: Delays
-    id_windows: IdWindows
-    feature_level: int
-    applied_index: Index
-    log_time_us: int
 
 
 class Moves:
@@ -145,14 +130,15 @@ class Moves:
     @property
     def settling(self) -> bool:
         """Whether any slice is fixed or on its way here; then no consumer group can be deleted."""
-        return self.frozen_count > 0 or any(incoming.slice for incoming in self.incoming.values())
+        coming = (incoming for incoming in self.incoming.values() if incoming.mirror is None)
+        return self.frozen_count > 0 or any(incoming.slice for incoming in coming)
 
     # --- changes ----------------------------------------------------------------------------
 
     def apply(self, record: control_pb2.MoveQueue, home: Home) -> MoveApplied:
         """Applies one step. The caller has checked the feature level."""
         key = queue_key_of(record.queue)
-        step = _STEPS.get(record.step)
+        step = mirror_step(self, record, key, home.feature_level) or _STEPS.get(record.step)
         if record.step == control_pb2.MOVE_STEP_HOLD and home.feature_level < COMPACTED_MOVE_LEVEL:
             step = None
         error: SemelError | None
@@ -186,7 +172,8 @@ class Moves:
             f"move {record.job} of queue {key.queue_id} is over; {place.job} is known here"
         )
 
-    def _wrong(self, record: control_pb2.MoveQueue, key: QueueKey) -> InvalidRequest:
+    def wrong(self, record: control_pb2.MoveQueue, key: QueueKey) -> InvalidRequest:
+        """The error for a step that does not fit."""
         place = self.places.get(key)
         known = "nothing" if place is None else f"{place.state.name} by move {place.job}"
         name = control_pb2.MoveStep.Name(record.step)
@@ -200,6 +187,10 @@ class Moves:
 
     def _set(self, record: control_pb2.MoveQueue, key: QueueKey, state: MoveState) -> None:
         self.places[key] = Place(state, record.job, record.group_id)
+
+    def set(self, key: QueueKey, state: MoveState, job: int) -> None:
+        """Notes a queue that comes from no broker group of this cluster."""
+        self.places[key] = Place(state, job, 0)
 
     # Steps at the source.
 
@@ -261,7 +252,7 @@ class Moves:
         self, record: control_pb2.MoveQueue, key: QueueKey, home: Home
     ) -> SemelError | None:
         if self._is(record, key, MoveState.AWAY):
-            return self._wrong(record, key)
+            return self.wrong(record, key)
         if self._over(record, key) and not self.holds(key, record.job):
             return None  # it was unsealed before, or a later move is under way
         queue = home.queues.get(key)
@@ -278,7 +269,7 @@ class Moves:
         if self._is(record, key, MoveState.AWAY):
             return None
         if not self._is(record, key, MoveState.FROZEN):
-            return self._wrong(record, key)
+            return self.wrong(record, key)
         del home.queues[key]
         home.producers.remove_queue(key)
         home.groups.remove_queue(key)
@@ -316,7 +307,7 @@ class Moves:
 
     def _floor(self, record: control_pb2.MoveQueue, key: QueueKey, home: Home) -> SemelError | None:
         if not self._is(record, key, MoveState.INCOMING):
-            return self._wrong(record, key)
+            return self.wrong(record, key)
         queue = self.incoming[key].queue
         if record.offset > queue.log_end_offset:
             queue.begin_at(record.offset)
@@ -338,7 +329,7 @@ class Moves:
         key, length = batch.queue_key, BROKER_HEADER_BYTES + batch.batch_length
         place, incoming = self.places.get(key), self.incoming.get(key)
         error: SemelError | None = None
-        if place is None or incoming is None or place.state is not MoveState.INCOMING:
+        if place is None or incoming is None or place.state not in TAKING:
             error = InvalidRequest(f"queue {key.queue_id} takes no copies here")
         elif (
             level >= DELAYED_MOVE_LEVEL
@@ -387,7 +378,7 @@ class Moves:
         if self._is(record, key, MoveState.READY):
             return None
         if not self._is(record, key, MoveState.INCOMING):
-            return self._wrong(record, key)
+            return self.wrong(record, key)
         incoming = self.incoming[key]
         end = record.offset + len(record.part)
         if record.offset == len(incoming.slice):
@@ -402,14 +393,14 @@ class Moves:
     def _ids(self, record: control_pb2.MoveQueue, key: QueueKey, home: Home) -> SemelError | None:
         """Notes how far the ids are copied; the window has taken them in either way."""
         if not self._is(record, key, MoveState.INCOMING):
-            return self._wrong(record, key)
+            return self.wrong(record, key)
         return take_ids(home.id_windows, key, record, home.feature_level)
 
     def _supersede(
         self, record: control_pb2.MoveQueue, key: QueueKey, home: Home
     ) -> SemelError | None:
         if not self._is(record, key, MoveState.INCOMING):
-            return self._wrong(record, key)
+            return self.wrong(record, key)
         if home.feature_level >= DELAYED_MOVE_LEVEL:
             supersede_ids(home.id_windows, key, record)
         return None
@@ -420,7 +411,7 @@ class Moves:
         if self._is(record, key, MoveState.READY):
             return None
         if not self._is(record, key, MoveState.INCOMING):
-            return self._wrong(record, key)
+            return self.wrong(record, key)
         lacking = ids_misfit(home.id_windows, key, record.ids_to, home.feature_level)
         if lacking is not None:
             return lacking
@@ -455,7 +446,7 @@ class Moves:
         if self._is(record, key, MoveState.HERE):
             return None
         if not self._is(record, key, MoveState.READY):
-            return self._wrong(record, key)
+            return self.wrong(record, key)
         incoming = self.incoming.pop(key)
         found = read_slice(incoming.slice)
         queue = found.queue
@@ -482,7 +473,7 @@ class Moves:
 
     def _abort(self, record: control_pb2.MoveQueue, key: QueueKey, home: Home) -> SemelError | None:
         if self._is(record, key, MoveState.HERE):
-            return self._wrong(record, key)
+            return self.wrong(record, key)
         running = self._is(record, key, MoveState.INCOMING, MoveState.READY)
         if not running and (self._over(record, key) or key in home.queues):
             return None
@@ -514,18 +505,13 @@ class Moves:
 
     def parts(self, version: int) -> list[Part]:
         """Canonical bytes in a state of this version: places by queue, each followed by its
-        incoming queue if it has one, from DELAYED_MOVE_LEVEL on with copies of delayed batches.
-
-        An incoming queue has no limits: it gets them with its slice.
-        """
+        incoming queue if it has one."""
         parts: list[Part] = [_COUNT.pack(len(self.places))]
         for key in sorted(self.places):
             parts.append(self._pack(key))
             incoming = self.incoming.get(key)
             if incoming is not None:
-                parts += incoming.queue.parts(version, limits=False)
-                parts += [_COUNT.pack(len(incoming.slice)), incoming.slice]
-                parts += incoming.delayed.parts() if version >= DELAYED_MOVE_LEVEL else []
+                parts += incoming.parts(version)
         return parts
 
     @classmethod
@@ -547,13 +533,9 @@ class Moves:
                 if key not in queues:
                     raise CorruptSegment(f"queue {key} is held, but it is not here")
                 queues[key].held = True
-            elif place.state in (MoveState.INCOMING, MoveState.READY):
-                incoming = moves.incoming[key] = Incoming(
-                    QueueState.read_parts(reader, version, limits=False)
-                )
-                incoming.slice = bytes(reader.take(reader.unpack(_COUNT)[0]))
-                if version >= DELAYED_MOVE_LEVEL:
-                    incoming.delayed = DelayedCopies.read_parts(reader)
+            elif place.state in (MoveState.READY, *TAKING):
+                mirrored = place.state is MoveState.MIRRORED
+                moves.incoming[key] = Incoming.read_parts(reader, version, mirrored=mirrored)
         return moves
 
     def stored(self) -> Iterator[QueueState]:
@@ -577,7 +559,8 @@ class Moves:
         return sum(incoming.delayed.queue.bytes for incoming in self.incoming.values())
 
 
-_SOURCE: Final = (MoveState.HERE, MoveState.HELD, MoveState.FROZEN)
+_SOURCE: Final = (MoveState.HERE, MoveState.HELD, MoveState.FROZEN, MoveState.MIRRORED)
+"""States in which no other group has the queue."""
 _LEAVING: Final = (control_pb2.MOVE_STEP_FORWARD, control_pb2.MOVE_STEP_ABORT)
 _Step = Callable[[Moves, control_pb2.MoveQueue, QueueKey, Home], SemelError | None]
 _STEPS: Final[dict[int, _Step]] = {

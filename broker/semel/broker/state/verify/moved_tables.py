@@ -4,6 +4,9 @@ How it works. `MovedTables` follows the steps of moves while `verifiers.py` rebu
 joins the pieces of a slice; when the queue is activated, the rows of the slice become the queue's
 table. A queue must still end where it was sealed when it is forwarded.
 
+A queue of another cluster has steps of its own (`state/apply/mirrored.py`): what is promoted is the
+slice with the digest that the step names.
+
 A log also holds refused steps: late ones, repeated ones, those of another job. So each step is
 matched with its job here as well, and a step of another job does not affect the current one.
 
@@ -41,6 +44,9 @@ and CRC are those of the batch as it was sent."""
 class _Coming:
     slice: bytearray = field(default_factory=bytearray)
     whole: bool = False
+    mirror_epoch: int | None = None
+    """Set if it comes from another cluster."""
+    settled: bytes = b""
 
 
 @dataclass(slots=True)
@@ -86,6 +92,9 @@ class MovedTables:
             if incoming is not None:
                 whole = place.state is MoveState.READY
                 known.coming = _Coming(bytearray(incoming.slice), whole)
+                if incoming.mirror is not None:
+                    known.coming.mirror_epoch = incoming.mirror.epoch
+                    known.coming.settled = incoming.mirror.settled
 
     def forget(self, key: QueueKey) -> None:
         """Forgets a deleted queue."""
@@ -120,8 +129,46 @@ class MovedTables:
             case control_pb2.MOVE_STEP_ABORT:  # also if the BEGIN of the job comes later
                 if end is None and (newer or (its_own and known.coming is not None)):
                     self._known[key] = _Known(record.job)
+            # Steps of a mirror.
+            case control_pb2.MOVE_STEP_MIRROR:
+                coming, epoch = known.coming, record.mirror_epoch
+                if coming is not None and coming.mirror_epoch is not None:
+                    if epoch > coming.mirror_epoch:
+                        coming.mirror_epoch, coming.slice = epoch, bytearray()
+                elif coming is None and end is None and not known.job:
+                    coming = _Coming(mirror_epoch=epoch)
+                    self._known[key] = _Known(record.job, coming=coming)
+            case control_pb2.MOVE_STEP_UNMIRROR:
+                if known.coming is not None and known.coming.mirror_epoch is not None:
+                    self._known[key] = _Known()
+            case _ if known.coming is not None and known.coming.mirror_epoch is not None:
+                return self._mirror(record, key, known.coming)
             case _ if known.coming is not None and its_own:
                 return self._bring(record, key, known.coming)
+        return None
+
+    def _mirror(
+        self, record: control_pb2.MoveQueue, key: QueueKey, coming: _Coming
+    ) -> Arrived | None:
+        """Follows a step of the mirror of a queue."""
+        if record.step == control_pb2.MOVE_STEP_PROMOTE:
+            if hashlib.sha256(coming.settled).digest() != record.digest or not coming.settled:
+                return None
+            self._known[key] = _Known(record.job)
+            return _arrived(key, coming.settled)
+        if record.mirror_epoch != coming.mirror_epoch:
+            return None
+        if record.step == control_pb2.MOVE_STEP_PART:
+            if record.offset == 0:
+                coming.slice = bytearray(record.part)
+            elif record.offset == len(coming.slice):
+                coming.slice += record.part
+        elif record.step == control_pb2.MOVE_STEP_SETTLE:
+            if hashlib.sha256(coming.settled).digest() == record.digest and coming.settled:
+                return None
+            data, coming.slice = bytes(coming.slice), bytearray()
+            if hashlib.sha256(data).digest() == record.digest and _readable(data):
+                coming.settled = data
         return None
 
     def _bring(
@@ -139,15 +186,17 @@ class MovedTables:
                 )
             case control_pb2.MOVE_STEP_ACTIVATE if coming.whole:
                 self._known[key] = _Known(record.job)
-                slice_ = read_slice(bytes(coming.slice))
-                if slice_.queue.key != key:
-                    raise CorruptSegment(f"queue {key} came with the slice of {slice_.queue.key}")
-                return Arrived(
-                    slice_.queue.log_end_offset,
-                    slice_.queue.sealed,
-                    tuple(slice_.producers.rows(key)),
-                )
+                return _arrived(key, bytes(coming.slice))
         return None
+
+
+def _arrived(key: QueueKey, data: bytes) -> Arrived:
+    """Raises CorruptSegment."""
+    found = read_slice(data)
+    if found.queue.key != key:
+        raise CorruptSegment(f"queue {key} came with the slice of {found.queue.key}")
+    rows = tuple(found.producers.rows(key))
+    return Arrived(found.queue.log_end_offset, found.queue.sealed, rows)
 
 
 def _readable(data: bytes) -> bool:

@@ -1,0 +1,1 @@
+"""Topics of one cluster as copies in another one."""
