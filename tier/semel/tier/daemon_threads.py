@@ -10,9 +10,9 @@ Not here: how many calls may be under way (`deadlines.py`, and callers of their 
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable
-from queue import SimpleQueue
 from typing import TypeAlias
 
 Call: TypeAlias = Callable[[], None]
@@ -26,7 +26,7 @@ class DaemonThreads:
         self._name = name
         self._idle_max = idle_max
         self._lock = threading.Lock()
-        self._idle: list[SimpleQueue[Call]] = []
+        self._idle: list[queue.SimpleQueue[Call]] = []
         self._busy = 0
 
     @property
@@ -45,7 +45,7 @@ class DaemonThreads:
             threading.Thread(target=self._work, args=(call,), name=self._name, daemon=True).start()
 
     def _work(self, call: Call) -> None:
-        calls: SimpleQueue[Call] = SimpleQueue()
+        calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
         while True:
             call()
             del call  # and what it holds
