@@ -25,6 +25,7 @@ from tests.faults.proxied import CLIENTS, CONTROLLER, ProxiedCluster
 from tests.kit.cluster import Cluster
 from tests.kit.console import Console
 from tests.kit.consuming import take
+from tests.kit.waiting import until
 
 NEAR, FAR = "a" * 32, "b" * 32
 TOPIC = "orders.eu"
@@ -244,3 +245,46 @@ def _cut_and_heal(mirror: MirrorProcess, far: ProxiedCluster, meanwhile: Any) ->
     assert any(far.network.flow(*pair).held for pair in flows), "the cut bit"
     far.network.free(flows)
     mirror.caught_up()
+
+
+def test_a_split_and_two_mirrors_at_once(near: Cluster, far: ProxiedCluster) -> None:
+    """A topic with delayed messages is split while it is copied; a second mirror takes over."""
+    at_near, at_far = Console(near.bootstrap), Console(far.bootstrap)
+    with connect(near.bootstrap) as source, connect(far.bootstrap) as target:
+        source.admin.create_topic(TOPIC, queues=1)
+        with source.producer("loader") as producer:
+
+            def send(first: int) -> None:
+                for number in range(first, first + 40):
+                    key = b"key %d" % number
+                    after = {0: 3600.0, 1: 2.0}.get(number % 4)
+                    producer.send(TOPIC, b"%d" % number, key=key, deliver_after=after)
+                producer.flush(timeout=10)
+
+            send(0)
+            with mirroring(near.bootstrap, far.bootstrap) as first:
+                first.caught_up()
+                send(40)
+                source.admin.split_queue(TOPIC, 0)
+                with mirroring(near.bootstrap, far.bootstrap) as second:
+                    assert first.process.wait(30) == 1
+                    assert first.process.stderr is not None
+                    assert b"another mirror goes on" in first.process.stderr.read()
+                    second.caught_up()
+                    send(80)
+                    second.caught_up()
+                    until(lambda: len(rows(source)) == 90)  # what was to be delivered soon is
+                    second.caught_up()
+        before = rows(source)
+        at_far.json("mirror", "promote", "--to", far.bootstrap, "--topics", TOPIC, "--yes")
+        assert rows(target) == before
+        assert target.admin.delay_stats(TOPIC).messages == 30
+        described = target.admin.describe_topic(TOPIC).queues
+        assert [queue.queue for queue in described] == [0, 1, 2]
+        with target.producer("loader") as producer:
+            for number in range(120, 140):
+                producer.send(TOPIC, b"%d" % number, key=b"key %d" % number)
+            producer.flush(timeout=10)
+        assert len(rows(target)) == 110
+    assert at_far.json("verify", "--exactly-once", TOPIC)["ok"]
+    assert at_near.json("verify", "--exactly-once", TOPIC)["ok"]

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, groupby
@@ -36,6 +36,7 @@ from semel.broker.replica.replica import Replica
 from semel.broker.server.stored_ids import StoredIds
 from semel.broker.state import (
     RECORD_BYTES,
+    RESTORE_JOB,
     BatchVerifier,
     DelayedExtent,
     Extent,
@@ -91,8 +92,8 @@ class _Wanted:
     """How many of their messages are cancelled, by the ordinals of the batches."""
     inherited: dict[int, tuple[int, int]]
     """For a child: epoch and last sequence of each row that its parent ended with."""
-    parted: frozenset[int]
-    """For a child: the entries that have parts of its parent's delayed batches."""
+    parted: Container[int]
+    """For a child: the entries that may have parts of its parent's delayed batches."""
     gaps: bool
     gaps_to: int
     """Compaction may have removed messages below this offset."""
@@ -183,10 +184,24 @@ def _capture(replica: Replica, key: QueueKey) -> _Wanted:
     )
 
 
-def _parted(state: State, queue: QueueState) -> frozenset[int]:
-    """The entries in which a child of a split has parts of its parent's delayed batches."""
+class _Everything:
+    def __contains__(self, entry: object) -> bool:
+        return True
+
+
+def _is_copy(state: State, queue: QueueState) -> bool:
+    """Whether it comes from another cluster, whose entries of parts are not known here."""
+    place = state.moves.places.get(queue.key)
+    return place is not None and place.job == RESTORE_JOB
+
+
+def _parted(state: State, queue: QueueState) -> Container[int]:
+    """The entries in which a child of a split has, or may have, parts of its parent's delayed
+    batches. Its own batches are told from them by their sequences, too."""
     if queue.parent is None:
         return frozenset()
+    if _is_copy(state, queue):
+        return _Everything()
     return frozenset(state.delays.origins.of(queue.key)["entry"].tolist())
 
 
@@ -195,6 +210,8 @@ def _has_parted(state: State, queue: QueueState) -> bool:
     child that has moved away from its parent, whose rows would tell where its chains begin."""
     topic_id = queue.key.topic_id
     if queue.parent is not None and QueueKey(topic_id, QueueId(queue.parent)) not in state.queues:
+        return True
+    if queue.children and _is_copy(state, queue):
         return True
     keys = [QueueKey(topic_id, QueueId(child.queue_id)) for child in queue.children]
     return any(key not in state.queues or key in state.delays.origins.queues for key in keys)
