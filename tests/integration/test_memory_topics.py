@@ -12,6 +12,7 @@ from pyspark.sql.types import BinaryType, LongType, StructType
 
 from semel.client import Client, Compaction, IdDedup, connect
 from semel.protos.errors import InvalidRequest, OffsetOutOfRange, OffsetsLost
+from semel.spark_connector.client_options import ClientOptions
 from semel.spark_connector.offsets import QueueRange
 from semel.spark_connector.options import ReadOptions, Topics
 from semel.spark_connector.tasks import RangesPartition, read_ranges
@@ -198,7 +199,9 @@ def test_a_majority_that_dies_loses_messages_visibly(cluster: Cluster, client: C
 def spark_rows(cluster: Cluster, topic_id: int, *, strict: bool) -> list[tuple[int, bytes]]:
     """What a task of Spark reads of all offsets."""
     options = ReadOptions(
-        bootstrap=cluster.bootstrap, topics=Topics(names=(TOPIC,)), fail_on_data_loss=strict
+        client=ClientOptions(bootstrap=cluster.bootstrap),
+        topics=Topics(names=(TOPIC,)),
+        fail_on_data_loss=strict,
     )
     whole = QueueRange(topic=TOPIC, topic_id=topic_id, queue=0, start=0, end=11)
     schema = StructType().add("offset", LongType()).add("value", BinaryType())

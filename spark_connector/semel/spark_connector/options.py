@@ -1,10 +1,11 @@
 """The options of a read: names, defaults, checks. Pure.
 
 How it works. Spark passes options as strings under lower-cased names. `parse_options` turns them
-into one frozen `ReadOptions` on the driver, so that executors never look at raw options or at their
-own environment. An unknown name is an error that suggests the nearest known one. Whether a read is
-a batch or a stream becomes known after its options are parsed, so `for_batch` and `for_stream`
-refuse the options that have no meaning there and fill in the default start.
+into one frozen `ReadOptions` on the driver, so that executors never look at raw options, and look
+at their own environment for nothing but who they are (`client_options.py`). An unknown name is an
+error that suggests the nearest known one. Whether a read is a batch or a stream becomes known after
+its options are parsed, so `for_batch` and `for_stream` refuse the options that have no meaning
+there and fill in the default start.
 
 Names and meanings are those of Spark's Kafka connector where it has the option; `docs/spark.md` has
 the table.
@@ -14,8 +15,8 @@ Invariants
 2. JSON by queue names exactly the subscribed topics, and exactly the assigned queues; only the
    cluster knows the queues of a subscription (`offsets.py`).
 
-Not here: parsing of a single option's text (`option_values.py`), the check of offsets against the
-cluster (`offsets.py`).
+Not here: parsing of a single option's text (`option_values.py`), the cluster and the identity
+(`client_options.py`), the check of offsets against the cluster (`offsets.py`).
 """
 
 from __future__ import annotations
@@ -26,17 +27,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from semel.client.config import parse_bootstrap
 from semel.protos.errors import InvalidRequest
 from semel.spark_connector import option_values as values
+from semel.spark_connector.client_options import (
+    CLIENT_OPTIONS,
+    ClientOptions,
+    parse_client_options,
+)
 from semel.spark_connector.option_values import EARLIEST, LATEST, QueueNumbers
 
-DEFAULT_BOOTSTRAP: Final = "127.0.0.1:7070"
 DEFAULT_TIMEOUT_MS: Final = 20_000
 DEFAULT_TRIGGER_DELAY_MS: Final = 15 * 60_000
 
 _EVERYWHERE: Final = (
-    "bootstrap",
+    *CLIENT_OPTIONS,
     "subscribe",
     "subscribePattern",
     "assign",
@@ -58,7 +62,7 @@ BATCH_ONLY: Final = (
     "manifest",
     "pushDownFilters",
 )
-CLUSTER_ONLY: Final = ("bootstrap", "readFrom")
+CLUSTER_ONLY: Final = (*CLIENT_OPTIONS, "readFrom")
 """Options that have no meaning in a read of the tier."""
 STREAM_ONLY: Final = (
     "maxOffsetsPerTrigger",
@@ -124,7 +128,7 @@ Asked = AtOffsets | AtTimes
 class ReadOptions:
     """The options of one read."""
 
-    bootstrap: str
+    client: ClientOptions
     topics: Topics
     manifest: str = ""
     """URL of a tier, or of a manifest or pointer in it; empty for a read of the cluster."""
@@ -173,15 +177,14 @@ class ReadOptions:
 def parse_options(options: Mapping[str, str], environment: Mapping[str, str]) -> ReadOptions:
     """Parses the options of one read. Raises InvalidRequest in one line."""
     given = _by_known_name(options)
-    bootstrap = given.get("bootstrap") or environment.get("SEMEL_BOOTSTRAP") or DEFAULT_BOOTSTRAP
-    parse_bootstrap(bootstrap)
+    client = parse_client_options(given, environment)
     topics = _topics(given)
 
     def number(name: str) -> int | None:
         return values.whole_number(name, given[name], 1) if name in given else None
 
     found = ReadOptions(
-        bootstrap=bootstrap,
+        client=client,
         topics=topics,
         manifest=given.get("manifest", "").strip(),
         starting=_place(given, "starting", topics),

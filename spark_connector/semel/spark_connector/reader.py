@@ -58,13 +58,13 @@ class SemelReader(DataSourceReader):
         """Tasks of about equal size; empty when there is nothing to read."""
         options = self._options
         assert options.starting is not None
-        client = shared_client(options.bootstrap, options.timeout_ms)
+        client = shared_client(options.client, options.timeout_ms)
         try:
             states = describe(client, options.topics)
             asked = times_asked(options.starting, states) | times_asked(options.ending, states)
             ranges = plan_ranges(states, options, look_up(client, asked), on_loss(options))
         except BaseException:
-            discard(options.bootstrap)
+            discard(options.client)
             raise
         if self._filter is not None:
             ranges = self._filter.ranges(ranges)

@@ -20,14 +20,19 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from semel.client.api.transaction_work import check_names, check_ttl
-from semel.client.config import CODECS, ProducerConfig, build, parse_bootstrap
+from semel.client.config import CODECS, ProducerConfig, build
 from semel.client.transactions.staging import TTL_MS_DEFAULT
 from semel.protos.errors import InvalidRequest
 from semel.spark_connector import option_values as values
-from semel.spark_connector.options import DEFAULT_BOOTSTRAP, DEFAULT_TIMEOUT_MS
+from semel.spark_connector.client_options import (
+    CLIENT_OPTIONS,
+    ClientOptions,
+    parse_client_options,
+)
+from semel.spark_connector.options import DEFAULT_TIMEOUT_MS
 
 KNOWN_WRITE_OPTIONS: Final = (
-    "bootstrap",
+    *CLIENT_OPTIONS,
     "topic",
     "transactionId",
     "transactionEpoch",
@@ -58,7 +63,7 @@ _FAMILIAR: Final = {
 class WriteOptions:
     """The options of one write."""
 
-    bootstrap: str
+    client: ClientOptions
     topic: str = ""
     """Topic of every row; when empty, the column topic names it."""
     transaction_id: str = ""
@@ -95,13 +100,12 @@ class WriteOptions:
 def parse_write_options(options: Mapping[str, str], environment: Mapping[str, str]) -> WriteOptions:
     """Parses the options of one write. Raises InvalidRequest in one line."""
     given = _by_known_name(options)
-    bootstrap = given.get("bootstrap") or environment.get("SEMEL_BOOTSTRAP") or DEFAULT_BOOTSTRAP
-    parse_bootstrap(bootstrap)
+    client = parse_client_options(given, environment)
     for name in ("topic", "transactionId"):
         if name in given and not given[name].strip():
             raise InvalidRequest(f"option {name!r} is empty")
     found = WriteOptions(
-        bootstrap=bootstrap,
+        client=client,
         topic=given.get("topic", "").strip(),
         transaction_id=given.get("transactionId", "").strip(),
         transaction_epoch=(

@@ -56,11 +56,11 @@ class SemelSource(DataSource):
         if options.manifest:
             describe_tier(options)
             return row_schema(include_headers=options.include_headers)
-        client = shared_client(options.bootstrap, options.timeout_ms)
+        client = shared_client(options.client, options.timeout_ms)
         try:
             client.admin.describe_topics(options.topics.names)
         finally:
-            discard(options.bootstrap)  # this process is not used again
+            discard(options.client)  # this process is not used again
         return row_schema(include_headers=options.include_headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:

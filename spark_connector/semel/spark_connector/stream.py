@@ -243,11 +243,11 @@ class _Connected:
 
     def __enter__(self) -> Client:
         _close_on_sigterm()
-        return shared_client(self._options.bootstrap, self._options.timeout_ms)
+        return shared_client(self._options.client, self._options.timeout_ms)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            discard(self._options.bootstrap)
+            discard(self._options.client)
 
 
 def _close_on_sigterm() -> None:

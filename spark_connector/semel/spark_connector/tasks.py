@@ -82,7 +82,7 @@ def read_ranges(
     except GeneratorExit:
         raise
     except BaseException:
-        discard(options.bootstrap)
+        discard(options.client)
         raise
 
 
@@ -91,7 +91,7 @@ class _TopicReading:
 
     def __init__(self, ranges: list[QueueRange], options: ReadOptions) -> None:
         self._options = options
-        self._client: Client = shared_client(options.bootstrap, options.timeout_ms)
+        self._client: Client = shared_client(options.client, options.timeout_ms)
         self._topic, self._topic_id = ranges[0].topic, ranges[0].topic_id
         self._left = {each.queue: each for each in ranges}
         """The ranges that were not yielded yet, by queue."""

@@ -74,11 +74,11 @@ class SemelWriter(DataSourceArrowWriter):
         self._transaction_id = options.transaction_id or f"{BATCH_OWNER}-{uuid.uuid4()}"
         self._epoch = options.transaction_epoch or 0
         if options.topic:
-            client = shared_client(options.bootstrap, options.timeout_ms)
+            client = shared_client(options.client, options.timeout_ms)
             try:
                 client.admin.describe_topics([options.topic])
             finally:
-                discard(options.bootstrap)  # this process is not used again
+                discard(options.client)  # this process is not used again
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskReceipt:
         """Stages the rows of one task. Raises SemelError."""
@@ -143,7 +143,7 @@ def stage_rows(
     """Stages the rows of one attempt at one task; gives them up when anything fails."""
     context = TaskContext.get()
     assert context is not None, "write runs in a task"
-    client = shared_client(options.bootstrap, options.timeout_ms)
+    client = shared_client(options.client, options.timeout_ms)
     try:
         with client.transactions.stage(
             transaction_id,
@@ -165,7 +165,7 @@ def stage_rows(
                     )
             return stage.receipt()
     except BaseException:
-        discard(options.bootstrap)
+        discard(options.client)
         raise
 
 
@@ -183,7 +183,7 @@ def commit_receipts(
     try:
         while True:
             try:
-                client = shared_client(options.bootstrap, options.timeout_ms)
+                client = shared_client(options.client, options.timeout_ms)
                 done = client.transactions.commit(
                     transaction_id, query_id, epoch, [each.receipt for each in told]
                 )
@@ -194,7 +194,7 @@ def commit_receipts(
                 logger.warning("the commit is in doubt, asking again: %s", error.message)
                 time.sleep(COMMIT_RETRY_S)
     finally:
-        discard(options.bootstrap)  # this process is not used again
+        discard(options.client)  # this process is not used again
     if done.replayed:
         logger.warning(
             "epoch %d of transaction %r was committed before; %d messages are not stored again",
@@ -210,11 +210,11 @@ def drop_receipts(messages: Sequence[WriterCommitMessage | None], options: Write
     if not receipts:
         return
     try:
-        shared_client(options.bootstrap, options.timeout_ms).transactions.abort(receipts)
+        shared_client(options.client, options.timeout_ms).transactions.abort(receipts)
     except SemelError as error:
         logger.warning("what was staged ends by its time: %s", error.message)
     finally:
-        discard(options.bootstrap)
+        discard(options.client)
 
 
 def _receipts(messages: Sequence[WriterCommitMessage | None]) -> list[TaskReceipt]:

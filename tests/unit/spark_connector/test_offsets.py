@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from semel.protos.errors import InvalidRequest, OffsetOutOfRange
+from semel.spark_connector.client_options import ClientOptions
 from semel.spark_connector.offsets import QueueState, plan_ranges, times_asked
 from semel.spark_connector.option_values import EARLIEST, LATEST
 from semel.spark_connector.options import AtOffsets, AtTimes, ReadOptions, Topics
@@ -32,7 +33,7 @@ def plan(
     }
     asked.setdefault("starting", AtOffsets(EARLIEST))
     options = ReadOptions(
-        bootstrap="a:1",
+        client=ClientOptions(bootstrap="a:1"),
         topics=Topics(names=("orders",)),
         late_start=late,
         **asked,

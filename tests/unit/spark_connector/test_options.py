@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from semel.protos.errors import InvalidRequest
+from semel.spark_connector.client_options import ClientOptions
 from semel.spark_connector.option_values import EARLIEST, LATEST
 from semel.spark_connector.options import (
     BATCH_ONLY,
-    DEFAULT_BOOTSTRAP,
     DEFAULT_TIMEOUT_MS,
     DEFAULT_TRIGGER_DELAY_MS,
     KNOWN_OPTIONS,
@@ -29,7 +29,7 @@ def parse(**options: str) -> ReadOptions:
 
 def test_defaults() -> None:
     assert parse() == ReadOptions(
-        bootstrap=DEFAULT_BOOTSTRAP,
+        client=ClientOptions(),
         topics=Topics(names=("orders",)),
         starting=None,
         ending=AtOffsets(LATEST),
@@ -55,6 +55,8 @@ def test_defaults() -> None:
 
 EVERYTHING = {
     "bootstrap": "a:1,b:2",
+    "profile": "orders",
+    "tokenFile": "/token",
     "subscribe": " x , y,x ",
     "startingOffsets": '{"x": {"0": 3, "1": -2}, "y": {"0": -1}}',
     "endingOffsets": '{"x": {"0": 9, "1": -1}, "y": {"0": 7}}',
@@ -72,6 +74,8 @@ EVERYTHING = {
     "timeoutMs": "5",
 }
 OTHER_WAYS = {
+    "clientConfig",
+    "token",
     "subscribePattern",
     "assign",
     "startingTimestamp",
@@ -87,7 +91,11 @@ def test_all_options_in_the_lower_case_that_spark_gives() -> None:
     assert set(EVERYTHING) | OTHER_WAYS == set(KNOWN_OPTIONS)
     given = {name.lower(): value for name, value in EVERYTHING.items()}
     assert parse_options(given, {"SEMEL_BOOTSTRAP": "c:3"}) == ReadOptions(
-        bootstrap="a:1,b:2",
+        client=ClientOptions(
+            bootstrap="a:1,b:2",
+            given=(("SEMEL_PROFILE", "orders"), ("SEMEL_TOKEN_FILE", "/token")),
+            environment=(("SEMEL_BOOTSTRAP", "c:3"),),
+        ),
         topics=Topics(names=("x", "y")),
         starting=AtOffsets({"x": {0: 3, 1: EARLIEST}, "y": {0: LATEST}}),
         ending=AtOffsets({"x": {0: 9, 1: LATEST}, "y": {0: 7}}),
@@ -128,11 +136,6 @@ def test_ways_to_choose_topics() -> None:
     assert parse(subscribePattern="or").topics.chosen(["orders"]) == []
 
 
-def test_bootstrap_comes_from_the_environment_when_no_option_says_it() -> None:
-    found = parse_options({"subscribe": "orders"}, {"SEMEL_BOOTSTRAP": "c:3"})
-    assert found.bootstrap == "c:3"
-
-
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
@@ -143,7 +146,7 @@ def test_bootstrap_comes_from_the_environment_when_no_option_says_it() -> None:
         ("kafka.fetch.min.bytes", "coming from Kafka"),
         ("topic", "did you mean 'subscribe'?"),
         ("path", "give the topic as option 'subscribe'"),
-        ("zzz", "known are bootstrap, subscribe"),
+        ("zzz", "known are bootstrap, clientConfig"),
     ],
 )
 def test_an_unknown_option_names_the_nearest_known_one(name: str, hint: str) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from semel.client.transactions.staging import TTL_MS_DEFAULT
 from semel.protos.errors import InvalidRequest
-from semel.spark_connector.options import DEFAULT_BOOTSTRAP, DEFAULT_TIMEOUT_MS
+from semel.spark_connector.client_options import ClientOptions
+from semel.spark_connector.options import DEFAULT_TIMEOUT_MS
 from semel.spark_connector.sink_options import (
     KNOWN_WRITE_OPTIONS,
     WriteOptions,
@@ -18,7 +19,7 @@ from semel.spark_connector.sink_options import (
 
 def test_defaults() -> None:
     assert parse_write_options({}, {}) == WriteOptions(
-        bootstrap=DEFAULT_BOOTSTRAP,
+        client=ClientOptions(),
         topic="",
         transaction_id="",
         transaction_epoch=None,
@@ -26,12 +27,13 @@ def test_defaults() -> None:
         producer={},
         timeout_ms=DEFAULT_TIMEOUT_MS,
     )
-    assert parse_write_options({}, {"SEMEL_BOOTSTRAP": "far:1"}).bootstrap == "far:1"
 
 
 def test_every_option_under_a_name_in_any_case() -> None:
     given = {
         "BOOTSTRAP": "near:2",
+        "clientconfig": "/client.toml",
+        "tokenfile": "/token",
         "topic": " copy ",
         "transactionid": "nightly",
         "TransactionEpoch": "7",
@@ -42,10 +44,15 @@ def test_every_option_under_a_name_in_any_case() -> None:
         "deliveryTimeoutMs": "5000",
         "timeoutms": "900",
     }
-    assert {name.lower() for name in given} == {name.lower() for name in KNOWN_WRITE_OPTIONS}
+    others = {"profile", "token"}  # each in place of another one
+    known = {name.lower() for name in KNOWN_WRITE_OPTIONS}
+    assert {name.lower() for name in given} == known - others
     found = parse_write_options(given, {})
     assert found == WriteOptions(
-        bootstrap="near:2",
+        client=ClientOptions(
+            bootstrap="near:2",
+            given=(("SEMEL_CLIENT_CONFIG", "/client.toml"), ("SEMEL_TOKEN_FILE", "/token")),
+        ),
         topic="copy",
         transaction_id="nightly",
         transaction_epoch=7,
@@ -73,7 +80,7 @@ def test_sparks_own_option_of_a_stream_is_no_matter_of_ours() -> None:
         ({"subscribe": "a"}, "did you mean 'topic'?"),
         ({"kafka.bootstrap.servers": "a:1"}, "did you mean 'bootstrap'?"),
         ({"batch_bytes": "1"}, "did you mean 'batchBytes'?"),
-        ({"zzz": "1"}, "known are bootstrap, topic,"),
+        ({"zzz": "1"}, "known are bootstrap, clientConfig, profile, token, tokenFile, topic,"),
         ({"topic": " "}, "option 'topic' is empty"),
         ({"transactionId": ""}, "option 'transactionId' is empty"),
         ({"transactionId": "a\nb"}, "printable"),
