@@ -16,15 +16,14 @@ from tests.world.soak import _plan, first_failure, run_until_seen
 
 QUOTAS = ("quotas",)
 WANTED = {
-    "world with quotas": 4,
-    "master died while a quota changed": 4,
-    "quota in force": 20,
-    "quotas set": 30,
+    "world with quotas": 3,
+    "master died while a quota changed": 3,
+    "quota in force": 12,
+    "quotas set": 20,
     "quotas removed": 5,
     "quota: a batch waited for its topic": 20,
-    "quota: a message waited for its user": 10,
+    "quota: a message waited for its user": 5,
     "quota: a call refused": 5,
-    "quota: a producer refused": 1,
     "quota: a reader waited": 4,
     "quota: delayed-bytes refused": 1,
 }
