@@ -178,8 +178,8 @@ class Watch:
             QuotaKind.WRITE_BYTES: float(length),
             QuotaKind.MESSAGES: float(header.count),
         }
-        if name is None:
-            return Item("a batch of no topic", self.now_s, [])
+        if name is None:  # its queue has gone; it may wait behind others of its stream
+            return Item("a batch of no topic", self.now_s, [], over=True)
         return self.ledger.comes("a batch", f"topic:{name}", costs, self.now_s)
 
     # --- what topics have
@@ -444,7 +444,7 @@ def _of_reads(watch: Watch, exchange: Exchange) -> None:
 
 
 def _of_calls(watch: Watch, exchange: Exchange) -> None:
-    single = CallQuotas.single
+    single, replies = CallQuotas.single, CallQuotas.replies
 
     def is_counted(self: CallQuotas, method: str) -> bool:
         what = declared(method)
@@ -452,15 +452,28 @@ def _of_calls(watch: Watch, exchange: Exchange) -> None:
         known = self._inner is not None
         return name not in UNCOUNTED and not what.for_nodes_only and (known or not what.nodes)
 
+    def served(context: Any) -> None:
+        owner, limited = _caller()
+        if limited:
+            watch.note(lambda: watch.ledger.served(owner, watch.now_s))
+        context.sim_reached = True
+
+    def streamed(self: CallQuotas, method: str, behavior: Any) -> Any:
+        if not is_counted(self, method):
+            return replies(self, method, behavior)
+
+        def reached(request: Any, context: Any) -> Any:
+            served(context)
+            return behavior(request, context)
+
+        return replies(self, method, reached)
+
     def counted(self: CallQuotas, method: str, behavior: Any) -> Any:
         if not is_counted(self, method):
             return single(self, method, behavior)
 
         async def reached(request: Any, context: Any) -> Any:
-            owner, limited = _caller()
-            if limited:
-                watch.note(lambda: watch.ledger.served(owner, watch.now_s))
-            context.sim_reached = True
+            served(context)
             return await behavior(request, context)
 
         guarded = single(self, method, reached)
@@ -478,6 +491,7 @@ def _of_calls(watch: Watch, exchange: Exchange) -> None:
         return called
 
     exchange(CallQuotas, "single", counted)
+    exchange(CallQuotas, "replies", streamed)
 
 
 def _caller() -> tuple[str, bool]:
