@@ -33,6 +33,8 @@ def test_the_page_lists_every_key_and_its_message() -> None:
         records.MOVES + "TOPIC_ID/QUEUE_ID": "MoveRecord",
         records.RESTORE: "RestoreRecord",
         records.RESTORING + "TOPIC_ID": "RestoringTopic",
+        records.MIRRORS: "MirrorsRecord",
+        records.MIRRORED + "TOPIC_ID": "MirroredTopic",
     }
     stored = {name for name in metadata_pb2.DESCRIPTOR.message_types_by_name if "Record" in name}
     parts = {"ConsumerMemberRecord", "QueueRecord", "SplitRecord"}  # of other records
