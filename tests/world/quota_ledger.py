@@ -25,6 +25,8 @@ LOOK_S: Final = 0.3
 """A stream that waits looks so often whether it still has to, at the latest."""
 READ_S: Final = 1.0
 """What was about to be read when a quota was used up leaves within this time."""
+POLL_S: Final = 10.0
+"""A fetch that has waited for a quota may wait so long for news before it is answered."""
 EPSILON: Final = 1e-6
 NOBODY: Final = "user:"
 _OF_READS: Final = (QuotaKind.READ_BYTES, QuotaKind.REQUESTS)
@@ -280,7 +282,7 @@ class Ledger:
             for accounts in (self._accounts, self._gone)
             if (account := accounts.get((owner or NOBODY, kind))) is not None
         ]
-        if not excused and max(ends, default=-1.0) < now_s - READ_S:
+        if not excused and max(ends, default=-1.0) < now_s - POLL_S:
             raise Wrong(f"{self.name}: a reader has waited {seconds:.3f} s for nothing")
 
     def _account(self, owner: str, kind: QuotaKind, now_s: float) -> Account | None:

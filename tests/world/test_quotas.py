@@ -124,4 +124,4 @@ def test_calls_and_reads_of_a_ledger() -> None:
         made.reads("topic:t", 10, 3.0)
     made.waited(["topic:t"], 2.0, 9.0)
     with pytest.raises(Wrong, match=r"waited 2\.000 s for nothing"):
-        made.waited(["topic:t"], 2.0, 20.0)
+        made.waited(["topic:t"], 2.0, 30.0)
