@@ -21,7 +21,7 @@ from typing import Final
 from semel.protos.security.quotas import QuotaKind
 
 BURST_S: Final = 1.0
-LOOK_S: Final = 0.3
+LOOK_S: Final = 0.45
 """A stream that waits looks so often whether it still has to, at the latest."""
 READ_S: Final = 1.0
 """What was about to be read when a quota was used up leaves within this time."""
