@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -92,6 +93,8 @@ def _small_and_watched(run: Run) -> Iterator[None]:
             (run_module, "broker_config", partial(nodes.broker_config, **config)),
             (rules, "complete_settings", _tiered(rules.complete_settings, settings)),
             (place, "open_store", store.open),
+            # Processes of a world share the module: a thread that waits may be that of a dead one.
+            (place, "_THREADS", SimpleNamespace(run=partial(_begin, run), busy=0)),
             (place, "RETRY_MIN_S", 0.05),
             (place, "RETRY_MAX_S", 0.3),
             (tiering, "RETRY_MIN_S", 0.05),
@@ -105,6 +108,11 @@ def _small_and_watched(run: Run) -> Iterator[None]:
         ):
             stack.enter_context(patch.object(target, name, value))
         yield
+
+
+def _begin(run: Run, call: Callable[[], None]) -> None:
+    """Each call to the store has a simulated thread."""
+    run.world.threads.Thread(target=call, name="tier").start()
 
 
 def _on_delete(run: Run, checks: TierChecks, name: str) -> None:
