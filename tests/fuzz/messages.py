@@ -25,6 +25,7 @@ from semel.protos.v1 import (
     controller_pb2,
     login_pb2,
     metadata_store_pb2,
+    mirrors_pb2,
     raft_pb2,
     restores_pb2,
     settings_pb2,
@@ -33,7 +34,10 @@ from semel.protos.v1 import (
 from tests.fuzz.mutation import mutated
 
 FILES: Final = {
-    "broker": (broker_pb2, raft_pb2, restores_pb2, settings_pb2, transactions_pb2),
+    "broker": (
+        *(broker_pb2, mirrors_pb2, raft_pb2, restores_pb2),
+        *(settings_pb2, transactions_pb2),
+    ),
     "controller": (controller_pb2, metadata_store_pb2, settings_pb2),
     "login": (login_pb2,),
 }

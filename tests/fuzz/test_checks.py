@@ -21,7 +21,8 @@ def test_a_poisoned_topic_an_error_a_dead_node_and_its_memory_are_noticed(tmp_pa
     cluster = Cluster(tmp_path, brokers=1, broker_flags=METRICS)
     make_careless(cluster, "columns", "errors")
     with cluster:
-        report = Siege(cluster, seed=1, growth_bytes_max=0).plain(400)
+        # So many that each of some hundred calls is surely made, `WhoAmI` as well.
+        report = Siege(cluster, seed=1, growth_bytes_max=0).plain(2_000)
         found = "\n".join(report.found)
         assert "topic victim cannot be read: CorruptBatch" in found
         assert "AssertionError: planted" in found, "in a log"

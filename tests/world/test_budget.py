@@ -141,7 +141,8 @@ BUDGETS: Mapping[str, Budget] = {
         **PLACED,
         "lines of the client": (360, 500),
         "bodies copied by the client": (0, 0.3),
-        "bytes in small pieces by the client": (42_000, 53_000),
+        # As above, a reader opens its stream in here.
+        "bytes in small pieces by the client": (42_000, 55_000),
     },
 }
 LINES_A_MESSAGE = {(phase, "lines of the client"): 7 for phase in (POLL, POLL_MEMORY)}
