@@ -21,13 +21,13 @@ def arguments(program: str, data: Path) -> list[str]:
 @pytest.mark.parametrize("program", ["semel.broker", "semel.controller"])
 def test_the_service_manager_hears_of_the_program(program: str, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        manager.bind(str(tmp_path / "notify"))
+        manager.bind("")  # to an abstract address: a path may be too long
         manager.settimeout(60)
         process = subprocess.Popen(
             [sys.executable, "-m", program, *arguments(program, tmp_path / "data")],
             env={
                 **os.environ,
-                "NOTIFY_SOCKET": str(tmp_path / "notify"),
+                "NOTIFY_SOCKET": "@" + manager.getsockname()[1:].decode("ascii"),
                 "WATCHDOG_USEC": "200000",
             },
             stdout=subprocess.DEVNULL,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,11 +15,16 @@ from semel.protos.systemd import ServiceManager
 
 
 @pytest.fixture
-def listener(tmp_path: Path) -> Iterator[socket.socket]:
+def listener() -> Iterator[socket.socket]:
+    """At an abstract address: one in a directory may be too long for a socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as found:
-        found.bind(str(tmp_path / "notify"))
+        found.bind("")
         found.settimeout(20)
         yield found
+
+
+def address_of(listener: socket.socket) -> str:
+    return "@" + listener.getsockname()[1:].decode("ascii")
 
 
 def test_without_a_manager_nothing_is_told() -> None:
@@ -29,17 +34,19 @@ def test_without_a_manager_nothing_is_told() -> None:
 
 
 def test_assignments_are_lines_of_one_datagram(listener: socket.socket) -> None:
-    ServiceManager({"NOTIFY_SOCKET": listener.getsockname()}).tell("READY=1", "STATUS=it listens")
+    ServiceManager({"NOTIFY_SOCKET": address_of(listener)}).tell("READY=1", "STATUS=it listens")
     assert listener.recv(1_024) == b"READY=1\nSTATUS=it listens"
 
 
-def test_an_abstract_address_begins_with_a_null_byte() -> None:
-    name = f"semel-test-{os.getpid()}"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as abstract:
-        abstract.bind("\0" + name)
-        abstract.settimeout(20)
-        ServiceManager({"NOTIFY_SOCKET": "@" + name}).tell("READY=1")
-        assert abstract.recv(1_024) == b"READY=1"
+def test_a_path_is_an_address_as_well() -> None:
+    with (
+        tempfile.TemporaryDirectory(dir="/tmp") as directory,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as named,
+    ):
+        named.bind(f"{directory}/notify")
+        named.settimeout(20)
+        ServiceManager({"NOTIFY_SOCKET": f"{directory}/notify"}).tell("READY=1")
+        assert named.recv(1_024) == b"READY=1"
 
 
 def test_a_manager_that_is_gone_is_no_error(tmp_path: Path) -> None:
@@ -64,7 +71,7 @@ def test_beats_come_twice_in_the_time_that_is_allowed(
 
 
 async def test_a_program_that_serves_is_ready_beats_and_stops(listener: socket.socket) -> None:
-    environment = {"NOTIFY_SOCKET": listener.getsockname(), "WATCHDOG_USEC": "20000"}
+    environment = {"NOTIFY_SOCKET": address_of(listener), "WATCHDOG_USEC": "20000"}
     listener.setblocking(False)
     loop = asyncio.get_running_loop()
 
@@ -84,7 +91,7 @@ async def test_a_program_that_serves_is_ready_beats_and_stops(listener: socket.s
 async def test_a_program_that_starts_anew_is_not_stopping_and_owes_no_beat(
     listener: socket.socket,
 ) -> None:
-    environment = {"NOTIFY_SOCKET": listener.getsockname(), "WATCHDOG_USEC": "60000000"}
+    environment = {"NOTIFY_SOCKET": address_of(listener), "WATCHDOG_USEC": "60000000"}
     async with ServiceManager(environment).serving("it listens", ends=lambda: False):
         assert listener.recv(1_024).endswith(b"WATCHDOG_USEC=60000000")
     told = listener.recv(1_024)
