@@ -24,7 +24,8 @@ def listener() -> Iterator[socket.socket]:
 
 
 def address_of(listener: socket.socket) -> str:
-    return "@" + listener.getsockname()[1:].decode("ascii")
+    name: bytes = listener.getsockname()
+    return "@" + name[1:].decode("ascii")
 
 
 def test_without_a_manager_nothing_is_told() -> None:
