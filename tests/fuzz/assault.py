@@ -18,7 +18,7 @@ import contextlib
 import random
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, Final
 
 import grpc
@@ -44,6 +44,7 @@ from tests.fuzz.http2 import requests
 from tests.fuzz.liar import Liar, Tally
 from tests.fuzz.messages import FILES, Call, Hints, calls_of, random_message, request_bytes
 from tests.fuzz.mutation import mutated
+from tests.fuzz.sending import Kind, send_kinds
 from tests.fuzz.wire_targets import BATCHES, seal_batch
 from tests.kit.cluster import CLUSTER_ID, Cluster
 
@@ -137,7 +138,7 @@ class Assault:
     async def _work(self, number: int, inputs: int, producer: tuple[int, int]) -> None:
         rng = random.Random(f"{self._seed} {self._caller.name} {number}")
         liar = Liar(self.tally, self._master, self._topic_id, *producer)
-        kinds: list[tuple[float, str, Callable[[random.Random], Awaitable[int]]]] = [
+        kinds: list[Kind] = [
             (0.70, "call", self._call),
             (0.84, "lie", liar.send),
             (0.90, "produce", self._produce),
@@ -145,16 +146,9 @@ class Assault:
             (0.97, "direct", self._direct),
             (1.00, "port", self._port),
         ]
-        left = inputs
-        while left > 0 and time.monotonic() < self._ends_s:
-            chance = rng.random()
-            name, send = next((name, send) for limit, name, send in kinds if chance < limit)
-            try:
-                count = await send(rng)
-            except (OSError, TimeoutError, grpc.aio.BaseError):
-                count = 1
-            self.tally.sent[f"{self._caller.name} {name}"] += count
-            left -= count
+        await send_kinds(
+            rng, kinds, inputs, ends_s=self._ends_s, tally=self.tally, name=self._caller.name
+        )
 
     async def _master(self) -> grpc.aio.Channel:
         """A channel to the master; of those whom it would refuse anyway, to any broker."""

@@ -17,7 +17,6 @@ import asyncio
 import random
 import ssl
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import grpc
@@ -38,6 +37,7 @@ from tests.fuzz.http2 import requests
 from tests.fuzz.liar import Tally
 from tests.fuzz.messages import FILES, Call, Hints, calls_of, request_bytes
 from tests.fuzz.mutation import mutated
+from tests.fuzz.sending import Kind, send_kinds
 from tests.fuzz.wire_targets import BATCHES, seal_batch
 from tests.kit.certificates import TestCa
 from tests.kit.cluster import CLUSTER_ID
@@ -91,21 +91,12 @@ class Strangers:
 
     async def _work(self, number: int, inputs: int) -> None:
         rng = random.Random(f"{self._seed} {NAME} {number}")
-        kinds: list[tuple[float, str, Callable[[random.Random], Awaitable[int]]]] = [
+        kinds: list[Kind] = [
             (0.30, "tls", self._with_tls),
             (0.40, "plain", self._plain),
             (1.00, "login", self._log_in),
         ]
-        left = inputs
-        while left > 0 and time.monotonic() < self._ends_s:
-            chance = rng.random()
-            name, send = next((name, send) for limit, name, send in kinds if chance < limit)
-            try:
-                count = await send(rng)
-            except (OSError, TimeoutError, grpc.aio.BaseError):
-                count = 1
-            self.tally.sent[f"{NAME} {name}"] += count
-            left -= count
+        await send_kinds(rng, kinds, inputs, ends_s=self._ends_s, tally=self.tally, name=NAME)
 
     async def _with_tls(self, rng: random.Random) -> int:
         """TLS without a certificate, or with a foreign one, and requests behind it."""

@@ -8,8 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +18,7 @@ import pytest
 from semel.client import Client, connect
 from semel.protos.errors import InvalidRequest
 from tests.kit.console import Console, read_json
+from tests.kit.steady_sends import Sends, steady_sends
 from tests.kit.up_process import UpProcess
 from tests.kit.waiting import until
 
@@ -32,48 +31,18 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpProcess]:
         yield process
 
 
-class Load:
-    """A client that sends, one awaited message after the other."""
-
-    def __init__(self) -> None:
-        self.sent: list[bytes] = []
-        self.failed: list[Exception] = []
-        self.slowest_s = 0.0
-
-
 @contextmanager
-def loaded(client: Client) -> Iterator[Load]:
+def loaded(client: Client) -> Iterator[Sends]:
     """Sends while the block runs; at its end everything that was sent is there, once."""
-    load, stop = Load(), threading.Event()
-
-    def send() -> None:
-        with client.producer() as producer:
-            while not stop.is_set():
-                value = b"%d" % len(load.sent)
-                began = time.monotonic()
-                try:
-                    producer.send("orders", value, key=value).result(timeout=60)
-                except Exception as error:
-                    load.failed.append(error)
-                    return
-                load.slowest_s = max(load.slowest_s, time.monotonic() - began)
-                load.sent.append(value)
-                time.sleep(0.003)
-
-    with client.reader("orders", end="latest") as reader:
-        before = len([message.value for message in reader])
-    sending = threading.Thread(target=send)
-    sending.start()
-    try:
-        until(lambda: len(load.sent) > 20, what="some messages")
+    before = count(client)
+    with steady_sends(client, "orders") as load:
         yield load
-    finally:
-        stop.set()
-        sending.join()
-    assert load.failed == []
+    assert count(client) == before + len(load.sent), "each is there once"
+
+
+def count(client: Client) -> int:
     with client.reader("orders", end="latest") as reader:
-        found = [message.value for message in reader]
-    assert len(found) == before + len(load.sent), "each is there once"
+        return sum(1 for _ in reader)
 
 
 def started(client: Client) -> dict[str, int]:
@@ -89,9 +58,8 @@ def test_all_nodes_are_restarted_and_no_send_fails(up: UpProcess) -> None:
     pids = {(node.kind, node.id): node.pid for node in up.nodes}
     with connect(up.bootstrap) as client, loaded(client) as load:
         before = started(client)
-        sent = len(load.sent)
         said = read_json(Console(up.bootstrap)("cluster", "restart", "--rolling", "--json"))
-        until(lambda: len(load.sent) > sent + 20, what="sends after the restart")
+        load.go_on()
         after = started(client)
     assert [name for name in before if after[name] <= before[name]] == []
     up.drain()

@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,6 +20,7 @@ from semel.client import connect
 from semel.protos.errors import TransactionAborted, UnsupportedVersion
 from semel.protos.levels import DELAY_LEVEL, LEVEL_MAX
 from tests.kit.cluster import Cluster, Node
+from tests.kit.steady_sends import steady_sends
 
 OLD = DELAY_LEVEL - 1
 
@@ -70,25 +70,7 @@ def test_a_cluster_is_upgraded_under_load_and_rises_when_it_is_told(tmp_path: Pa
     later = datetime.now(UTC) + timedelta(hours=1)
     with cluster, connect(cluster.bootstrap) as client:
         client.admin.create_topic("orders", queues=2)
-        stop = threading.Event()
-        sent: list[bytes] = []
-        failed: list[Exception] = []
-
-        def load() -> None:
-            with client.producer("loader") as producer:
-                while not stop.is_set():
-                    value = b"%d" % len(sent)
-                    try:
-                        producer.send("orders", value, key=value).result(timeout=60)
-                    except Exception as error:
-                        failed.append(error)
-                        return
-                    sent.append(value)
-                    time.sleep(0.005)
-
-        loading = threading.Thread(target=load)
-        loading.start()
-        try:
+        with steady_sends(client, "orders", "loader") as load:
             with client.producer() as producer:
                 began = time.monotonic()
                 with pytest.raises(UnsupportedVersion, match="semel cluster upgrade") as caught:
@@ -137,13 +119,9 @@ def test_a_cluster_is_upgraded_under_load_and_rises_when_it_is_told(tmp_path: Pa
             assert (code, "everything is at feature level" in text) == (0, True), text
             with client.producer() as producer:  # of the client that was refused before
                 producer.send("orders", b"later", deliver_at=later).result(timeout=60)
-        finally:
-            stop.set()
-            loading.join()
-        assert not failed
         with client.reader("orders", end="latest") as reader:
             found = [message.value for message in reader]
-        assert sorted(value for value in found if value != b"now") == sorted(sent)
+        assert sorted(value for value in found if value != b"now") == sorted(load.sent)
         cluster.kill(cluster.controller)
         cluster.controller.command += ["--level-max", str(OLD)]
         cluster._spawn(cluster.controller)

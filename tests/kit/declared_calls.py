@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
@@ -23,19 +23,14 @@ from semel.protos.v1 import (
     transactions_pb2,
 )
 
+FILES: Final = (
+    *(broker_pb2, controller_pb2, login_pb2, metadata_store_pb2, mirrors_pb2),
+    *(raft_pb2, restores_pb2, settings_pb2, transactions_pb2),
+)
+"""The generated modules with services."""
 METHODS: list[MethodDescriptor] = [
     method
-    for file in (
-        broker_pb2,
-        controller_pb2,
-        login_pb2,
-        metadata_store_pb2,
-        mirrors_pb2,
-        raft_pb2,
-        restores_pb2,
-        settings_pb2,
-        transactions_pb2,
-    )
+    for file in FILES
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 ]

@@ -18,10 +18,8 @@ Not here: the older program (`previous.py`).
 from __future__ import annotations
 
 import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from semel.client import Client, connect
 from semel.protos.levels import LEVEL_MAX
 from tests.kit.cluster import Cluster, Node
 from tests.kit.previous import Previous
+from tests.kit.steady_sends import steady_sends
 
 OLD_CLIENT = """
 import sys
@@ -69,7 +68,7 @@ def upgrade_cluster(previous: Previous, directory: Path, *, controllers: int = 1
             previous.run(OLD_CLIENT, cluster.bootstrap, str(sent_by_old), str(SENT_BY_OLD))
             sent_by_old += SENT_BY_OLD
 
-        with _loaded(client) as sent:
+        with steady_sends(client, "orders", "newer") as load:
             began = _levels(client)
             old_client()
             for node in cluster.controllers:
@@ -80,13 +79,13 @@ def upgrade_cluster(previous: Previous, directory: Path, *, controllers: int = 1
             _exchange(cluster, other, previous.gives_back)
             older = cluster.master()
             assert older.command[0] == str(previous.python), "a mixed group under an older master"
-            _more(sent)
+            load.go_on()
             old_client()
             client.admin.transfer_mastership(1, newer.id)
             assert cluster.master() == newer, "a mixed group under a newer master"
-            _more(sent)
+            load.go_on()
             _exchange(cluster, other, previous.takes)  # nothing was raised: there is a way back
-            _more(sent)
+            load.go_on()
             check = client.admin.check_upgrade(LEVEL_MAX)
             _exchange(cluster, other, previous.gives_back)
             _exchange(cluster, older, previous.gives_back)
@@ -98,12 +97,12 @@ def upgrade_cluster(previous: Previous, directory: Path, *, controllers: int = 1
             client.admin.upgrade()
             assert _levels(client) == {LEVEL_MAX}
             old_client()
-            _more(sent)
+            load.go_on()
         with client.reader("orders", end="latest") as reader:
             found = sorted(int(message.value) for message in reader)
-        assert found == list(range(len(sent))), "each message is there once"
+        assert found == list(range(len(load.sent))), "each message is there once"
         assert all(client.admin.verify(topic).ok for topic in ("orders", "older"))
-        return len(sent)
+        return len(load.sent)
 
 
 def _exchange(cluster: Cluster, node: Node, change: Any) -> None:
@@ -131,40 +130,3 @@ def _levels(client: Client) -> set[int]:
     found = client.admin.inspect_cluster()
     groups = {each.level for each in found.nodes if each.serving}
     return groups | {max(each.level for each in found.controllers)}
-
-
-def _more(sent: list[bytes]) -> None:
-    """Returns once more messages were sent."""
-    count, deadline = len(sent), time.monotonic() + 60
-    while len(sent) < count + 20:
-        assert time.monotonic() < deadline, "no send comes through"
-        time.sleep(0.01)
-
-
-@contextmanager
-def _loaded(client: Client) -> Iterator[list[bytes]]:
-    sent: list[bytes] = []
-    failed: list[Exception] = []
-    stop = threading.Event()
-
-    def send() -> None:
-        with client.producer("newer") as producer:
-            while not stop.is_set():
-                value = b"%d" % len(sent)
-                try:
-                    producer.send("orders", value, key=value).result(timeout=60)
-                except Exception as error:
-                    failed.append(error)
-                    return
-                sent.append(value)
-                time.sleep(0.005)
-
-    sending = threading.Thread(target=send)
-    sending.start()
-    try:
-        _more(sent)
-        yield sent
-    finally:
-        stop.set()
-        sending.join()
-    assert failed == []

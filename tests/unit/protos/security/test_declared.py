@@ -18,34 +18,8 @@ from semel.protos.security.declared import (
     declared,
 )
 from semel.protos.security.rules import ACTIONS_OF, Action, Kind
-from semel.protos.v1 import (
-    broker_pb2,
-    common_pb2,
-    controller_pb2,
-    login_pb2,
-    metadata_store_pb2,
-    mirrors_pb2,
-    raft_pb2,
-    restores_pb2,
-    security_pb2,
-    settings_pb2,
-    transactions_pb2,
-)
-
-FILES = [
-    *(broker_pb2, controller_pb2, login_pb2, metadata_store_pb2, raft_pb2),
-    *(mirrors_pb2, restores_pb2, settings_pb2, transactions_pb2),
-]
-METHODS: list[MethodDescriptor] = [
-    method
-    for file in FILES
-    for service in file.DESCRIPTOR.services_by_name.values()
-    for method in service.methods
-]
-
-
-def name_of(method: MethodDescriptor) -> str:
-    return f"/{method.containing_service.full_name}/{method.name}"
+from semel.protos.v1 import broker_pb2, common_pb2, controller_pb2, security_pb2
+from tests.kit.declared_calls import FILES, METHODS, path_of
 
 
 def test_no_service_is_left_out() -> None:
@@ -56,24 +30,24 @@ def test_no_service_is_left_out() -> None:
     assert with_services == {Path(file.DESCRIPTOR.name).stem for file in FILES}
 
 
-@pytest.mark.parametrize("method", METHODS, ids=name_of)
+@pytest.mark.parametrize("method", METHODS, ids=path_of)
 def test_every_method_declares_who_may_call_it(method: MethodDescriptor) -> None:
     found = declaration_of(method)
-    assert found == declared(name_of(method))
+    assert found == declared(path_of(method))
     assert found.nodes or found.rights or found.anybody
 
 
 def test_services_between_nodes_are_for_nodes_only() -> None:
     for method in METHODS:
         if method.containing_service.name in ("RaftPeer", "Snapshots", "Moves", "MetadataGroup"):
-            assert declared(name_of(method)).for_nodes_only, name_of(method)
+            assert declared(path_of(method)).for_nodes_only, path_of(method)
 
 
 def test_every_action_is_needed_by_some_method() -> None:
     needed = {
         (right.kind, right.action)
         for method in METHODS
-        for right in declared(name_of(method)).rights
+        for right in declared(path_of(method)).rights
     }
     known = {(kind, action) for kind in Kind for action in ACTIONS_OF[kind]}
     assert needed == known
