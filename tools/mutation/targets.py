@@ -330,6 +330,7 @@ TARGETS: Final = {
                 "brokers/preference",
                 "moves/moves",
                 "moves/move_table",
+                "topics/foreign_topics",
                 "topics/lineages",
                 "topics/mirrors",
                 "topics/restores",

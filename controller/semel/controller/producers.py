@@ -84,6 +84,11 @@ def next_open(record: ProducerRecord, open_id: bytes, now_us: int) -> tuple[Prod
     )
 
 
+def adopted_epoch(epoch: int, now_us: int) -> int:
+    """The epoch of a producer of another cluster, which was last asked when it had `epoch`."""
+    return min(max(epoch + EPOCH_STEP, now_us // EPOCH_US), EPOCH_MAX - 1)
+
+
 class IdAllocator:
     """Hands out ids from blocks that were reserved in the store."""
 
@@ -280,7 +285,7 @@ class ProducerService:
                 )
         for each in producers:
             key = records.producer_key(each.name)
-            epoch = min(max(each.epoch + EPOCH_STEP, now_us // EPOCH_US), EPOCH_MAX - 1)
+            epoch = adopted_epoch(each.epoch, now_us)
             while True:
                 entry = await self._epoch.store.get(key)
                 record = ProducerRecord(name=each.name, producer_id=each.producer_id)

@@ -243,7 +243,7 @@ class MetricsServer:
                 async with compat.timeout(_TIMEOUT_S):
                     await self._serve(reader, writer)
         except TlsFailed as error:
-            self._refusals.warning("metrics refused from=%s reason=%s", _from(writer), error)
+            self._refuse(writer, error)
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # the reader went away, was too slow, or does not speak HTTP
         except Exception:
@@ -264,13 +264,15 @@ class MetricsServer:
         known = self._tls is None or writer.get_extra_info("ssl_object") is not None
         path = words[1].partition(b"?")[0]
         if path == b"/metrics" and not known:
-            logger.warning(
-                "metrics refused from=%s reason=it asks for metrics in plaintext", _from(writer)
-            )
+            self._refuse(writer, "it asks for metrics in plaintext")
             status, body = "400 Bad Request", b"/metrics needs HTTPS here, with a certificate\n"
         else:
             status, body = await self._answer_to(path)
         await _answer(writer, status, body, head_only=words[0] == b"HEAD")
+
+    def _refuse(self, writer: asyncio.StreamWriter, reason: object) -> None:
+        peer = ":".join(map(str, (writer.get_extra_info("peername") or ("?",))[:2]))
+        self._refusals.warning("metrics refused from=%s reason=%s", peer, reason)
 
     async def _answer_to(self, path: bytes) -> tuple[str, bytes]:
         """Status and body."""
@@ -285,11 +287,6 @@ class MetricsServer:
             return "404 Not Found", _PAGES
         async with self._making:
             return _OK, await asyncio.to_thread(render, await self._page())
-
-
-def _from(writer: asyncio.StreamWriter) -> str:
-    """HOST:PORT of the other end."""
-    return ":".join(map(str, (writer.get_extra_info("peername") or ("?",))[:2]))
 
 
 async def _answer(

@@ -157,7 +157,7 @@ def amiss(found: Inspection, target: RestartTarget, expected: Collection[int]) -
             return f"controller {silent[0]} does not answer"
         # Without one the metadata's level is told by nobody.
         return "" if any(each.level for each in found.controllers) else "no controller is active"
-    inside = [node for node in found.of_group(target.group) if node.role not in WAITING]
+    inside = _members(found, target.group)
     for node in inside:
         if node.reason:
             return f"broker {node.node} does not answer: {node.reason}"

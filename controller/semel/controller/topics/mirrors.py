@@ -26,19 +26,26 @@ Not here: copying (brokers), the order of the calls (the client's `mirror/`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol, assert_never
+from typing import assert_never
 
 from semel.controller import records
 from semel.controller.epoch import ControllerEpoch, unbroken
 from semel.controller.producers import ProducerService
 from semel.controller.store import VersionConflict
 from semel.controller.topics import rules
+from semel.controller.topics.foreign_topics import (
+    ID_STEP,
+    Groups,
+    check_step,
+    page_after,
+    usable_groups,
+)
 from semel.controller.topics.lineages import check_lineage, queue_records
 from semel.controller.topics.placement import place
 from semel.controller.topics.topic_table import TopicTable
-from semel.protos.errors import InvalidRequest, Throttled, Unavailable, UnknownTopic
+from semel.protos.errors import InvalidRequest, Throttled, UnknownTopic
 from semel.protos.ids import GroupId
-from semel.protos.levels import MIRROR_LEVEL, lacking
+from semel.protos.levels import MIRROR_LEVEL
 from semel.protos.v1.controller_pb2 import (
     MirrorBegin,
     MirrorPlace,
@@ -55,19 +62,6 @@ from semel.protos.v1.metadata_pb2 import (
     MirrorsRecord,
     TopicRecord,
 )
-
-ID_STEP: Final = 1 << 40
-TOPICS_A_LOOK: Final = 100
-
-
-class Groups(Protocol):
-    """The facts about broker groups that a placement depends on."""
-
-    def group_ids(self) -> list[int]:
-        """All groups ever heard of."""
-
-    def roomy_groups(self) -> list[int]:
-        """Groups whose master is alive and has room on its disk; if none has, those without."""
 
 
 class MirrorService:
@@ -112,12 +106,7 @@ class MirrorService:
 
     async def step(self, request: MirrorTopicsRequest) -> MirrorTopicsReply:
         """Does one step. Raises InvalidRequest, UnsupportedVersion, Unavailable."""
-        if request.cluster_id != self._epoch.cluster_id:
-            raise InvalidRequest(
-                f"this is cluster {self._epoch.cluster_id}, the caller means {request.cluster_id}"
-            )
-        if self._epoch.level < MIRROR_LEVEL:
-            raise lacking(MIRROR_LEVEL, self._epoch.level, "the controllers' metadata")
+        check_step(self._epoch, request.cluster_id, MIRROR_LEVEL)
         topic: MirroredTopic | None = None
         name = request.WhichOneof("step")
         match name:
@@ -151,11 +140,7 @@ class MirrorService:
         )
         topics = (topic for topic, _ in (await self._topics()).values())
         there = (topic for topic in topics if not self._is_gone(topic))
-        later = sorted(
-            (topic for topic in there if topic.topic.topic_id > after_topic_id),
-            key=lambda topic: topic.topic.topic_id,
-        )
-        reply.topics.extend(later[:TOPICS_A_LOOK])
+        reply.topics.extend(page_after(there, after_topic_id))
         return reply
 
     async def _begin(self, asked: MirrorBegin) -> None:
@@ -251,10 +236,9 @@ class MirrorService:
             raise InvalidRequest(f"this cluster is deleting topic {name!r}: mirror it afterwards")
 
     def _loads(self, topics: Iterable[MirroredTopic]) -> dict[GroupId, int]:
-        usable = self._groups.roomy_groups() or self._groups.group_ids()
-        if not usable:
-            raise Unavailable("no broker has reported to the controller yet. Start the brokers")
-        loads = {GroupId(group): self._table.promised(group) for group in usable}
+        loads = {
+            GroupId(group): self._table.promised(group) for group in usable_groups(self._groups)
+        }
         coming = (topic for topic in topics if topic.stage != MIRROR_STAGE_PROMOTED)
         for group in (group for topic in coming for group in topic.topic.placement):
             if group in loads:

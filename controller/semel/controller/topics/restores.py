@@ -27,19 +27,26 @@ Not here: reading the tier and making queues (brokers), the order of the calls (
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol, assert_never
+from typing import Final, assert_never
 
 from semel.controller import records
 from semel.controller.epoch import ControllerEpoch, unbroken
-from semel.controller.producers import EPOCH_MAX, EPOCH_STEP, EPOCH_US, ProducerService
+from semel.controller.producers import ProducerService, adopted_epoch
 from semel.controller.store import VersionConflict
 from semel.controller.topics import rules
+from semel.controller.topics.foreign_topics import (
+    ID_STEP,
+    Groups,
+    check_step,
+    page_after,
+    usable_groups,
+)
 from semel.controller.topics.lineages import check_lineage, queue_records
 from semel.controller.topics.placement import place
 from semel.controller.topics.topic_table import TopicTable
-from semel.protos.errors import InvalidRequest, Throttled, Unavailable
+from semel.protos.errors import InvalidRequest, Throttled
 from semel.protos.ids import GroupId
-from semel.protos.levels import TIER_LEVEL, lacking
+from semel.protos.levels import TIER_LEVEL
 from semel.protos.v1.controller_pb2 import (
     RestoreActivate,
     RestoreBegin,
@@ -60,19 +67,7 @@ from semel.protos.v1.metadata_pb2 import (
     TopicRecord,
 )
 
-ID_STEP: Final = 1 << 40
-TOPICS_A_LOOK: Final = 100
 _KEYS_AT_ONCE: Final = 200
-
-
-class Groups(Protocol):
-    """The facts about broker groups that a placement depends on."""
-
-    def group_ids(self) -> list[int]:
-        """All groups ever heard of."""
-
-    def roomy_groups(self) -> list[int]:
-        """Groups whose master is alive and has room on its disk; if none has, those without."""
 
 
 class RestoreService:
@@ -109,12 +104,7 @@ class RestoreService:
 
     async def step(self, request: RestoreClusterRequest) -> RestoreClusterReply:
         """Does one step. Raises InvalidRequest, UnsupportedVersion, Unavailable."""
-        if request.cluster_id != self._epoch.cluster_id:
-            raise InvalidRequest(
-                f"this is cluster {self._epoch.cluster_id}, the caller means {request.cluster_id}"
-            )
-        if self._epoch.level < TIER_LEVEL:
-            raise lacking(TIER_LEVEL, self._epoch.level, "the controllers' metadata")
+        check_step(self._epoch, request.cluster_id, TIER_LEVEL)
         name = request.WhichOneof("step")
         match name:
             case "look":
@@ -144,12 +134,8 @@ class RestoreService:
         if self._record is None:
             reply.refusal = await self._refusal()
             return reply
-        topics = (await self._topics()).values()
-        later = sorted(
-            (topic for topic, _ in topics if topic.topic.topic_id > after_topic_id),
-            key=lambda topic: topic.topic.topic_id,
-        )
-        reply.topics.extend(later[:TOPICS_A_LOOK])
+        topics = (topic for topic, _ in (await self._topics()).values())
+        reply.topics.extend(page_after(topics, after_topic_id))
         return reply
 
     async def _refusal(self) -> str:
@@ -200,10 +186,7 @@ class RestoreService:
                 f"the tier has two topics with the name {asked.name!r}: leave one out by its id"
             )
         placed = [group for topic in others for group in topic.placement]
-        usable = self._groups.roomy_groups() or self._groups.group_ids()
-        if not usable:
-            raise Unavailable("no broker has reported to the controller yet. Start the brokers")
-        loads = {GroupId(group): placed.count(group) for group in usable}
+        loads = {GroupId(group): placed.count(group) for group in usable_groups(self._groups)}
         record = TopicRecord(
             name=asked.name,
             topic_id=asked.topic_id,
@@ -233,7 +216,7 @@ class RestoreService:
                 producer = ProducerRecord(
                     name=each.name,
                     producer_id=each.producer_id,
-                    epoch=min(max(each.epoch + EPOCH_STEP, now_us // EPOCH_US), EPOCH_MAX - 1),
+                    epoch=adopted_epoch(each.epoch, now_us),
                     opened_us=now_us,
                 )
                 puts[records.producer_key(each.name)] = records.dump(producer)

@@ -63,16 +63,15 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         server_hostname: str | None = None,
         check: Callable[[ssl.SSLObject], object] | None = None,
         plaintext: Callable[[asyncio.BaseTransport], bool] | None = None,
-        refusal: bytes = TLS_REFUSAL,
         area: memoryview | None = None,
         turns: LoopTurns | None = None,
         handshake_s: float = HANDSHAKE_S,
     ) -> None:
         """`server_hostname` is the name that the called end must have; `check` sees the complete
         handshake and raises SemelError for an other end that is not wanted. `plaintext` says
-        whether a caller may do without TLS; any other that does gets `refusal`. `area` is memory
-        for received bytes, which the connections of one thread may share, and so are the `turns` of
-        their handshakes. The called end may take `handshake_s`.
+        whether a caller may do without TLS; any other that does gets `TLS_REFUSAL`. `area` is
+        memory for received bytes, which the connections of one thread may share, and so are the
+        `turns` of their handshakes. The called end may take `handshake_s`.
         """
         super().__init__()
         self._protocol = protocol
@@ -85,7 +84,6 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         self._turns = turns
         self._handshake_s = handshake_s
         self._may_be_plain = plaintext
-        self._refusal = refusal
         self._area = memoryview(bytearray(AREA_BYTES)) if area is None else area
         self._buffered = isinstance(protocol, asyncio.BufferedProtocol)
         self._raw: asyncio.Transport | None = None
@@ -367,7 +365,7 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         raw = self._raw
         assert raw is not None
         self._settle()
-        answer = self._refusal if failure.plaintext and self._server_side else self._session.take()
+        answer = TLS_REFUSAL if failure.plaintext and self._server_side else self._session.take()
         self._failure = failure
         if answer:
             raw.write(answer)

@@ -10,7 +10,8 @@ from semel.controller.brokers.routes import RouteTable
 from semel.controller.epoch import ControllerEpoch
 from semel.controller.producers import EPOCH_STEP, ProducerService
 from semel.controller.store import MemoryStore
-from semel.controller.topics.mirrors import ID_STEP, MirrorService
+from semel.controller.topics.foreign_topics import ID_STEP
+from semel.controller.topics.mirrors import MirrorService
 from semel.controller.topics.topic_table import TopicTable
 from semel.protos.errors import InvalidRequest, UnknownTopic, UnsupportedVersion
 from semel.protos.v1.common_pb2 import TopicSettings

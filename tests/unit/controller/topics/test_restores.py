@@ -11,7 +11,8 @@ from semel.controller.brokers.routes import RouteTable
 from semel.controller.epoch import ControllerEpoch
 from semel.controller.producers import EPOCH_STEP, EPOCH_US, ProducerService
 from semel.controller.store import MemoryStore
-from semel.controller.topics.restores import ID_STEP, RestoreService
+from semel.controller.topics.foreign_topics import ID_STEP
+from semel.controller.topics.restores import RestoreService
 from semel.controller.topics.topic_table import TopicTable
 from semel.protos.errors import InvalidRequest, Unavailable, UnsupportedVersion
 from semel.protos.v1.common_pb2 import TopicSettings
