@@ -18,6 +18,7 @@ import pytest
 
 from semel.client import Login, connect
 from semel.client.login import _new_key
+from semel.controller.login.attempt_rates import PER_ADDRESS
 from semel.controller.login.login_port import CONNECTIONS_PER_ADDRESS_MAX, MESSAGE_BYTES_MAX
 from semel.protos.errors import (
     InvalidRequest,
@@ -27,6 +28,7 @@ from semel.protos.errors import (
     Unauthenticated,
 )
 from semel.protos.rpc import CHANNEL_OPTIONS, error_from_rpc
+from semel.protos.security.buckets import BURST_S
 from semel.protos.security.credentials import login_channel
 from semel.protos.security.tokens import new_token
 from semel.protos.v1.login_pb2 import LogInRequest
@@ -61,7 +63,9 @@ class Flood:
 
     def __init__(self, cluster: RuledCluster) -> None:
         self.answers: Counter[type[SemelError]] = Counter()
-        self._ends_s = time.monotonic() + FLOOD_S
+        self.took_s = 0.0
+        """From before the first call to after the last one."""
+        self._began_s = time.monotonic()
         self._address = cluster.login_address(cluster.controller)
         self._ca = ca_of(cluster)
         self._request = _new_key()[1]
@@ -73,6 +77,7 @@ class Flood:
 
     def __exit__(self, *_: object) -> None:
         self._thread.join()
+        self.took_s = time.monotonic() - self._began_s
 
     async def _run(self) -> None:
         await asyncio.gather(*(self._call(number) for number in range(CALLERS)))
@@ -82,7 +87,7 @@ class Flood:
         async with login_channel(self._address, self._ca, CLUSTER_ID, CHANNEL_OPTIONS) as channel:
             stub: Any = LoginStub(channel)
             request = LogInRequest(signing_request=self._request, **proofs[number % 2])
-            while time.monotonic() < self._ends_s:
+            while time.monotonic() < self._began_s + FLOOD_S:
                 try:
                     await stub.LogIn(request, timeout=20)
                 except grpc.aio.AioRpcError as error:
@@ -102,7 +107,9 @@ def test_a_flood_of_logins_is_refused_and_the_controller_goes_on(cluster: RuledC
             most = max(most, controller.resident_bytes() - before)
         took_s = time.monotonic() - began
     assert set(flood.answers) <= {Throttled, Unauthenticated}
-    assert flood.answers[Throttled] > flood.answers[Unauthenticated] > 0
+    # How many are throttled depends on how fast the machine calls; how many are looked at does not.
+    assert flood.answers[Throttled] > 0
+    assert 0 < flood.answers[Unauthenticated] <= PER_ADDRESS * (flood.took_s + BURST_S) + 1
     assert took_s < OWN_CALLS * 1.0, "each of its own calls takes tens of milliseconds else"
     assert most < GROWTH_BYTES_MAX
     log = controller.log_file.read_text()
