@@ -82,9 +82,9 @@ def encrypted_cluster(module: Any, certificates: Path) -> type:
 
 def encrypt_clients(certificates: Path) -> None:
     """Gives every client of librdkafka in this process the certificate."""
-    import confluent_kafka  # type: ignore[import-not-found]
-    import confluent_kafka.admin  # type: ignore[import-not-found]
+    import confluent_kafka.admin
 
+    library: Any = confluent_kafka
     more = client_properties(certificates)
 
     def encrypted(client: Any) -> Any:
@@ -94,9 +94,9 @@ def encrypt_clients(certificates: Path) -> None:
 
         return Encrypted
 
-    confluent_kafka.Producer = encrypted(confluent_kafka.Producer)
-    confluent_kafka.Consumer = encrypted(confluent_kafka.Consumer)
-    admin = confluent_kafka.admin.AdminClient
+    library.Producer = encrypted(library.Producer)
+    library.Consumer = encrypted(library.Consumer)
+    admin = library.admin.AdminClient
     begin = admin.__init__
     # The class names itself in its methods, so it is changed and not replaced.
     admin.__init__ = lambda self, config, **options: begin(self, {**more, **config}, **options)

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PORTIONS = ("protos", "tier", "client", "broker", "controller", "spark_connector", "web")
+PORTIONS = ("protos", "tier", "client", "broker", "controller", "spark_connector", "web", "gateway")
 
 
 def tracked(*patterns: str) -> list[Path]:

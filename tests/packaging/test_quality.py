@@ -43,8 +43,8 @@ def test_a_planted_import_across_the_layers_is_caught(tmp_path: Path) -> None:
     start, end = config.index("[tool.importlinter]"), config.index("[tool.pytest")
     (tmp_path / "pyproject.toml").write_text(config[start:end])
     parts = ["protos", "tier", "client", "console", "broker", "controller"]
-    parts += ["spark_connector", "web"]
-    for part in ("protos", "tier", "broker", "client", "web"):
+    parts += ["spark_connector", "web", "gateway"]
+    for part in ("protos", "tier", "broker", "client", "web", "gateway"):
         modules = [path for path in (ROOT / part / "semel" / part).iterdir() if is_module(path)]
         parts += [f"{part}/{path.stem}" for path in modules]
     parts += [f"broker/state/{room}" for room in ("apply", "admission", "verify")]
@@ -78,6 +78,8 @@ def test_a_planted_import_across_the_layers_is_caught(tmp_path: Path) -> None:
         "web": "import semel.broker",
         "web/pages": "from semel.web import screens",
         "web/expression": "import time",
+        "gateway": "import semel.controller",
+        "gateway/records": "import socket",
     }
     for part, line in planted.items():
         path = tmp_path / "semel" / part / "__init__.py"

@@ -17,7 +17,8 @@ from tools.release.trial import SERVERS_ONLY
 ROOT = Path(__file__).parents[2]
 MODULES_MAX = 580
 """Modules that the import of the SDK may load, those of its libraries included."""
-PACKAGES = ("protos", "tier", "client", "console", "broker", "controller", "spark_connector", "web")
+NODES = ("broker", "controller")
+PACKAGES = ("protos", "tier", "client", "console", *NODES, "spark_connector", "web", "gateway")
 
 
 @pytest.fixture(scope="module")

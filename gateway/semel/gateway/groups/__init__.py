@@ -1,0 +1,1 @@
+"""The coordinator of Kafka's consumer groups, as decisions. No I/O; the clock is the caller's."""
