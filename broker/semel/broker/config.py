@@ -227,8 +227,8 @@ class BrokerConfig:
     make up to four fetches each."""
 
     checkpoint_records: int = 50_000
-    """A checkpoint is written after this many entries of the log. Default 50,000: that bounds the
-    replay at a start to about a second."""
+    """A checkpoint is written after this many entries of the log, or 50,000 records in them, more
+    if the state is large. Default 50,000: that bounds the replay at a start to about a second."""
 
     checkpoint_bytes: int = 512 << 20
     """A checkpoint is also written after this many bytes of log, or after 32 times the size of the

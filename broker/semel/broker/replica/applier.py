@@ -80,6 +80,8 @@ class Applier:
         self._reading = False
         self.waiters: list[tuple[int, asyncio.Future[None]]] = []
         """Callers that wait until an index is applied."""
+        self.applied_records = 0
+        """Records that were applied since this node began, those of the log's replay included."""
         self.watchers = QueueWatchers()
         self.delaying = asyncio.Event()
         """Set when something is delayed; cleared by the background work that releases it."""
@@ -140,6 +142,7 @@ class Applier:
                 reading.add_done_callback(partial(self._on_fetched, state, frame))
                 return False
             results = state.apply_frame(frame)
+            self.applied_records += len(results)
             self._ids.on_applied(frame, results)
             if self._bodies.bytes:
                 self._bodies.on_applied(state, results)

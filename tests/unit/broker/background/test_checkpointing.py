@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from semel.broker.background import checkpointing
-from semel.broker.background.checkpointing import Checkpointing
+from semel.broker.background.checkpointing import RECORDS_MAX, Checkpointing
 from semel.protos.errors import DiskFull
 from tests.kit.waiting import until_async
 
@@ -20,6 +20,7 @@ class Node:
     def __init__(self) -> None:
         self.config = SimpleNamespace(checkpoint_bytes=1_000, checkpoint_records=100)
         self.state = SimpleNamespace(applied_index=0)
+        self.applier = SimpleNamespace(applied_records=0)
         self.log = self
         self.appended = 0
         self.index = 0
@@ -71,6 +72,26 @@ async def test_one_is_due_after_so_many_entries_or_bytes() -> None:
     node.appended = 1_999
     await looked(node)
     assert node.written == [100, 110]
+
+
+async def test_one_is_due_after_so_many_records_in_few_entries() -> None:
+    node = Node()
+    node.state.applied_index, node.applier.applied_records = 1, RECORDS_MAX - 1
+    await looked(node)
+    assert node.written == []
+    node.applier.applied_records = RECORDS_MAX
+    await looked(node)
+    assert node.written == [1]
+    node.state.applied_index, node.applier.applied_records = 2, 2 * RECORDS_MAX - 1
+    await looked(node)
+    assert node.written == [1], "records count from the last one on"
+    node.applier.applied_records = 2 * RECORDS_MAX
+    node.length = 32 << 20
+    await looked(node)
+    assert node.written == [1], "the state is large by now"
+    node.applier.applied_records = 3 * RECORDS_MAX
+    await looked(node)
+    assert node.written == [1, 2]
 
 
 async def test_a_large_state_is_written_more_rarely() -> None:

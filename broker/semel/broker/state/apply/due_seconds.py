@@ -1,9 +1,9 @@
 """How much of each topic is due in each second: an index over the delayed batches.
 
-How it works. A topic has one packed entry for each second in which something of it is due, in
-blocks that rise by second. A question, or a batch that is added, is a binary search for the block
-and one within it, however many batches are due then. A million seconds take 24 MB, and blocks that
-were split while they grew up to twice as much.
+How it works. A topic has one entry for each second in which something of it is due, in blocks of
+three columns that rise by second. A question, or a batch that is added, is a binary search for the
+block and one within it, however many batches are due then. A million seconds take 24 MB, and blocks
+that were split while they grew up to twice as much.
 
 The index follows from what is delayed: it is no part of the state's bytes, and is made anew from
 them when a node starts, by numpy over the packed batches.
@@ -18,8 +18,8 @@ Not here: the delayed batches (`delays.py`), how much may be due (`delay_limits.
 
 from __future__ import annotations
 
-import struct
-from bisect import bisect_right
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
@@ -27,12 +27,8 @@ import numpy as np
 import numpy.typing as npt
 
 SECOND_US: Final = 1_000_000
-_ENTRY: Final = struct.Struct("<qqq")
 _PACKED: Final = np.dtype([("second", "<i8"), ("messages", "<i8"), ("bytes", "<i8")])
-assert _PACKED.itemsize == _ENTRY.size
 _BLOCK_ENTRIES: Final = 512
-_BLOCK_BYTES: Final = _BLOCK_ENTRIES * _ENTRY.size
-_SECOND: Final = struct.Struct("<q")
 
 Numbers = npt.NDArray[np.int64]
 
@@ -94,65 +90,94 @@ class DueSeconds:
         }
 
 
+class _Block:
+    """Entries that follow one another, by column."""
+
+    __slots__ = ("length", "messages", "second")
+
+    def __init__(self, second: array[int], messages: array[int], length: array[int]) -> None:
+        self.second, self.messages, self.length = second, messages, length
+
+    def columns(self) -> tuple[array[int], array[int], array[int]]:
+        return self.second, self.messages, self.length
+
+    def change(self, at: int, there: bool, entry: tuple[int, int, int]) -> None:
+        """Puts an entry at a place, or takes the one away that is there if nothing is left."""
+        empty = entry[1:] == (0, 0)
+        for column, value in zip(self.columns(), entry, strict=True):
+            if empty:
+                del column[at : at + there]
+            elif there:
+                column[at] = value
+            else:
+                column.insert(at, value)
+
+    def cut(self, at: int) -> _Block:
+        """Takes off the entries from a place on, and returns them."""
+        rest = _Block(self.second[at:], self.messages[at:], self.length[at:])
+        for column in self.columns():
+            del column[at:]
+        return rest
+
+
 class _Seconds:
     """The seconds of one topic."""
 
     __slots__ = ("blocks", "firsts")
 
     def __init__(self) -> None:
-        self.blocks: list[bytearray] = []
+        self.blocks: list[_Block] = []
         self.firsts: list[int] = []
         """The first second of each block."""
 
     def load(self, second: int) -> DueLoad:
-        block, at, there = self._find(second)
-        return DueLoad(*_ENTRY.unpack_from(self.blocks[block], at)[1:]) if there else DueLoad()
+        number, at, there = self._find(second)
+        block = self.blocks[number]
+        return DueLoad(block.messages[at], block.length[at]) if there else DueLoad()
 
     def change(self, second: int, messages: int, length: int) -> None:
         if not self.blocks:
-            self.blocks.append(bytearray())
+            self.blocks.append(_Block(array("q"), array("q"), array("q")))
             self.firsts.append(second)
         number, at, there = self._find(second)
         block = self.blocks[number]
         if there:
-            _, before, size = _ENTRY.unpack_from(block, at)
-            messages, length = before + messages, size + length
+            messages += block.messages[at]
+            length += block.length[at]
         assert messages >= 0 <= length, f"less than nothing is due in second {second}"
-        if messages or length:
-            entry = _ENTRY.pack(second, messages, length)
-            block[at : at + _ENTRY.size * there] = entry
-        else:
-            del block[at : at + _ENTRY.size * there]
-        if not block:
+        block.change(at, there, (second, messages, length))
+        if not block.second:
             del self.blocks[number], self.firsts[number]
             return
-        if len(block) > _BLOCK_BYTES:
-            half = _BLOCK_ENTRIES // 2 * _ENTRY.size
-            self.blocks.insert(number + 1, block[half:])
-            del block[half:]
-            self.firsts.insert(number + 1, _second(self.blocks[number + 1], 0))
-        self.firsts[number] = _second(block, 0)
+        if len(block.second) > _BLOCK_ENTRIES:
+            rest = block.cut(_BLOCK_ENTRIES // 2)
+            self.blocks.insert(number + 1, rest)
+            self.firsts.insert(number + 1, rest.second[0])
+        self.firsts[number] = block.second[0]
 
     def _find(self, second: int) -> tuple[int, int, bool]:
         """The block in which the second is or belongs, where in it, and whether it is there."""
         number = max(0, bisect_right(self.firsts, second) - 1)
-        block = self.blocks[number]
-        places = range(len(block) // _ENTRY.size)
-        place = bisect_right(places, second, key=lambda each: _second(block, each))
-        if place and _second(block, place - 1) == second:
-            return number, (place - 1) * _ENTRY.size, True
-        return number, place * _ENTRY.size, False
+        seconds = self.blocks[number].second
+        at = bisect_left(seconds, second)
+        return number, at, at < len(seconds) and seconds[at] == second
 
     def packed(self) -> npt.NDArray[Any]:
         """All entries, rising."""
-        return np.frombuffer(b"".join(self.blocks), _PACKED)
+        found = np.empty(sum(len(block.second) for block in self.blocks), _PACKED)
+        for number, name in enumerate(_PACKED.names or ()):
+            columns = [np.frombuffer(block.columns()[number], np.int64) for block in self.blocks]
+            found[name] = np.concatenate(columns) if columns else ()
+        return found
 
     def replace(self, entries: npt.NDArray[Any]) -> None:
         """Has these entries from now on, which rise."""
-        data = entries.tobytes()
-        cuts = range(0, len(data), _BLOCK_BYTES)
-        self.blocks = [bytearray(data[at : at + _BLOCK_BYTES]) for at in cuts]
-        self.firsts = [_second(block, 0) for block in self.blocks]
+        columns = [np.ascontiguousarray(entries[name], np.int64) for name in _PACKED.names or ()]
+        self.blocks = [
+            _Block(*(array("q", column[at : at + _BLOCK_ENTRIES].tobytes()) for column in columns))
+            for at in range(0, len(entries), _BLOCK_ENTRIES)
+        ]
+        self.firsts = [block.second[0] for block in self.blocks]
 
 
 def _summed(parts: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
@@ -177,7 +202,3 @@ def _summed(parts: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     columns = seconds[begins], messages, length
     found["second"], found["messages"], found["bytes"] = (each[kept] for each in columns)
     return found
-
-
-def _second(block: bytearray, at: int) -> int:
-    return int(_SECOND.unpack_from(block, at * _ENTRY.size)[0])
