@@ -29,6 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import psutil
+import pyarrow as pa
 
 from benchmarks.commands import Help
 from benchmarks.harness import (
@@ -55,6 +56,8 @@ SETTLE_S = 5.0
 SERVE_S = 60.0
 AWAITED_S = 10.0
 AWAITED, AWAITED_BYTES = "awaited", 1 << 20
+CACHES_BYTES, FILL_ROWS, FILL_BYTES = 64 << 20, 4_096, 1_024
+"""A node's caches of its log hold 40 MiB."""
 FORGET_S = 20.0
 """How long after the churn the nodes may take to give back what it needed."""
 
@@ -141,6 +144,7 @@ class Many:
         minutes, rate = self._options.churn_minutes, self._options.churn_topics / 60
         # What is awaited must not count as what the churn has left behind.
         self._client.admin.create_topic(AWAITED, queues=1, retention_bytes=AWAITED_BYTES)
+        self._fill_caches()
         before_ms, before = self._awaited(AWAITED_S), self._footprint()
         start, end = time.perf_counter(), time.perf_counter() + minutes * 60
         churned, half = 0, before
@@ -169,6 +173,16 @@ class Many:
             "late_mib": (after["resident"] - half["resident"]) / MIB,
             "more_files": after["files"] - before["files"],
         }
+
+    def _fill_caches(self) -> None:
+        """Sends more than a node's caches hold, to each broker group: they fill up only once."""
+        queues = 8 * self._options.groups
+        self._client.admin.create_topic("caches", queues=queues, retention_bytes=AWAITED_BYTES)
+        with self._client.producer(compression="none") as producer:
+            for _ in range(CACHES_BYTES * self._options.groups // (FILL_ROWS * FILL_BYTES)):
+                values = pa.array([b"x" * FILL_BYTES] * FILL_ROWS, pa.binary())
+                producer.send_many("caches", values)
+        self._client.admin.delete_topic("caches")
 
     def _awaited(self, seconds: float) -> float:
         """The 99th percentile of messages that are awaited one by one for a while, in ms."""
