@@ -19,6 +19,7 @@ ROOT: Final = Path(__file__).parents[2]
 _BROKER: Final = "broker/semel/broker"
 _CLIENT: Final = "client/semel/client"
 _CONTROLLER: Final = "controller/semel/controller"
+_GATEWAY: Final = "gateway/semel/gateway"
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,6 +348,10 @@ TARGETS: Final = {
             )
         ),
         tests=("tests/unit/controller", "tools/mutation/few_worlds.py"),
+    ),
+    "kafka-records": Target(
+        files=(f"{_GATEWAY}/records",),
+        tests=("tests/unit/gateway/records",),
     ),
 }
 

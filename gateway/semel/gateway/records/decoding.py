@@ -1,8 +1,8 @@
 """Kafka's record batches as columns of Semel's batches.
 
 How it works. The header is checked, the records are decompressed up to a limit, and the places of
-their fields are found. Arrow then takes the bytes of each field out of the records at once. Semel's
-own fields leave the headers (`own_headers.py`).
+their fields are found: of a few one by one, of many with numpy. Arrow then takes the bytes of each
+field out of the records at once. Semel's own fields leave the headers (`own_headers.py`).
 
 Invariants
 1. For any bytes `decode` returns batches that can be encoded, or raises RefusedRecords.
@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from semel.gateway.records.few_records import parse_few
 from semel.gateway.records.field_places import Numbers, RecordFields, picked
+from semel.gateway.records.many_records import MANY_RECORDS, parse_many
 from semel.gateway.records.own_headers import TakenHeaders, take_out
 from semel.gateway.records.record_batch import (
     HEAD_BYTES,
@@ -53,7 +54,7 @@ class DecodedBatch:
     """Values, keys, headers, timestamps and message ids; those that no record has are None. If all
     records have one timestamp, the column is None, and `timestamp_us` has it."""
     timestamp_us: int
-    """Of the first record."""
+    """The time of the first record."""
     deliver_at_us: Numbers | None
     """When each record is due, microseconds since 1970 as the producer gave them, 0 for at once.
     None if no record names a time. Brokers take one time a batch: see `due_runs`."""
@@ -89,7 +90,7 @@ def decode(record_set: bytes | bytearray | memoryview, *, bytes_max: int) -> lis
     `bytes_max` bounds what the records of each batch may have after decompression; memory is not
     spent beyond it. Raises RefusedRecords, whose `kafka_code` is the code for the client.
     """
-    return list(_batches(memoryview(record_set), bytes_max))
+    return list(_batches(memoryview(record_set).cast("B"), bytes_max))
 
 
 def decode_produced(record_set: bytes | bytearray | memoryview, *, bytes_max: int) -> DecodedBatch:
@@ -97,7 +98,7 @@ def decode_produced(record_set: bytes | bytearray | memoryview, *, bytes_max: in
 
     Raises RefusedRecords, as `decode` does, and for another number of batches.
     """
-    whole = memoryview(record_set)
+    whole = memoryview(record_set).cast("B")
     if not len(whole):
         raise InvalidRecords("a partition of a produce request has no record batch")
     found, end = _batch(whole, 0, bytes_max)
@@ -119,13 +120,15 @@ def _batch(record_set: memoryview, at: int, bytes_max: int) -> tuple[DecodedBatc
     records = decompress(record_set[at + HEAD_BYTES : end], head.codec, bytes_max)
     if head.count * RECORD_BYTES_MIN > len(records):
         raise CorruptRecords(f"record batch of {len(records)} bytes claims {head.count} records")
-    return _decoded(head, records, parse_few(records, head.count)), end
+    parse = parse_few if head.count < MANY_RECORDS else parse_many
+    return _decoded(head, records, parse(records, head.count)), end
 
 
 def _decoded(head: RecordHead, records: bytes | memoryview, fields: RecordFields) -> DecodedBatch:
     values = picked(records, fields.values)
-    keys = picked(records, fields.keys) if (fields.keys.lengths >= 0).any() else None
-    if values.null_count:
+    keyless = fields.keys.has_nulls and not (fields.keys.lengths >= 0).any()
+    keys = None if keyless else picked(records, fields.keys)
+    if fields.values.has_nulls:
         nothing = values.is_null() if keys is None else pc.and_(values.is_null(), keys.is_null())
         if (row := nothing.index(True).as_py()) >= 0:
             raise InvalidRecords(f"record {row}: {NO_VALUE_NO_KEY}")

@@ -2,7 +2,8 @@
 
 How it works. A record is a few numbers, the key, the value's length, the value, and the headers.
 Each of these is an Arrow array over all records, and Arrow joins them record by record: so the
-joined array's bytes are the records, one behind the other.
+joined array's bytes are the records, one behind the other. A few records are written one by one
+(`few_written.py`).
 
 Invariants
 1. Each record has its own offset: removed ones and other rows are gaps, and the batch reaches up to
@@ -19,6 +20,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from semel.gateway.records.few_written import FEW_RECORDS, write_few
 from semel.gateway.records.field_places import NO_FIELD, Numbers
 from semel.gateway.records.header_bytes import joined, lengths_of, shown_headers
 from semel.gateway.records.record_batch import (
@@ -32,7 +34,7 @@ from semel.gateway.records.record_batch import (
     RecordCodec,
 )
 from semel.gateway.records.record_codecs import compress
-from semel.gateway.records.varint_columns import sizes, written, written_one
+from semel.gateway.records.varint_columns import sizes, written
 from semel.protos.body import numbers_of
 from semel.protos.columns import Columns
 from semel.protos.crc import crc32c
@@ -71,7 +73,8 @@ def encode(
         stamps = numbers_of(columns.timestamps, np.int64) // 1000
         base_ms, max_ms = int(stamps[0]), int(stamps.max())
         times = stamps - base_ms
-    records = _records(columns, deltas, times, deliver_at_us)
+    write = write_few if count <= FEW_RECORDS else _records
+    records = write(columns, deltas, times, deliver_at_us)
     return _framed(
         compress(records, codec),
         base_offset=base_offset,
@@ -104,14 +107,13 @@ def _records(
     """Returns all records, one behind the other."""
     values, value_lengths = columns.values, lengths_of(columns.values)
     headers = shown_headers(columns.headers, columns.message_ids, deliver_at_us, len(columns))
-    body = 1 + _sizes(times) + sizes(deltas)
-    body += _field_sizes(value_lengths) + headers.sizes
+    body = 1 + sizes(times) + sizes(deltas) + _field_sizes(value_lengths) + headers.sizes
     if columns.keys is None:
-        body += 1
+        body = body + 1
         parts = [written(body, _ATTRIBUTES, times, deltas, NO_FIELD, value_lengths), values]
     else:
         key_lengths = lengths_of(columns.keys)
-        body += _field_sizes(key_lengths)
+        body = body + _field_sizes(key_lengths)
         head = written(body, _ATTRIBUTES, times, deltas, key_lengths)
         parts = [head, columns.keys, written(value_lengths), values]
     return joined([*parts, *headers.parts])
@@ -120,10 +122,6 @@ def _records(
 def _field_sizes(lengths: Numbers) -> Numbers:
     """Returns how many bytes a field and its length take."""
     return sizes(lengths) + np.maximum(lengths, 0)
-
-
-def _sizes(numbers: Numbers | int) -> Numbers | int:
-    return len(written_one(numbers)) if isinstance(numbers, int) else sizes(numbers)
 
 
 def _framed(
