@@ -93,6 +93,9 @@ REMEDIES: Final[dict[str, str]] = {
     "status` for broker groups.",
     "UnknownMember": "The member was silent for longer than `session_ms`. The SDK joins again by "
     "itself.",
+    "GroupKindConflict": "A consumer of the SDK has named a group of Kafka's clients, or the other "
+    "way round. Use another name; or, if nobody needs its offsets any more, "
+    "`semel group delete NAME`.",
     "TopicExists": "A topic of this name has other settings. Use it as it is, alter it, or choose "
     "another name.",
     "OffsetOutOfRange": "Retention removed the offset, or it is not written yet. Go on at "

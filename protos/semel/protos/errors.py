@@ -237,6 +237,14 @@ class UnknownMember(CallerError):
     status = "NOT_FOUND"
 
 
+class GroupKindConflict(CallerError):
+    """The consumer group is of another kind: of Kafka's clients, or of Semel's. The two do not mix,
+    and a group keeps its kind until it is deleted."""
+
+    code = errors_pb2.ERROR_CODE_GROUP_KIND_CONFLICT
+    status = "FAILED_PRECONDITION"
+
+
 class TopicExists(CallerError):
     """The topic exists with other settings."""
 

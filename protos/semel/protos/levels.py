@@ -71,6 +71,9 @@ USERS_LEVEL: Final = 9
 """From here on the controllers' metadata may hold users with passwords."""
 MIRROR_LEVEL: Final = 9
 """From here on a log may hold copies of another cluster's queues, and the metadata its topics."""
+KAFKA_LEVEL: Final = 9
+"""From here on a log may hold commits and locks of Kafka's consumer groups, and the metadata such
+groups and the gateways."""
 
 LEVEL_MIN: Final = 0
 """The lowest level that this program knows; a log that never needed another is at 0."""
@@ -89,7 +92,8 @@ _FEATURES: Final = {
     NULL_LEVEL: "null values, compaction, limits of what is due in a second, the history of"
     " releases, and moves of queues with delayed messages,",
     TIER_LEVEL: "tiers, memory topics, moves of compacted queues, splits of queues with delayed"
-    " messages, rules of who may do what, users with passwords, and mirrors of other clusters,",
+    " messages, rules of who may do what, users with passwords, mirrors of other"
+    " clusters, and groups of Kafka's clients,",
 }
 
 

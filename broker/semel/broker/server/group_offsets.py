@@ -46,6 +46,7 @@ class GroupOffsetCalls:
                     owner=row.owner,
                     log_start_offset=queue.log_start_offset,
                     high_watermark=queue.log_end_offset,
+                    metadata=row.metadata if request.group else b"",
                 )
         return reply
 

@@ -24,7 +24,7 @@ from semel.broker.server.checks import check_group, check_room_for_group
 from semel.broker.state import CommitApplied, LockGranted, LockRefused, unread_error
 from semel.protos.errors import InvalidRequest, UnknownQueue, to_detail
 from semel.protos.ids import QueueKey
-from semel.protos.levels import METADATA_LEVEL
+from semel.protos.levels import KAFKA_LEVEL, METADATA_LEVEL
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import broker_pb2, common_pb2, control_pb2
 
@@ -52,6 +52,8 @@ class LockCalls:
                     f"{name} is {value}, it must be between {_LOCK_MS[0]} and {_LOCK_MS[1]}"
                 )
         await self._replica.wait_master()
+        if request.in_any_order:
+            await self._replica.require_level(KAFKA_LEVEL)
         check_room_for_group(self._replica, request.group)
         grants = await asyncio.gather(*(self._acquire(request, ref) for ref in request.queues))
         return broker_pb2.AcquireLocksReply(grants=grants)
@@ -62,7 +64,7 @@ class LockCalls:
         state, key = self._replica.state, queue_key_of(ref)
         if (barred := state.moves.barred(key, state.queues.get(key))) is not None:
             return broker_pb2.LockGrant(queue=ref, error=to_detail(barred))
-        if key in state.queues:
+        if key in state.queues and not request.in_any_order:
             unread = unread_error(state.queues, state.groups, request.group, state.queues[key])
             if unread is not None:  # refused without an entry: members ask again and again
                 return broker_pb2.LockGrant(queue=ref, error=to_detail(unread))
@@ -73,6 +75,7 @@ class LockCalls:
             generation=request.generation,
             lock_ms=request.lock_ms,
             session_ms=request.session_ms,
+            in_any_order=request.in_any_order,
         )
         try:
             result = await self._replica.submit_control(
@@ -161,6 +164,8 @@ class LockCalls:
         if any(commit.HasField("metadata") for commit in request.commits):
             _check_metadata(request)
             await self._replica.require_level(METADATA_LEVEL)
+        if any(commit.may_lower for commit in request.commits):
+            await self._replica.require_level(KAFKA_LEVEL)
         now_ms = monotonic_ms()
         for commit in request.commits:
             self._keep_alive(request.group, queue_key_of(commit.queue), commit.token, now_ms)

@@ -15,6 +15,11 @@ process.
 The world does not stop: the plan gives a queue to its new member at once, and the lock at
 the broker decides when that member can begin, namely when the old member has released it.
 
+Groups are of three kinds. *Consumers* of Semel's clients share queues. A group of *Kafka*'s clients
+has one member at most, the gateway that coordinates them: whoever comes first, until it is gone
+from the group of the *gateways*. These send heartbeats, once for all groups that they coordinate. A
+group keeps its kind, so that the offsets and metadata of one kind are never read by the other.
+
 Invariants
 1. The generation rises with every adopted plan, and a plan is made only when something changes.
 2. Every assignment in a reply is the stored one of its generation.
@@ -31,13 +36,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from semel.controller.groups.balance import Assignment, balance
-from semel.protos.errors import InvalidRequest, MemberFenced, UnknownMember
+from semel.protos.errors import GroupKindConflict, InvalidRequest, MemberFenced, UnknownMember
 from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.v1.common_pb2 import QueueRef
 from semel.protos.v1.controller_pb2 import GroupInfo, GroupMember, GroupMembershipReply
 from semel.protos.v1.metadata_pb2 import (
     ConsumerGroupRecord,
     ConsumerMemberRecord,
+    GroupKind,
     TopicQueues,
 )
 
@@ -50,6 +56,11 @@ HEARTBEATS_A_SESSION: Final = 3
 HEARTBEAT_MS_MAX: Final = 1_000
 """A member learns of a new assignment with its next heartbeat, so heartbeats must not be rare."""
 NAME_CHARACTERS_MAX: Final = 249
+_WHOSE: Final = {
+    GroupKind.GROUP_KIND_CONSUMERS: "consumers of Semel's clients",
+    GroupKind.GROUP_KIND_KAFKA: "Kafka's clients",
+    GroupKind.GROUP_KIND_GATEWAYS: "gateways",
+}
 
 Topics = Mapping[str, Sequence[QueueKey]]
 """The queues of every topic that exists, by name."""
@@ -74,9 +85,20 @@ class Wish:
     """How long the member keeps its queues while it is away, if that is longer than its session."""
     incarnation: bytes = b""
     """Identifies the process that uses the member's id; empty for a client that does not say."""
+    kind: GroupKind = GroupKind.GROUP_KIND_CONSUMERS
+    """Only consumers read topics."""
+    address: str = ""
+    """Where clients of Kafka find the member; empty for a consumer."""
 
     def __post_init__(self) -> None:
-        if not self.topics:
+        if self.kind not in _WHOSE:
+            raise InvalidRequest(f"there is no kind {self.kind} of consumer groups")
+        if self.kind != GroupKind.GROUP_KIND_CONSUMERS:
+            if self.topics or self.grace_ms:
+                raise InvalidRequest("a gateway reads no topics, and has no grace time")
+            if not self.address or len(self.address) > NAME_CHARACTERS_MAX:
+                raise InvalidRequest("a gateway needs the address where its clients find it")
+        elif not self.topics:
             raise InvalidRequest("a member of a consumer group needs at least one topic")
         if not SESSION_MS_MIN <= self.session_ms <= SESSION_MS_MAX:
             raise InvalidRequest(
@@ -122,9 +144,16 @@ class Plan:
 class ConsumerGroup:
     """The membership of one group."""
 
-    def __init__(self, name: str, *, generation: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        generation: int,
+        kind: GroupKind = GroupKind.GROUP_KIND_CONSUMERS,
+    ) -> None:
         self.name = name
         self.generation = generation
+        self.kind = kind
         self.owner = ""
         """The user whose member was the first; empty if nobody proved who they are."""
         self.changes = 0
@@ -140,7 +169,7 @@ class ConsumerGroup:
         Its members count as seen one longest session in the future: they could not send heartbeats
         while there was no controller, and nothing should move because of that.
         """
-        group = cls(record.group, generation=record.generation)
+        group = cls(record.group, generation=record.generation, kind=record.kind)
         group.owner = record.owner
         grace_ms = max((member.session_ms for member in record.members), default=0)
         for member in record.members:
@@ -151,6 +180,8 @@ class ConsumerGroup:
                     client=member.client,
                     grace_ms=member.grace_ms,
                     incarnation=member.incarnation,
+                    kind=record.kind,
+                    address=member.address,
                 ),
                 last_seen_ms=now_ms + grace_ms,
                 assignment=_unpack(member.assignment),
@@ -178,8 +209,26 @@ class ConsumerGroup:
         """Whether it is a member."""
         return member_id in self._members
 
+    @property
+    def coordinator(self) -> str:
+        """The gateway that coordinates a group of Kafka's clients; empty if none does."""
+        return next(iter(self._members), "") if self.kind == GroupKind.GROUP_KIND_KAFKA else ""
+
+    def check_kind(self, kind: GroupKind) -> None:
+        """Raises GroupKindConflict unless the group is of this kind."""
+        if kind != self.kind:
+            raise GroupKindConflict(
+                f"group {self.name!r} is one of {_WHOSE[self.kind]}, not of {_WHOSE[kind]}: use"
+                " another name, or delete the group first"
+            )
+
     def join(self, member_id: str, wish: Wish, now_ms: int) -> None:
-        """Adds a member, or updates one that joins again, perhaps with other wishes."""
+        """Adds a member, or updates one that joins again, perhaps with other wishes.
+
+        Raises GroupKindConflict. A coordinated group takes no second member.
+        """
+        self.check_kind(wish.kind)
+        assert self.coordinator in ("", member_id)
         member = self._members.get(member_id)
         if member is None:
             self._members[member_id] = _Member(wish=wish, last_seen_ms=now_ms)
@@ -217,9 +266,13 @@ class ConsumerGroup:
         self.changes += 1
         return True
 
-    def expire(self, now_ms: int) -> list[str]:
-        """Drops the members that were silent for too long; returns them."""
-        gone = sorted(m for m, member in self._members.items() if member.deadline_ms <= now_ms)
+    def expire(self, now_ms: int, gateways: ConsumerGroup | None = None) -> list[str]:
+        """Drops the members that were silent for too long, and a coordinator that is none of the
+        `gateways` any more; returns them."""
+        if self.kind == GroupKind.GROUP_KIND_KAFKA:
+            gone = sorted(m for m in self._members if gateways is None or not gateways.has(m))
+        else:
+            gone = sorted(m for m, member in self._members.items() if member.deadline_ms <= now_ms)
         for member_id in gone:
             self.leave(member_id)
         return gone
@@ -278,6 +331,7 @@ class ConsumerGroup:
         return ConsumerGroupRecord(
             group=self.name,
             owner=self.owner,
+            kind=self.kind,
             generation=plan.generation,
             members=[
                 ConsumerMemberRecord(
@@ -287,6 +341,7 @@ class ConsumerGroup:
                     session_ms=wish.session_ms,
                     grace_ms=wish.grace_ms,
                     incarnation=wish.incarnation,
+                    address=wish.address,
                     assignment=_pack(plan.assignment[member_id]),
                 )
                 for member_id, wish in sorted(plan.wishes.items())
@@ -303,12 +358,14 @@ class ConsumerGroup:
             generation=self.generation,
             assignment=_refs(member.assignment),
             heartbeat_ms=min(member.wish.session_ms // HEARTBEATS_A_SESSION, HEARTBEAT_MS_MAX),
+            address=member.wish.address,
         )
 
     def info(self, *, counts_only: bool = False) -> GroupInfo:
         """The group for people, without its members if they are only to be counted."""
         return GroupInfo(
             group=self.name,
+            kind=self.kind,
             generation=self.generation,
             member_count=len(self._members),
             members=[
@@ -317,6 +374,7 @@ class ConsumerGroup:
                     client=member.wish.client,
                     topics=member.wish.topics,
                     assignment=_refs(member.assignment),
+                    address=member.wish.address,
                 )
                 for member_id, member in sorted(self._members.items())
                 if not counts_only

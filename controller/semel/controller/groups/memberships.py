@@ -10,6 +10,9 @@ A new group's generation starts at the store's revision, and each generation is 
 if a group is forgotten and made again under the same name, none of its generations comes twice:
 locks and commits of the old group are refused as stale and never taken for new ones.
 
+A group of Kafka's clients has no heartbeats of its own. Its one member, the gateway that
+coordinates it, is looked for among the members of the group of gateways, and dropped with them.
+
 Invariants
 1. A reply carries a generation that is durable.
 2. Time during which the controller's own loop stood still (it was paused) counts against no member.
@@ -45,15 +48,16 @@ from semel.protos.errors import (
     UnknownMember,
     UnknownTopic,
 )
-from semel.protos.groups import check_not_reserved
+from semel.protos.groups import GATEWAY_GROUP, check_not_reserved
 from semel.protos.ids import QueueId, QueueKey, TopicId
+from semel.protos.levels import KAFKA_LEVEL, lacking
 from semel.protos.v1.controller_pb2 import (
     GroupInfo,
     GroupMembershipReply,
     HeartbeatGroupRequest,
     JoinGroupRequest,
 )
-from semel.protos.v1.metadata_pb2 import ConsumerGroupRecord
+from semel.protos.v1.metadata_pb2 import ConsumerGroupRecord, GroupKind
 
 log = logging.getLogger(__name__)
 
@@ -125,13 +129,15 @@ class MembershipService:
         self._wake.set()
 
     async def join(self, request: JoinGroupRequest, owner: str = "") -> GroupMembershipReply:
-        """Adds a member, or takes one back. A new group is the owner's.
+        """Adds a member, or takes one back. A new group is the owner's. The reply to a gateway
+        that comes too late to coordinate a group is about the one that does.
 
-        Raises InvalidRequest and UnknownTopic. A cancelled call may have added the member, which is
-        dropped after its session.
+        Raises InvalidRequest, UnknownTopic and GroupKindConflict; UnknownMember for a gateway that
+        the group of gateways does not have; UnsupportedVersion while the metadata may hold none. A
+        cancelled call may have added the member, which is dropped after its session.
         """
         check_name(request.group)
-        check_not_reserved(request.group)
+        self._check_kind(request)
         if request.member_id:
             check_name(request.member_id, "member id")
         wish = Wish(
@@ -140,6 +146,8 @@ class MembershipService:
             client=request.client[:NAME_CHARACTERS_MAX],
             grace_ms=request.grace_ms,
             incarnation=request.incarnation,
+            kind=request.kind,
+            address=request.address,
         )
         if wish.grace_ms and not request.member_id:
             raise InvalidRequest("grace_ms is for a member that chooses its own member_id")
@@ -151,14 +159,43 @@ class MembershipService:
         if group is None:
             revision = await self._epoch.store.revision()
             group = self._groups.setdefault(
-                request.group, ConsumerGroup(request.group, generation=revision)
+                request.group, ConsumerGroup(request.group, generation=revision, kind=request.kind)
             )
             group.owner = group.owner or owner
+        group.check_kind(wish.kind)
+        if request.kind == GroupKind.GROUP_KIND_KAFKA:
+            self._expire(group, self._now_ms())
+            if group.coordinator not in ("", request.member_id):
+                return group.reply(group.coordinator)
         member_id = request.member_id or f"member-{uuid.uuid4().hex}"
         group.join(member_id, wish, self._now_ms())
         log.info("member joins group=%s member=%s", group.name, member_id)
         await self._settle(group)
         return group.reply(member_id)
+
+    def _check_kind(self, request: JoinGroupRequest) -> None:
+        """Raises what forbids that the member joins a group of the kind and name that it says."""
+        kind, active = request.kind, self._epoch.level
+        if kind != GroupKind.GROUP_KIND_CONSUMERS and active < KAFKA_LEVEL:
+            raise lacking(KAFKA_LEVEL, active, "the controllers' metadata")
+        if kind == GroupKind.GROUP_KIND_GATEWAYS:
+            if request.group != GATEWAY_GROUP:
+                raise InvalidRequest(f"gateways join group {GATEWAY_GROUP!r}")
+            return
+        check_not_reserved(request.group)
+        gateways = self._groups.get(GATEWAY_GROUP)
+        if kind == GroupKind.GROUP_KIND_KAFKA and (
+            gateways is None or not gateways.has(request.member_id)
+        ):
+            raise UnknownMember(
+                f"{request.member_id!r} is no gateway of this cluster, or was silent for too long:"
+                f" it must join group {GATEWAY_GROUP!r} first"
+            )
+
+    def _expire(self, group: ConsumerGroup, now_ms: int) -> None:
+        """Drops members of a group that were silent for too long."""
+        for member_id in group.expire(now_ms, self._groups.get(GATEWAY_GROUP)):
+            log.info("member was silent for too long group=%s member=%s", group.name, member_id)
 
     def _require_room(self, request: JoinGroupRequest, group: ConsumerGroup | None) -> None:
         """Raises InvalidRequest if one more would be too many."""
@@ -197,7 +234,7 @@ class MembershipService:
 
     async def list(self, group_name: str, *, counts_only: bool = False) -> list[GroupInfo]:
         """One group, or all of them by name. Raises UnknownGroup."""
-        names = [group_name] if group_name else sorted(self._groups)
+        names = [group_name] if group_name else sorted(self._groups.keys() - {GATEWAY_GROUP})
         return [self._find(name).info(counts_only=counts_only) for name in names]
 
     def has(self, group_name: str) -> bool:
@@ -210,7 +247,8 @@ class MembershipService:
 
     def counts(self) -> tuple[int, int]:
         """The number of groups, and of members in all of them."""
-        return len(self._groups), sum(group.member_count for group in self._groups.values())
+        groups = [group for name, group in self._groups.items() if name != GATEWAY_GROUP]
+        return len(groups), sum(group.member_count for group in groups)
 
     async def forget(self, group_name: str) -> None:
         """Forgets a group. Raises UnknownGroup, and InvalidRequest while it has members, or if it
@@ -257,9 +295,10 @@ class MembershipService:
 
     async def _look_after_all(self) -> None:
         now_ms = self._now_ms()
-        for group in list(self._groups.values()):
-            for member_id in group.expire(now_ms):
-                log.info("member was silent for too long group=%s member=%s", group.name, member_id)
+        # Gateways first: the groups that one coordinated end with it.
+        groups = sorted(self._groups.values(), key=lambda group: group.name != GATEWAY_GROUP)
+        for group in groups:
+            self._expire(group, now_ms)
             if group.settled:
                 continue
             try:

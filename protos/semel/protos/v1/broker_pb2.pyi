@@ -349,20 +349,22 @@ class DescribeProducersReply(_message.Message):
     def __init__(self, rows: _Optional[_Iterable[_Union[ProducerRow, _Mapping]]] = ..., truncated: _Optional[bool] = ...) -> None: ...
 
 class AcquireLocksRequest(_message.Message):
-    __slots__ = ("group", "member_id", "generation", "queues", "lock_ms", "session_ms")
+    __slots__ = ("group", "member_id", "generation", "queues", "lock_ms", "session_ms", "in_any_order")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     LOCK_MS_FIELD_NUMBER: _ClassVar[int]
     SESSION_MS_FIELD_NUMBER: _ClassVar[int]
+    IN_ANY_ORDER_FIELD_NUMBER: _ClassVar[int]
     group: str
     member_id: str
     generation: int
     queues: _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]
     lock_ms: int
     session_ms: int
-    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., lock_ms: _Optional[int] = ..., session_ms: _Optional[int] = ...) -> None: ...
+    in_any_order: bool
+    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., lock_ms: _Optional[int] = ..., session_ms: _Optional[int] = ..., in_any_order: _Optional[bool] = ...) -> None: ...
 
 class LockGrant(_message.Message):
     __slots__ = ("queue", "token", "committed_offset", "log_start_offset", "high_watermark", "error", "metadata")
@@ -697,7 +699,7 @@ class DescribeGroupOffsetsRequest(_message.Message):
     def __init__(self, group: _Optional[str] = ...) -> None: ...
 
 class GroupQueueState(_message.Message):
-    __slots__ = ("group", "queue", "committed_offset", "token", "owner", "log_start_offset", "high_watermark")
+    __slots__ = ("group", "queue", "committed_offset", "token", "owner", "log_start_offset", "high_watermark", "metadata")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -705,6 +707,7 @@ class GroupQueueState(_message.Message):
     OWNER_FIELD_NUMBER: _ClassVar[int]
     LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
     HIGH_WATERMARK_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
     group: str
     queue: _common_pb2.QueueRef
     committed_offset: int
@@ -712,7 +715,8 @@ class GroupQueueState(_message.Message):
     owner: str
     log_start_offset: int
     high_watermark: int
-    def __init__(self, group: _Optional[str] = ..., queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., committed_offset: _Optional[int] = ..., token: _Optional[int] = ..., owner: _Optional[str] = ..., log_start_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ...) -> None: ...
+    metadata: bytes
+    def __init__(self, group: _Optional[str] = ..., queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., committed_offset: _Optional[int] = ..., token: _Optional[int] = ..., owner: _Optional[str] = ..., log_start_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ..., metadata: _Optional[bytes] = ...) -> None: ...
 
 class DescribeGroupOffsetsReply(_message.Message):
     __slots__ = ("states",)

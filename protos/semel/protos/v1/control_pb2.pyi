@@ -239,20 +239,22 @@ class ExpireProducers(_message.Message):
     def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., producer_ids: _Optional[_Iterable[int]] = ..., epoch_floor: _Optional[int] = ...) -> None: ...
 
 class AcquireLock(_message.Message):
-    __slots__ = ("group", "queue", "member_id", "generation", "lock_ms", "session_ms")
+    __slots__ = ("group", "queue", "member_id", "generation", "lock_ms", "session_ms", "in_any_order")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     LOCK_MS_FIELD_NUMBER: _ClassVar[int]
     SESSION_MS_FIELD_NUMBER: _ClassVar[int]
+    IN_ANY_ORDER_FIELD_NUMBER: _ClassVar[int]
     group: str
     queue: _common_pb2.QueueRef
     member_id: str
     generation: int
     lock_ms: int
     session_ms: int
-    def __init__(self, group: _Optional[str] = ..., queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., lock_ms: _Optional[int] = ..., session_ms: _Optional[int] = ...) -> None: ...
+    in_any_order: bool
+    def __init__(self, group: _Optional[str] = ..., queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., lock_ms: _Optional[int] = ..., session_ms: _Optional[int] = ..., in_any_order: _Optional[bool] = ...) -> None: ...
 
 class ReleaseLock(_message.Message):
     __slots__ = ("group", "queue", "token")
@@ -273,18 +275,20 @@ class CommitOffsets(_message.Message):
     def __init__(self, group: _Optional[str] = ..., commits: _Optional[_Iterable[_Union[QueueCommit, _Mapping]]] = ...) -> None: ...
 
 class QueueCommit(_message.Message):
-    __slots__ = ("queue", "token", "offset", "metadata", "metadata_version")
+    __slots__ = ("queue", "token", "offset", "metadata", "metadata_version", "may_lower")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     METADATA_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MAY_LOWER_FIELD_NUMBER: _ClassVar[int]
     queue: _common_pb2.QueueRef
     token: int
     offset: int
     metadata: bytes
     metadata_version: int
-    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., token: _Optional[int] = ..., offset: _Optional[int] = ..., metadata: _Optional[bytes] = ..., metadata_version: _Optional[int] = ...) -> None: ...
+    may_lower: bool
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., token: _Optional[int] = ..., offset: _Optional[int] = ..., metadata: _Optional[bytes] = ..., metadata_version: _Optional[int] = ..., may_lower: _Optional[bool] = ...) -> None: ...
 
 class ResetOffset(_message.Message):
     __slots__ = ("group", "queue", "offset")

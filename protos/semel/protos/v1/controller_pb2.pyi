@@ -267,7 +267,7 @@ class FindProducerOwnerReply(_message.Message):
     def __init__(self, name: _Optional[str] = ..., given: _Optional[bool] = ...) -> None: ...
 
 class JoinGroupRequest(_message.Message):
-    __slots__ = ("group", "member_id", "topics", "session_ms", "client", "grace_ms", "incarnation")
+    __slots__ = ("group", "member_id", "topics", "session_ms", "client", "grace_ms", "incarnation", "kind", "address")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
@@ -275,6 +275,8 @@ class JoinGroupRequest(_message.Message):
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     GRACE_MS_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
     group: str
     member_id: str
     topics: _containers.RepeatedScalarFieldContainer[str]
@@ -282,7 +284,9 @@ class JoinGroupRequest(_message.Message):
     client: str
     grace_ms: int
     incarnation: bytes
-    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., session_ms: _Optional[int] = ..., client: _Optional[str] = ..., grace_ms: _Optional[int] = ..., incarnation: _Optional[bytes] = ...) -> None: ...
+    kind: _metadata_pb2.GroupKind
+    address: str
+    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., session_ms: _Optional[int] = ..., client: _Optional[str] = ..., grace_ms: _Optional[int] = ..., incarnation: _Optional[bytes] = ..., kind: _Optional[_Union[_metadata_pb2.GroupKind, str]] = ..., address: _Optional[str] = ...) -> None: ...
 
 class HeartbeatGroupRequest(_message.Message):
     __slots__ = ("group", "member_id", "generation", "held", "incarnation")
@@ -299,16 +303,18 @@ class HeartbeatGroupRequest(_message.Message):
     def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., held: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., incarnation: _Optional[bytes] = ...) -> None: ...
 
 class GroupMembershipReply(_message.Message):
-    __slots__ = ("member_id", "generation", "assignment", "heartbeat_ms")
+    __slots__ = ("member_id", "generation", "assignment", "heartbeat_ms", "address")
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_MS_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
     member_id: str
     generation: int
     assignment: _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]
     heartbeat_ms: int
-    def __init__(self, member_id: _Optional[str] = ..., generation: _Optional[int] = ..., assignment: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., heartbeat_ms: _Optional[int] = ...) -> None: ...
+    address: str
+    def __init__(self, member_id: _Optional[str] = ..., generation: _Optional[int] = ..., assignment: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., heartbeat_ms: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
 
 class LeaveGroupRequest(_message.Message):
     __slots__ = ("group", "member_id", "incarnation")
@@ -333,28 +339,32 @@ class ListGroupsRequest(_message.Message):
     def __init__(self, group: _Optional[str] = ..., counts_only: _Optional[bool] = ...) -> None: ...
 
 class GroupMember(_message.Message):
-    __slots__ = ("member_id", "client", "topics", "assignment")
+    __slots__ = ("member_id", "client", "topics", "assignment", "address")
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
     member_id: str
     client: str
     topics: _containers.RepeatedScalarFieldContainer[str]
     assignment: _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]
-    def __init__(self, member_id: _Optional[str] = ..., client: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., assignment: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ...) -> None: ...
+    address: str
+    def __init__(self, member_id: _Optional[str] = ..., client: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., assignment: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., address: _Optional[str] = ...) -> None: ...
 
 class GroupInfo(_message.Message):
-    __slots__ = ("group", "generation", "members", "member_count")
+    __slots__ = ("group", "generation", "members", "member_count", "kind")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     MEMBER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     group: str
     generation: int
     members: _containers.RepeatedCompositeFieldContainer[GroupMember]
     member_count: int
-    def __init__(self, group: _Optional[str] = ..., generation: _Optional[int] = ..., members: _Optional[_Iterable[_Union[GroupMember, _Mapping]]] = ..., member_count: _Optional[int] = ...) -> None: ...
+    kind: _metadata_pb2.GroupKind
+    def __init__(self, group: _Optional[str] = ..., generation: _Optional[int] = ..., members: _Optional[_Iterable[_Union[GroupMember, _Mapping]]] = ..., member_count: _Optional[int] = ..., kind: _Optional[_Union[_metadata_pb2.GroupKind, str]] = ...) -> None: ...
 
 class ListGroupsReply(_message.Message):
     __slots__ = ("groups",)

@@ -15,6 +15,12 @@ class TopicState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TOPIC_STATE_ACTIVE: _ClassVar[TopicState]
     TOPIC_STATE_DELETING: _ClassVar[TopicState]
 
+class GroupKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    GROUP_KIND_CONSUMERS: _ClassVar[GroupKind]
+    GROUP_KIND_KAFKA: _ClassVar[GroupKind]
+    GROUP_KIND_GATEWAYS: _ClassVar[GroupKind]
+
 class MoveStage(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     MOVE_STAGE_UNSPECIFIED: _ClassVar[MoveStage]
@@ -55,6 +61,9 @@ TOPIC_STATE_UNSPECIFIED: TopicState
 TOPIC_STATE_CREATING: TopicState
 TOPIC_STATE_ACTIVE: TopicState
 TOPIC_STATE_DELETING: TopicState
+GROUP_KIND_CONSUMERS: GroupKind
+GROUP_KIND_KAFKA: GroupKind
+GROUP_KIND_GATEWAYS: GroupKind
 MOVE_STAGE_UNSPECIFIED: MoveStage
 MOVE_STAGE_COPYING: MoveStage
 MOVE_STAGE_DECIDED: MoveStage
@@ -212,7 +221,7 @@ class TopicQueues(_message.Message):
     def __init__(self, topic_id: _Optional[int] = ..., queue_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ConsumerMemberRecord(_message.Message):
-    __slots__ = ("member_id", "client", "topics", "session_ms", "assignment", "grace_ms", "incarnation")
+    __slots__ = ("member_id", "client", "topics", "session_ms", "assignment", "grace_ms", "incarnation", "address")
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
@@ -220,6 +229,7 @@ class ConsumerMemberRecord(_message.Message):
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     GRACE_MS_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
     member_id: str
     client: str
     topics: _containers.RepeatedScalarFieldContainer[str]
@@ -227,19 +237,22 @@ class ConsumerMemberRecord(_message.Message):
     assignment: _containers.RepeatedCompositeFieldContainer[TopicQueues]
     grace_ms: int
     incarnation: bytes
-    def __init__(self, member_id: _Optional[str] = ..., client: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., session_ms: _Optional[int] = ..., assignment: _Optional[_Iterable[_Union[TopicQueues, _Mapping]]] = ..., grace_ms: _Optional[int] = ..., incarnation: _Optional[bytes] = ...) -> None: ...
+    address: str
+    def __init__(self, member_id: _Optional[str] = ..., client: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., session_ms: _Optional[int] = ..., assignment: _Optional[_Iterable[_Union[TopicQueues, _Mapping]]] = ..., grace_ms: _Optional[int] = ..., incarnation: _Optional[bytes] = ..., address: _Optional[str] = ...) -> None: ...
 
 class ConsumerGroupRecord(_message.Message):
-    __slots__ = ("group", "generation", "members", "owner")
+    __slots__ = ("group", "generation", "members", "owner", "kind")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     group: str
     generation: int
     members: _containers.RepeatedCompositeFieldContainer[ConsumerMemberRecord]
     owner: str
-    def __init__(self, group: _Optional[str] = ..., generation: _Optional[int] = ..., members: _Optional[_Iterable[_Union[ConsumerMemberRecord, _Mapping]]] = ..., owner: _Optional[str] = ...) -> None: ...
+    kind: GroupKind
+    def __init__(self, group: _Optional[str] = ..., generation: _Optional[int] = ..., members: _Optional[_Iterable[_Union[ConsumerMemberRecord, _Mapping]]] = ..., owner: _Optional[str] = ..., kind: _Optional[_Union[GroupKind, str]] = ...) -> None: ...
 
 class QueuePlace(_message.Message):
     __slots__ = ("queue_id", "group_id")

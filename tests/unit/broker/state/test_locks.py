@@ -231,6 +231,24 @@ def test_commit_bounds(group: Group) -> None:
     refusal(commit(group, 1, 0, key=UNKNOWN), errors.UnknownQueue)
 
 
+def test_only_a_commit_that_says_so_goes_back_and_only_under_the_current_token(
+    group: Group,
+) -> None:
+    def go_back(token: int, offset: int) -> CommitOutcome:
+        one = control_pb2.QueueCommit(queue=ref(), token=token, offset=offset, may_lower=True)
+        record = control_pb2.CommitOffsets(group="g", commits=[one])
+        result: Any = group.apply(control(commit_offsets=record))[0]
+        return result.outcomes[0]  # type: ignore[no-any-return]
+
+    acquire(group)
+    assert commit(group, 1, 100).error is None
+    assert go_back(1, 40).error is None
+    acquire(group, "a")
+    refusal(go_back(1, 20), errors.LockLost)
+    refusal(go_back(2, -1), errors.OffsetOutOfRange)
+    assert acquire(group, "a").committed_offset == 40
+
+
 def test_each_queue_of_a_commit_is_decided_alone(group: Group) -> None:
     acquire(group)
     record = control_pb2.CommitOffsets(

@@ -8,7 +8,7 @@ Invariants
 1. The tokens of a (group, queue) only rise, also if the group is deleted and created again. Every
    grant and every reset raises the token.
 2. A commit counts only under the current token, and only while that lock is held.
-3. Only a reset lowers the progress.
+3. Only a reset lowers the progress, or the holder's commit if it says so (`may_lower`).
 4. Metadata is that of the newest commit under the newest token, by the owner's own version numbers,
    so a commit that arrives late does not replace newer metadata. Metadata outlives a reset: the
    work that it describes is done or under way, wherever the group continues.
@@ -218,7 +218,7 @@ class ConsumerGroups:
             )
         elif not only_metadata and not 0 <= offset <= queue.log_end_offset:
             error = _out_of_range(queue, offset)
-        elif not only_metadata and offset < state.committed_offset:
+        elif not only_metadata and offset < state.committed_offset and not commit.may_lower:
             error = InvalidRequest(
                 f"group {group!r} has committed {state.committed_offset} of queue {key.queue_id};"
                 f" {offset} needs a reset"
