@@ -28,11 +28,14 @@ class ApiKey(IntEnum):
     HEARTBEAT = 12
     LEAVE_GROUP = 13
     SYNC_GROUP = 14
+    DESCRIBE_GROUPS = 15
+    LIST_GROUPS = 16
     API_VERSIONS = 18
     CREATE_TOPICS = 19
     DELETE_TOPICS = 20
     INIT_PRODUCER_ID = 22
     DESCRIBE_CONFIGS = 32
+    DELETE_GROUPS = 42
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +58,14 @@ TABLE: Final[dict[ApiKey, Served]] = {
     ApiKey.HEARTBEAT: Served(0, 3),
     ApiKey.LEAVE_GROUP: Served(0, 3),
     ApiKey.SYNC_GROUP: Served(0, 3),
+    ApiKey.DESCRIBE_GROUPS: Served(0, 4),
+    ApiKey.LIST_GROUPS: Served(0, 2),
     ApiKey.API_VERSIONS: Served(0, 3),
     ApiKey.CREATE_TOPICS: Served(2, 4),
     ApiKey.DELETE_TOPICS: Served(1, 3),
     ApiKey.INIT_PRODUCER_ID: Served(0, 1),
     ApiKey.DESCRIBE_CONFIGS: Served(1, 2),
+    ApiKey.DELETE_GROUPS: Served(0, 1),
 }
 
 

@@ -20,11 +20,14 @@ FROZEN = {
     "HEARTBEAT": (12, 0, 3),
     "LEAVE_GROUP": (13, 0, 3),
     "SYNC_GROUP": (14, 0, 3),
+    "DESCRIBE_GROUPS": (15, 0, 4),
+    "LIST_GROUPS": (16, 0, 2),
     "API_VERSIONS": (18, 0, 3),
     "CREATE_TOPICS": (19, 2, 4),
     "DELETE_TOPICS": (20, 1, 3),
     "INIT_PRODUCER_ID": (22, 0, 1),
     "DESCRIBE_CONFIGS": (32, 1, 2),
+    "DELETE_GROUPS": (42, 0, 1),
 }
 
 

@@ -1,0 +1,1 @@
+"""Kafka's consumer groups on a cluster: gateways, roles, offsets, and members that wait."""

@@ -1,0 +1,329 @@
+"""All that Kafka's clients ask about groups, answered: the pure coordinator, on a cluster.
+
+How it works. A request first makes this gateway the group's coordinator, if nobody is; otherwise it
+is refused, and the client looks for the coordinator. The pure group judges. A JoinGroup or
+SyncGroup waits here under its ticket until the group answers. Two clocks tick: one for the groups'
+timers, and one that renews locks and gives up groups that nobody is in.
+
+If this process stood still, its members could not be heard; their sessions are extended by that
+time.
+
+Invariants
+1. An offset is acknowledged after it is stored under this coordinator's lock.
+2. Members that wait are answered, or told that the coordinator is another one, before the service
+   ends.
+
+Not here: Kafka's messages (`handlers/`), the rules (`groups/`), who coordinates (`roles.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+import uuid
+from collections.abc import Coroutine, Iterable, Mapping
+from typing import Any, Final, TypeVar
+
+from semel.client import AsyncClient
+from semel.client.session import Session
+from semel.gateway.coordination.committed_offsets import (
+    Deposed,
+    Place,
+    Progress,
+    read_offsets,
+)
+from semel.gateway.coordination.gateway_membership import GatewayMembership
+from semel.gateway.coordination.roles import Refused, Role, Roles
+from semel.gateway.dispatch import GatewayPlace
+from semel.gateway.groups.group_table import GroupTable, taken
+from semel.gateway.groups.kafka_group import KafkaGroup
+from semel.gateway.groups.results import (
+    GroupDescription,
+    GroupError,
+    GroupLimits,
+    GroupState,
+    Join,
+    JoinResult,
+    Leaver,
+    Reply,
+    Sync,
+    SyncResult,
+    Ticket,
+)
+from semel.protos import compat
+from semel.protos.addresses import Address
+from semel.protos.errors import SemelError, UnknownGroup
+
+logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
+TICK_S: Final = 0.05
+STALL_S: Final = 0.5
+"""A tick that comes so much late shows that this process stood still."""
+RENEW_S: Final = 3.0
+IDLE_S: Final = 3.0
+"""A group that nobody is in, and nobody asked for in so long, is given up."""
+GROUP_NAME_MAX: Final = 249
+
+
+class GroupService:
+    """See the module's text. Lives on the gateway's event loop: `async with GroupService(…)`."""
+
+    def __init__(
+        self, client: AsyncClient, advertised: Address, limits: GroupLimits | None = None
+    ) -> None:
+        session: Session = client._session
+        self.membership = GatewayMembership(session, advertised, on_dropped=self._on_dropped)
+        self._session = session
+        self._table = GroupTable(limits or GroupLimits(), lambda: uuid.uuid4().hex)
+        self._roles = Roles(session, self.membership, self._on_ended)
+        self._tickets = itertools.count(1)
+        self._waiting: dict[Ticket, asyncio.Future[Any]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> GroupService:
+        """Raises SemelError, for example Unavailable and UnsupportedVersion."""
+        await self.membership.join()
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self.membership.run(), name="semel-kafka-membership"),
+            loop.create_task(self._tick(), name="semel-kafka-groups"),
+            loop.create_task(self._look_after_roles(), name="semel-kafka-roles"),
+        ]
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._roles.drop_all()
+        await self.membership.leave()
+
+    # --- members ----------------------------------------------------------------------------------
+
+    async def find(self, group_id: str) -> GatewayPlace:
+        """Returns where the group's coordinator is. Raises Refused."""
+        _check_name(group_id)
+        return await self._roles.find(group_id)
+
+    async def join(self, group_id: str, join: Join) -> JoinResult:
+        """Answers a JoinGroup, perhaps much later."""
+        try:
+            _, group = await self._coordinated(group_id)
+        except Refused as refused:
+            return JoinResult(error=refused.error, member_id=join.member_id)
+        ticket, future = self._ticket()
+        group.join(join, ticket, _now_ms())
+        result: JoinResult = await self._answer(group, ticket, future)
+        return result
+
+    async def sync(self, group_id: str, sync: Sync) -> SyncResult:
+        """Answers a SyncGroup, perhaps later."""
+        try:
+            _, group = await self._coordinated(group_id)
+        except Refused as refused:
+            return SyncResult(error=refused.error)
+        ticket, future = self._ticket()
+        group.sync(sync, ticket, _now_ms())
+        result: SyncResult = await self._answer(group, ticket, future)
+        return result
+
+    async def heartbeat(
+        self, group_id: str, member_id: str, instance_id: str | None, generation: int
+    ) -> GroupError:
+        """Answers a Heartbeat."""
+        try:
+            _, group = await self._coordinated(group_id)
+        except Refused as refused:
+            return refused.error
+        return group.heartbeat(member_id, instance_id, generation, _now_ms())
+
+    async def leave(self, group_id: str, leavers: Iterable[Leaver]) -> list[GroupError]:
+        """Answers a LeaveGroup, for each member that it names. Raises Refused."""
+        _, group = await self._coordinated(group_id)
+        errors = [group.leave(leaver, _now_ms()) for leaver in leavers]
+        self._deliver(taken(group))
+        return errors
+
+    # --- offsets ----------------------------------------------------------------------------------
+
+    async def commit(
+        self,
+        group_id: str,
+        member_id: str,
+        instance_id: str | None,
+        generation: int,
+        wanted: Mapping[Place, Progress],
+    ) -> dict[Place, SemelError]:
+        """Stores offsets. Returns the errors of those that are not, or perhaps not, stored. Raises
+        Refused."""
+        role, group = await self._coordinated(group_id)
+        error = group.check_commit(member_id, instance_id, generation, _now_ms())
+        if error is not GroupError.NONE:
+            raise Refused(error)
+        return await self._with(role, role.offsets.commit(wanted))
+
+    async def fetch(
+        self, group_id: str, wanted: Iterable[Place] | None
+    ) -> dict[Place, Progress | SemelError]:
+        """Returns what is committed at these places, or wherever something is. Raises Refused."""
+        _check_name(group_id)
+        role, group = self._roles.held.get(group_id), self._table.find(group_id)
+        if role is None:
+            info = await self._roles.look_up(group_id)
+            if info is not None and info.members:
+                raise Refused(GroupError.NOT_COORDINATOR)
+        elif group is not None and group.members and wanted is not None:
+            role.used_s = time.monotonic()
+            return await self._with(role, role.offsets.fetch(wanted))
+        # Nobody is about to read by what is answered.
+        session = self._session
+        try:
+            stored = await session.await_run(read_offsets(session.cluster, group_id))
+        except SemelError as error:
+            raise Refused(GroupError.COORDINATOR_NOT_AVAILABLE) from error
+        places = stored if wanted is None else wanted
+        return {place: stored.get(place, Progress(-1, b"")) for place in places}
+
+    async def _with(self, role: Role, call: Coroutine[Any, Any, _Result]) -> _Result:
+        try:
+            return await self._session.await_run(call)
+        except Deposed as deposed:
+            self._roles.deposed(role)
+            raise Refused(GroupError.NOT_COORDINATOR) from deposed
+
+    # --- for people -------------------------------------------------------------------------------
+
+    async def describe(self, group_id: str) -> GroupDescription:
+        """Describes a group. Raises Refused."""
+        _check_name(group_id)
+        group = self._table.find(group_id)
+        if group is not None:
+            return group.describe()
+        info = await self._roles.look_up(group_id)
+        if info is None:
+            return GroupDescription(state=GroupState.DEAD)
+        if info.members:
+            raise Refused(GroupError.NOT_COORDINATOR)
+        return GroupDescription(state=GroupState.EMPTY)
+
+    async def names(self) -> list[tuple[str, str]]:
+        """Returns name and protocol type of all Kafka groups of the cluster; the type is empty if
+        the group is not coordinated here. Raises Refused."""
+        try:
+            names = await self._roles.names()
+        except SemelError as error:
+            raise Refused(GroupError.COORDINATOR_NOT_AVAILABLE) from error
+        groups = {name: self._table.find(name) for name in names}
+        return [
+            (name, group.protocol_type if group is not None else "")
+            for name, group in groups.items()
+        ]
+
+    async def delete(self, group_id: str) -> GroupError:
+        """Deletes a group that nobody is in, with its offsets."""
+        try:
+            _check_name(group_id)
+            group, role = self._table.find(group_id), self._roles.held.get(group_id)
+            if group is not None and (group.members or group.pending):
+                return GroupError.NON_EMPTY_GROUP
+            if role is not None:
+                await self._roles.give_up(role)
+            info = await self._roles.look_up(group_id)
+        except Refused as refused:
+            return refused.error
+        if info is None:
+            return GroupError.GROUP_ID_NOT_FOUND
+        if info.members:
+            return GroupError.NOT_COORDINATOR
+        session = self._session
+        try:
+            await session.await_run(session.admin.delete_group(group_id))
+        except UnknownGroup:
+            return GroupError.GROUP_ID_NOT_FOUND
+        except SemelError as error:
+            logger.info("delete failed group=%s error=%s", group_id, error.message)
+            return GroupError.COORDINATOR_NOT_AVAILABLE
+        return GroupError.NONE
+
+    # --- the coordinator --------------------------------------------------------------------------
+
+    async def _coordinated(self, group_id: str) -> tuple[Role, KafkaGroup]:
+        """Returns a group that this gateway coordinates. Raises Refused."""
+        _check_name(group_id)
+        if self._table.is_full and self._table.find(group_id) is None:
+            raise Refused(GroupError.COORDINATOR_NOT_AVAILABLE)
+        role = await self._roles.claim(group_id)
+        return role, self._table.find(group_id) or self._table.begin(group_id)
+
+    def _ticket(self) -> tuple[Ticket, asyncio.Future[Any]]:
+        ticket = Ticket(next(self._tickets))
+        future = self._waiting[ticket] = asyncio.get_running_loop().create_future()
+        return ticket, future
+
+    async def _answer(self, group: KafkaGroup, ticket: Ticket, future: asyncio.Future[Any]) -> Any:
+        """Returns what the group answers. If the client goes away meanwhile, the member stays: it
+        joins again, or its session ends."""
+        self._deliver(taken(group))
+        try:
+            return await future
+        finally:
+            self._waiting.pop(ticket, None)
+
+    def _deliver(self, replies: Iterable[Reply]) -> None:
+        for reply in replies:
+            future = self._waiting.get(reply.ticket)
+            if future is not None and not future.done():
+                future.set_result(reply.result)
+
+    def _on_ended(self, role: Role) -> None:
+        self._deliver(self._table.end(role.group_id, GroupError.NOT_COORDINATOR))
+
+    def _on_dropped(self) -> None:
+        self._roles.drop_all()
+
+    async def _tick(self) -> None:
+        before = time.monotonic()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            late = now - before - TICK_S
+            before = now
+            if late > STALL_S:
+                logger.warning("the gateway stood still milliseconds=%d", late * 1000)
+                self._table.forgive(round(late * 1000))
+            self._deliver(self._table.on_time(_now_ms()))
+
+    async def _look_after_roles(self) -> None:
+        while True:
+            await asyncio.sleep(min(RENEW_S, IDLE_S))
+            async with compat.TaskGroup() as tasks:
+                idle = set(self._table.idle())
+                for role in list(self._roles.held.values()):
+                    group = self._table.find(role.group_id)
+                    if (
+                        group is None or role.group_id in idle
+                    ) and time.monotonic() - role.used_s >= IDLE_S:
+                        tasks.create_task(self._roles.give_up(role))
+                    else:
+                        tasks.create_task(self._renew(role))
+
+    async def _renew(self, role: Role) -> None:
+        try:
+            await self._session.await_run(role.offsets.renew())
+        except Deposed:
+            self._roles.deposed(role)
+        except SemelError as error:
+            logger.info("renew failed group=%s error=%s", role.group_id, error.message)
+
+
+def _check_name(group_id: str) -> None:
+    """Raises Refused for a name that no group may have."""
+    if not 1 <= len(group_id) <= GROUP_NAME_MAX or not group_id.isprintable():
+        raise Refused(GroupError.INVALID_GROUP_ID)
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

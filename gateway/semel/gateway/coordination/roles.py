@@ -1,0 +1,202 @@
+"""Which groups this gateway coordinates, and where the coordinators of the others are.
+
+How it works. A Kafka group is a Semel group of that kind, whose one member is its coordinator. A
+gateway *claims* a group when a request about it arrives: the controllers make it the member unless
+another gateway is, and the generation of that membership is the one under which it locks the
+group's queues. Whoever only asks for the coordinator claims nothing.
+
+A role ends when the group is idle (the gateway leaves the Semel group, so that its offsets can be
+reset and the group be deleted), when the gateway hears from a broker that it was deposed, and with
+all others when the controllers have taken the gateway for dead.
+
+Invariants
+1. One call of this gateway about a group's membership is under way at a time.
+2. A role is of the membership under which it was claimed; with that, it ends.
+
+Not here: members of the Kafka group (`groups/`), the answers to clients (`group_service.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from semel.client.session import Session
+from semel.gateway.coordination.committed_offsets import CommittedOffsets
+from semel.gateway.coordination.gateway_membership import GatewayMembership, place_of
+from semel.gateway.dispatch import GatewayPlace
+from semel.gateway.groups.results import GroupError
+from semel.protos.errors import (
+    GroupKindConflict,
+    InvalidRequest,
+    PermissionDenied,
+    SemelError,
+    UnknownGroup,
+)
+from semel.protos.v1 import controller_pb2
+from semel.protos.v1.metadata_pb2 import GroupKind
+
+logger = logging.getLogger(__name__)
+
+CALL_S: Final = 5.0
+
+
+class Refused(Exception):
+    """A request about a group cannot be served here."""
+
+    def __init__(self, error: GroupError) -> None:
+        super().__init__(error.name)
+        self.error = error
+
+
+class Role:
+    """This gateway coordinates one group."""
+
+    def __init__(self, group_id: str, offsets: CommittedOffsets) -> None:
+        self.group_id = group_id
+        self.offsets = offsets
+        self.used_s = time.monotonic()
+        """When it was asked for last."""
+
+
+class Roles:
+    """See the module's text. Lives on the gateway's event loop."""
+
+    def __init__(
+        self, session: Session, membership: GatewayMembership, on_ended: Callable[[Role], None]
+    ) -> None:
+        """`on_ended` is called when the gateway coordinates a group no more."""
+        self.held: dict[str, Role] = {}
+        self._session = session
+        self._membership = membership
+        self._on_ended = on_ended
+        self._calls: dict[str, asyncio.Task[Any]] = {}
+        """The call about a group's membership that is under way."""
+
+    async def claim(self, group_id: str) -> Role:
+        """Returns the role of this gateway, which it takes if nobody has it. Raises Refused."""
+        while True:
+            role = self.held.get(group_id)
+            if role is not None:
+                role.used_s = time.monotonic()
+                return role
+            call = self._calls.get(group_id)
+            if call is None:
+                call = self._begin(group_id, self._claim(group_id))
+            result = await asyncio.shield(call)
+            if isinstance(result, GroupError):
+                raise Refused(result)
+
+    async def find(self, group_id: str) -> GatewayPlace:
+        """Returns where the group is coordinated: at whoever does, else at this gateway, which will
+        be its coordinator as soon as it is asked. Raises Refused."""
+        if group_id in self.held:
+            return self._membership.own
+        info = await self.look_up(group_id)
+        for member in info.members if info is not None else ():
+            return place_of(member.address)
+        return self._membership.own
+
+    async def look_up(self, group_id: str) -> controller_pb2.GroupInfo | None:
+        """Returns what the controllers know of a Kafka group; None if there is none. One of another
+        kind is nobody's to coordinate. Raises Refused."""
+        try:
+            infos = await self._list(group_id)
+        except UnknownGroup:
+            return None
+        except SemelError as error:
+            raise Refused(_group_error(error)) from error
+        kafka = [info for info in infos if info.kind == GroupKind.GROUP_KIND_KAFKA]
+        return kafka[0] if kafka else None
+
+    async def names(self) -> list[str]:
+        """Returns the names of all Kafka groups. Raises SemelError."""
+        infos = await self._list("")
+        return [info.group for info in infos if info.kind == GroupKind.GROUP_KIND_KAFKA]
+
+    async def give_up(self, role: Role) -> None:
+        """Leaves the group, for any gateway to claim."""
+        if self.held.get(role.group_id) is not role:
+            return
+        self._end(role)
+        assert role.group_id not in self._calls, "a claim beside a role"
+        await asyncio.shield(self._begin(role.group_id, self._leave(role)))
+
+    def deposed(self, role: Role) -> None:
+        """Another gateway has become the coordinator."""
+        if self.held.get(role.group_id) is role:
+            logger.warning("deposed group=%s", role.group_id)
+            self._end(role)
+
+    def drop_all(self) -> None:
+        """The gateway was taken for dead: it coordinates nothing any more."""
+        for role in list(self.held.values()):
+            self._end(role)
+
+    def _end(self, role: Role) -> None:
+        del self.held[role.group_id]
+        self._on_ended(role)
+
+    def _begin(self, group_id: str, call: Any) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(call, name=f"semel-kafka-role-{group_id}")
+        self._calls[group_id] = task
+        task.add_done_callback(lambda _: self._calls.pop(group_id, None))
+        return task
+
+    async def _claim(self, group_id: str) -> GroupError | None:
+        """Returns why the gateway does not coordinate the group; None if it does."""
+        membership = self._membership
+        member_id = membership.member_id
+        request = controller_pb2.JoinGroupRequest(
+            group=group_id,
+            member_id=member_id,
+            client=f"Kafka gateway {membership.address}",
+            kind=GroupKind.GROUP_KIND_KAFKA,
+            address=membership.address,
+        )
+        session = self._session
+        try:
+            reply = await session.await_run(
+                session.cluster.controller("JoinGroup", request, CALL_S)
+            )
+        except SemelError as error:
+            logger.info("claim failed group=%s error=%s", group_id, error.message)
+            return _group_error(error)
+        if reply.member_id != member_id or member_id != membership.member_id:
+            return GroupError.NOT_COORDINATOR
+        offsets = CommittedOffsets(session.cluster, group_id, reply.generation)
+        self.held[group_id] = Role(group_id, offsets)
+        logger.info("coordinates group=%s generation=%d", group_id, reply.generation)
+        return None
+
+    async def _leave(self, role: Role) -> None:
+        session = self._session
+        request = controller_pb2.LeaveGroupRequest(
+            group=role.group_id, member_id=self._membership.member_id
+        )
+        try:
+            await session.await_run(role.offsets.release())
+            await session.await_run(session.cluster.controller("LeaveGroup", request, CALL_S))
+        except SemelError as error:
+            logger.info("leave failed group=%s error=%s", role.group_id, error.message)
+
+    async def _list(self, group_id: str) -> list[controller_pb2.GroupInfo]:
+        session = self._session
+        request = controller_pb2.ListGroupsRequest(group=group_id)
+        reply = await session.await_run(session.cluster.controller("ListGroups", request, CALL_S))
+        return list(reply.groups)
+
+
+def _group_error(error: SemelError) -> GroupError:
+    match error:
+        case GroupKindConflict():
+            return GroupError.INCONSISTENT_GROUP_PROTOCOL
+        case PermissionDenied():
+            return GroupError.GROUP_AUTHORIZATION_FAILED
+        case InvalidRequest():
+            return GroupError.INVALID_GROUP_ID
+        case _:  # also when the gateway was taken for dead: its next heartbeat joins again
+            return GroupError.COORDINATOR_NOT_AVAILABLE

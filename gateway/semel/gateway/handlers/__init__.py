@@ -1,0 +1,1 @@
+"""Kafka's requests, answered: one module for each subject."""

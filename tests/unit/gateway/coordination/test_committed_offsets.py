@@ -1,0 +1,299 @@
+"""Committed offsets of Kafka groups, on the state that real brokers replicate.
+
+A gateway that was deposed without knowing it commits late, twice, and backwards; none of it counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from semel.broker.state import progress
+from semel.client.core.routing import RouteTable
+from semel.gateway.coordination.committed_offsets import (
+    OWNER,
+    CommittedOffsets,
+    Deposed,
+    Progress,
+    read_offsets,
+)
+from semel.protos.errors import (
+    OffsetOutOfRange,
+    SemelError,
+    TimedOut,
+    UnknownQueue,
+    UnknownTopic,
+    to_detail,
+)
+from semel.protos.ids import GroupId
+from semel.protos.levels import KAFKA_LEVEL
+from semel.protos.queue_refs import queue_ref
+from semel.protos.v1 import broker_pb2, control_pb2, controller_pb2
+from tests.kit.state_log import KEY, Group, control, header, ref
+
+PLACE = ("orders", KEY.queue_id)
+
+
+class OneGroup:
+    """A cluster of one broker group, whose log's state answers; what a client calls `Cluster`."""
+
+    def __init__(self) -> None:
+        self.log = Group()
+        self.log.raise_level(KAFKA_LEVEL)
+        self.log.fence()
+        self.log.produce(header(-1, last=99))
+        self.routes = RouteTable()
+        self.calls: list[str] = []
+        self.before: Callable[[str, Any], Awaitable[None]] | None = None
+        """Runs before a call is carried out, and may raise."""
+        self.after: Callable[[str, Any], Awaitable[None]] | None = None
+        self.routes.on_routes(self._routes())
+
+    def _routes(self) -> controller_pb2.Routes:
+        topic = controller_pb2.TopicRoute(name="orders", topic_id=KEY.topic_id)
+        topic.queues.add(queue_id=KEY.queue_id, group_id=1, slot_start=0, slot_end=65_536)
+        routes = controller_pb2.Routes(version=1, topics=[topic])
+        routes.groups.add(group_id=1)
+        return routes
+
+    async def controller(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
+        assert method == "GetRoutes"
+        return self._routes()
+
+    async def topic(self, name: str, *, refresh: bool = False) -> Any:
+        found = self.routes.topic(name)
+        if found is None:
+            raise UnknownTopic(f"there is no topic {name!r}")
+        return found
+
+    async def call_master(
+        self, group_id: GroupId, method: str, request: Any, timeout_s: float | None = None
+    ) -> Any:
+        self.calls.append(method)
+        await asyncio.sleep(0)
+        if self.before is not None:
+            await self.before(method, request)
+        reply = getattr(self, method)(request)
+        if self.after is not None:
+            await self.after(method, request)
+        return reply
+
+    def AcquireLocks(self, request: Any) -> Any:  # noqa: N802
+        reply = broker_pb2.AcquireLocksReply()
+        for queue in request.queues:
+            record = control_pb2.AcquireLock(
+                group=request.group,
+                queue=queue,
+                member_id=request.member_id,
+                generation=request.generation,
+                lock_ms=request.lock_ms,
+                session_ms=request.session_ms,
+                in_any_order=request.in_any_order,
+            )
+            result: Any = self.log.apply(control(acquire_lock=record))[0]
+            error = getattr(result, "error", None)
+            if error is not None:
+                reply.grants.add(queue=queue, error=to_detail(error))
+                continue
+            reply.grants.add(
+                queue=queue,
+                token=result.token,
+                committed_offset=result.committed_offset,
+                metadata=result.metadata,
+            )
+        return reply
+
+    def Commit(self, request: Any) -> Any:  # noqa: N802
+        record = control_pb2.CommitOffsets(group=request.group, commits=request.commits)
+        result: Any = self.log.apply(control(commit_offsets=record))[0]
+        reply = broker_pb2.CommitReply()
+        for commit, outcome in zip(request.commits, result.outcomes, strict=True):
+            error = None if outcome.error is None else to_detail(outcome.error)
+            reply.outcomes.add(queue=commit.queue, error=error)
+        return reply
+
+    def RenewLocks(self, request: Any) -> Any:  # noqa: N802
+        reply = broker_pb2.RenewLocksReply()
+        for lock in request.locks:
+            held = self.log.state.groups.lookup(request.group, KEY)
+            if held is None or (held.token, held.owner) != (lock.token, request.member_id):
+                reply.lost.append(lock)
+        return reply
+
+    def ReleaseLocks(self, request: Any) -> Any:  # noqa: N802
+        for lock in request.locks:
+            record = control_pb2.ReleaseLock(
+                group=request.group, queue=lock.queue, token=lock.token
+            )
+            self.log.apply(control(release_lock=record))
+        return broker_pb2.ReleaseLocksReply()
+
+    def DescribeGroupOffsets(self, request: Any) -> Any:  # noqa: N802
+        reply = broker_pb2.DescribeGroupOffsetsReply()
+        for queue, row in progress(self.log.state.queues, self.log.state.groups, request.group):
+            reply.states.add(
+                group=request.group,
+                queue=queue_ref(queue.key),
+                committed_offset=row.committed_offset,
+                metadata=row.metadata,
+            )
+        return reply
+
+    def offsets(self, generation: int) -> CommittedOffsets:
+        return CommittedOffsets(self, "k", generation)  # type: ignore[arg-type]
+
+    @property
+    def committed(self) -> int:
+        found = self.log.state.groups.lookup("k", KEY)
+        return -1 if found is None else found.committed_offset
+
+
+@pytest.fixture
+def cluster() -> OneGroup:
+    return OneGroup()
+
+
+async def stored(offsets: CommittedOffsets, offset: int, metadata: bytes = b"") -> Any:
+    return await offsets.commit({PLACE: Progress(offset, metadata)})
+
+
+async def test_what_is_committed_is_found_with_its_metadata(cluster: OneGroup) -> None:
+    offsets = cluster.offsets(1)
+    assert await offsets.fetch([PLACE]) == {PLACE: Progress(-1, b"")}
+    assert await stored(offsets, 10, b"ten") == {}
+    assert await stored(offsets, 20, b"") == {}
+    assert await offsets.fetch([PLACE]) == {PLACE: Progress(20, b"")}
+    assert await stored(offsets, 30, b"thirty") == {}
+    assert await read_offsets(cluster, "k") == {PLACE: Progress(30, b"thirty")}  # type: ignore[arg-type]
+
+
+async def test_a_lock_is_acquired_once_and_serves_all_commits(cluster: OneGroup) -> None:
+    offsets = cluster.offsets(1)
+    for offset in (1, 2, 3):
+        await stored(offsets, offset)
+    assert cluster.calls == ["AcquireLocks", "Commit", "Commit", "Commit"]
+
+
+async def test_the_next_coordinator_gets_the_locks_at_once_and_fences_the_one_before(
+    cluster: OneGroup,
+) -> None:
+    before, after = cluster.offsets(1), cluster.offsets(2)
+    await stored(before, 10, b"old")
+    assert await after.fetch([PLACE]) == {PLACE: Progress(10, b"old")}
+    with pytest.raises(Deposed):
+        await stored(before, 90)
+    with pytest.raises(Deposed):
+        await before.fetch([PLACE])
+    assert cluster.committed == 10
+    assert await stored(after, 11) == {}
+
+
+async def test_a_deposed_coordinator_hears_of_it_when_it_renews(cluster: OneGroup) -> None:
+    before, after = cluster.offsets(1), cluster.offsets(2)
+    await stored(before, 10)
+    await before.renew()
+    await after.fetch([PLACE])
+    with pytest.raises(Deposed):
+        await before.renew()
+    await after.renew()
+
+
+async def test_a_commit_may_go_back_and_a_late_copy_of_it_undoes_nothing(
+    cluster: OneGroup,
+) -> None:
+    offsets = cluster.offsets(1)
+    sent: list[Any] = []
+
+    async def note(method: str, request: Any) -> None:
+        if method == "Commit":
+            sent.append(broker_pb2.CommitRequest.FromString(request.SerializeToString()))
+
+    cluster.before = note
+    await stored(offsets, 50)
+    assert await stored(offsets, 20) == {}
+    assert cluster.committed == 20
+    assert await stored(offsets, 60) == {}
+    for copy in sent:  # they arrive once more
+        cluster.Commit(copy)
+    assert cluster.committed == 60
+
+
+async def test_a_commit_without_an_answer_is_followed_under_another_token(
+    cluster: OneGroup,
+) -> None:
+    offsets = cluster.offsets(1)
+    await stored(offsets, 10)
+
+    async def lose(method: str, request: Any) -> None:
+        if method == "Commit":
+            cluster.after = None
+            raise TimedOut("no answer")
+
+    cluster.after = lose
+    failed = await stored(offsets, 40)
+    assert isinstance(failed[PLACE], TimedOut)
+    assert await stored(offsets, 30) == {}, "it goes back, because 40 was stored"
+    assert cluster.committed == 30
+
+
+async def test_a_reset_from_outside_is_followed(cluster: OneGroup) -> None:
+    offsets = cluster.offsets(1)
+    await stored(offsets, 50)
+    cluster.log.apply(
+        control(reset_offset=control_pb2.ResetOffset(group="k", queue=ref(), offset=5))
+    )
+    await offsets.renew()
+    assert await offsets.fetch([PLACE]) == {PLACE: Progress(5, b"")}
+    assert await stored(offsets, 6) == {}
+
+
+async def test_what_cannot_be_stored_is_told_by_place(cluster: OneGroup) -> None:
+    wanted: Sequence[tuple[tuple[str, int], int, type[SemelError]]] = [
+        (("orders", 9), 1, UnknownQueue),
+        (("nothing", 0), 1, UnknownTopic),
+        (PLACE, 101, OffsetOutOfRange),
+        (PLACE, -1, OffsetOutOfRange),
+    ]
+    for place, offset, kind in wanted:
+        failed = await cluster.offsets(1).commit({place: Progress(offset, b"")})
+        assert isinstance(failed[place], kind)
+    assert cluster.committed == -1
+
+
+async def test_locks_are_given_back(cluster: OneGroup) -> None:
+    offsets = cluster.offsets(1)
+    await stored(offsets, 50)
+    found = cluster.log.state.groups.lookup("k", KEY)
+    assert found is not None
+    assert found.owner == OWNER
+    await offsets.release()
+    assert not found.owner
+    assert await stored(offsets, 51) == {}
+
+
+async def test_commits_and_fetches_side_by_side_all_count(cluster: OneGroup) -> None:
+    offsets = cluster.offsets(1)
+    results = await asyncio.gather(
+        stored(offsets, 10), offsets.fetch([PLACE]), stored(offsets, 11), offsets.fetch([PLACE])
+    )
+    assert not any(isinstance(result.get(PLACE), SemelError) for result in results)
+    assert cluster.committed in (10, 11)
+
+
+class UnderNoGeneration(CommittedOffsets):
+    """Locks as if it did not know its generation."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._generation = 0
+
+
+async def test_a_planted_bug_is_caught(cluster: OneGroup) -> None:
+    before = UnderNoGeneration(cluster, "k", 1)
+    await stored(before, 10)
+    await cluster.offsets(2).fetch([PLACE])
+    assert await stored(before, 90) == {}, "nobody fenced it: the tests above would fail"
+    assert cluster.committed == 90
