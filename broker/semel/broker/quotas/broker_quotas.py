@@ -75,12 +75,13 @@ class StreamRates:
         return True
 
     def of_topic(self, key: QueueKey) -> Rates:
-        """Those of a queue's topic, as of the last `renew`; none for a queue that is not here."""
+        """Those of a queue's topic, as of the last `renew`; none for a queue that is not here: what
+        is sent to it is refused, and must not use up what others of the topic may send."""
+        name = self._quotas.topic_of(key)
+        if name is None:
+            return FREE
         found = self._topics.get(key.topic_id)
         if found is None:
-            name = self._quotas.topic_of(key)
-            if name is None:
-                return FREE
             found = self._topics[key.topic_id] = self._quotas.meters.rates_of_topic(name)
         return found
 

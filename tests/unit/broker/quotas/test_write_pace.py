@@ -29,6 +29,8 @@ class Node(QuotaNode):
         self.now = asyncio.get_running_loop().time
         super().__init__(self.now, NAMES)
         self.told_ms = 0
+        self.away: set[QueueKey] = set()
+        """Queues that are not here."""
         self.submitted: list[tuple[float, TopicId, int]] = []
         self.limit(**quotas)
 
@@ -49,9 +51,14 @@ class Node(QuotaNode):
     def _tell(self, milliseconds: int) -> None:
         self.told_ms += milliseconds
 
-    def send(self, stream: WritePace, topic: TopicId, number: int, size: int = SIZE) -> None:
+    def topic_of(self, key: QueueKey) -> str | None:
+        return None if key in self.away else super().topic_of(key)
+
+    def send(
+        self, stream: WritePace, topic: TopicId, number: int, size: int = SIZE, queue: int = 0
+    ) -> None:
         """Holds a batch, or submits it at once, as a produce stream does."""
-        key = QueueKey(topic, QueueId(0))
+        key = QueueKey(topic, QueueId(queue))
         header: Any = SimpleNamespace(topic_id=topic, queue_key=key, count=1)
         submit = partial(self._submit, topic, number)
         if not stream.hold(header, size, submit):
@@ -131,6 +138,29 @@ def test_a_stream_that_ends_submits_nothing_more_and_owes_nothing() -> None:
         assert node.numbers(SLOW) == list(range(21)), "what was not submitted cost nothing"
 
     run_virtually(ends())
+
+
+def test_what_is_sent_to_a_queue_that_has_moved_away_makes_nobody_wait() -> None:
+    """It is refused, and clients with old routes may send much of it."""
+
+    async def passes() -> None:
+        node = Node(topic_slow=RATE)
+        stream = node.stream()
+        node.send(stream, SLOW, 0)  # the topic's rate is known from here on
+        node.away = {QueueKey(SLOW, QueueId(1))}
+        for _ in range(3):
+            node.send(stream, SLOW, 1, RATE, queue=1)
+        node.send(stream, SLOW, 2)
+        assert node.numbers(SLOW) == [0, 1, 1, 1, 2]
+        node.send(stream, SLOW, 3, RATE)
+        node.send(stream, SLOW, 4)
+        node.send(stream, SLOW, 5, RATE, queue=1)
+        assert node.numbers(SLOW)[5:] == [3], "what comes behind one that waits keeps its place"
+        await asyncio.sleep(1)
+        assert node.numbers(SLOW)[5:] == [3, 4, 5]
+        stream.close()
+
+    run_virtually(passes())
 
 
 def test_what_a_stream_drops_makes_nobody_wait_who_came_behind_it() -> None:
