@@ -25,9 +25,11 @@ SLOTS = {QUEUE: (0, 32_768), OTHER: (32_768, 65_536)}
 
 
 def create_of(
-    key: QueueKey, settings: common_pb2.TopicSettings = SETTINGS
+    key: QueueKey,
+    settings: common_pb2.TopicSettings = SETTINGS,
+    slots: tuple[int, int] | None = None,
 ) -> control_pb2.CreateQueue:
-    start, end = SLOTS[key]
+    start, end = slots or SLOTS[key]
     return control_pb2.CreateQueue(
         queue=queue_ref(key), topic="t", slot_start=start, slot_end=end, settings=settings
     )
@@ -73,15 +75,22 @@ async def pull(
     return reply
 
 
-async def move(source: BrokerGroup, target: BrokerGroup, key: QueueKey, job: int) -> None:
-    """What the controllers do."""
-    await step(target, "BEGIN", key, job, create=create_of(key))
+async def move(
+    source: BrokerGroup,
+    target: BrokerGroup,
+    key: QueueKey,
+    job: int,
+    slots: tuple[int, int] | None = None,
+) -> None:
+    """What the controllers do. `slots` are those of a queue that a split has made."""
+    create = create_of(key, slots=slots)
+    await step(target, "BEGIN", key, job, create=create)
     found = await pull(source, target, key, job, finish=False)
     assert found.ids_left == 0
     await step(source, "SEAL", key, job)
     found = await pull(source, target, key, job, finish=True)
     assert found.ready
-    await step(target, "ACTIVATE", key, job, create=create_of(key))
+    await step(target, "ACTIVATE", key, job, create=create)
     await step(source, "FORWARD", key, job)
 
 

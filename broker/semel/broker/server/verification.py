@@ -36,7 +36,6 @@ from semel.broker.replica.replica import Replica
 from semel.broker.server.stored_ids import StoredIds
 from semel.broker.state import (
     RECORD_BYTES,
-    RESTORE_JOB,
     BatchVerifier,
     DelayedExtent,
     Extent,
@@ -189,10 +188,10 @@ class _Everything:
         return True
 
 
-def _is_copy(state: State, queue: QueueState) -> bool:
-    """Whether it comes from another cluster, whose entries of parts are not known here."""
-    place = state.moves.places.get(queue.key)
-    return place is not None and place.job == RESTORE_JOB
+def _has_moved(state: State, key: QueueKey) -> bool:
+    """Whether it has come from another log, or may have: then it is not known which of its entries
+    have parts. Those of batches that were released before it came are noted nowhere."""
+    return key in state.moves.places
 
 
 def _parted(state: State, queue: QueueState) -> Container[int]:
@@ -200,7 +199,7 @@ def _parted(state: State, queue: QueueState) -> Container[int]:
     batches. Its own batches are told from them by their sequences, too."""
     if queue.parent is None:
         return frozenset()
-    if _is_copy(state, queue):
+    if _has_moved(state, queue.key):
         return _Everything()
     return frozenset(state.delays.origins.of(queue.key)["entry"].tolist())
 
@@ -211,10 +210,11 @@ def _has_parted(state: State, queue: QueueState) -> bool:
     topic_id = queue.key.topic_id
     if queue.parent is not None and QueueKey(topic_id, QueueId(queue.parent)) not in state.queues:
         return True
-    if queue.children and _is_copy(state, queue):
+    if queue.children and _has_moved(state, queue.key):
         return True
     keys = [QueueKey(topic_id, QueueId(child.queue_id)) for child in queue.children]
-    return any(key not in state.queues or key in state.delays.origins.queues for key in keys)
+    known = state.delays.origins.queues
+    return any(key not in state.queues or key in known or _has_moved(state, key) for key in keys)
 
 
 def _inherited(state: State, queue: QueueState) -> dict[int, tuple[int, int]]:
