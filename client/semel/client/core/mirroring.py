@@ -11,7 +11,9 @@ is larger than an answer comes in pieces, and is begun anew if the source does n
 
 `TopicMirror` holds the queues of a topic, and says which slices have to wait: that of a queue that
 was split settles after those of its children, and splits settle in the order of the numbers that
-they gave. So the queues that a promotion sees are numbered from 0 on, and own every slot once.
+they gave. So the queues that a promotion sees are numbered from 0 on, and own every slot once. A
+queue that has no slice yet, and was split in its turn, need not keep to that order: its parent
+waits for it, and no promotion sees it before.
 
 Invariants
 1. The target gets nothing that was not asked for from where its copy ends.
@@ -258,6 +260,11 @@ class TopicMirror:
             return False
         if not all(self.queues[number].settled for number in child_ids):
             return False
+        split = self.queues[child_ids[0]].parent
+        assert split is not None, "a split has made it"
+        queue = self.queues[split]
+        if queue.parent is not None and not queue.settled:
+            return True  # no promotion sees it before its own parent's split has settled
         earlier = (number for number, made in self.children.items() if min(made) < min(child_ids))
         return all(self.queues[number].child_ids for number in earlier)
 
@@ -313,4 +320,10 @@ def promotion(
             groups=status.groups,
             producers=len(status.producers),
         )
+    for number in range(len(made)):
+        if number not in made:  # a mirror was about to settle several splits, one behind the other
+            raise InvalidRequest(
+                f"queue {number} of topic {topic.topic.name!r} is not copied whole yet, and later"
+                " ones are. Wait for the mirror, or drop the topic"
+            )
     return [made[number] for number in sorted(made)]

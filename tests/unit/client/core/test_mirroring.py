@@ -226,6 +226,37 @@ def test_the_slice_of_a_parent_waits_for_its_children_and_for_earlier_splits() -
     assert not topic.may_settle((6, 7)), "nobody has told of them"
 
 
+def test_a_child_that_was_split_before_its_parents_split_settled_goes_first() -> None:
+    """The mirror was away meanwhile: the parent waits for it, and it must not wait for the parent."""
+    nested = (*SPLIT, (6, 0, 25, 2), (7, 25, 50, 2))
+    whole = route(*nested, sealed={0, 1, 2})
+    topic = TopicMirror(whole, "a", 1.0)
+    topic.on_route(whole)
+    for number in (3, 4, 5, 6, 7):
+        topic.queues[number].settled = True
+    assert not topic.may_settle((2, 3)), "queue 2 has no slice"
+    assert not topic.may_settle((4, 5)), "the split of queue 0 comes first"
+    assert topic.may_settle((6, 7)), "or none of the three would ever settle"
+    topic.queues[2].settled, topic.queues[2].child_ids = True, (6, 7)
+    assert topic.may_settle((2, 3))
+    topic.queues[0].child_ids = (2, 3)
+    assert topic.may_settle((4, 5))
+
+
+def test_a_child_with_a_slice_waits_for_the_earlier_splits() -> None:
+    nested = (*SPLIT, (6, 0, 25, 2), (7, 25, 50, 2))
+    whole = route(*nested, sealed={0, 1, 2})
+    topic = TopicMirror(whole, "a", 1.0)
+    topic.on_route(whole)
+    for queue in topic.queues:
+        queue.settled = True  # queue 2 as it was before its split
+    assert not topic.may_settle((6, 7)), "splits before it can settle by themselves"
+    topic.queues[0].child_ids = (2, 3)
+    assert not topic.may_settle((6, 7))
+    topic.queues[1].child_ids = (4, 5)
+    assert topic.may_settle((6, 7))
+
+
 def test_queues_of_a_later_split_wait_for_the_numbers_below() -> None:
     later = route(*SPLIT[:2], *SPLIT[4:], sealed={1})
     topic = TopicMirror(later, "a", 1.0)
