@@ -41,6 +41,8 @@ from semel.protos.crc import crc32c
 
 NO_EPOCH: Final = -1
 """The leader epoch of a batch that names none."""
+_SPAN_MAX: Final = 1 << 31
+"""The offsets that a batch can stand for."""
 _ATTRIBUTES: Final = 0
 """One byte; as a varint it is the same."""
 
@@ -67,6 +69,8 @@ def encode(
     deltas = np.arange(count)
     if columns.offsets is not None:
         deltas = numbers_of(columns.offsets, np.int64) - base_offset
+    assert deltas[0] >= 0, "a row in front of its batch"
+    assert base_offset + deltas[-1] < next_offset, "a row behind its batch"
     times: Numbers | int
     base_ms, max_ms, times = timestamp_us // 1000, timestamp_us // 1000, 0
     if columns.timestamps is not None:
@@ -137,7 +141,9 @@ def _framed(
 ) -> bytes:
     """Returns a batch of these records, which are compressed already."""
     size = memoryview(records).nbytes
-    fields = (codec, next_offset - base_offset - 1, base_ms, max_ms)
+    # A wider gap than one batch can tell: the consumer asks again at the end of this one.
+    span = min(next_offset - base_offset, _SPAN_MAX)
+    fields = (codec, span - 1, base_ms, max_ms)
     nobody = (NO_PRODUCER, NO_PRODUCER, NO_PRODUCER)
     length = HEAD_BYTES - LENGTH_ENDS_AT + size
     head = HEAD_STRUCT.pack(base_offset, length, leader_epoch, MAGIC, 0, *fields, *nobody, count)

@@ -35,7 +35,7 @@ _ALIKE: Final = 4
 """A run is looked for behind so many records of one length."""
 _RUN: Final = 32
 """A shorter run costs more than it saves."""
-_ROUND: Final = 64
+_ROUND: Final = 20
 """Fewer records are not worth a round of headers."""
 
 # The bytes of a record whose length is one byte, and of one whose length is two: by its first byte
@@ -59,34 +59,39 @@ _NONE: Final = Places(_NO_NUMBERS, _NO_NUMBERS, False)
 
 def parse_many(data: bytes | memoryview, count: int) -> RecordFields:
     """Returns the fields of `count` records, which fill the bytes. Raises CorruptRecords."""
-    data = bytes(data)  # of which single bytes are read in half the time
-    view = np.frombuffer(data, np.uint8)
     try:
-        heads = _heads(data, view, count)
+        return _parse(bytes(data), count)  # of which single bytes are read in half the time
     except IndexError as error:
         raise CorruptRecords("the last record is cut") from error
-    ends = np.append(heads[1:], len(data))
-    at = _behind_lengths(view, heads)
+
+
+def _parse(data: bytes, count: int) -> RecordFields:
+    view = np.frombuffer(data, np.uint8)
+    bounds = _bounds(data, view, count)
+    ends = bounds[1:]
+    at = _behind_lengths(view, bounds[:-1])
     time_deltas, at = read(view, at + 1, LONG_BYTES_MAX)  # behind the attributes
     at = _behind_numbers(view, at)
     keys, at = _fields(view, at)
     values, at = _fields(view, at)
-    counts, at = read(view, at)
-    if (at > ends).any() or counts.min() < 0 or (counts > ends - at).any():
-        raise CorruptRecords("a record has another length than its fields")
     lists = np.zeros(count + 1, np.int64)
     names = header_values = _NONE
-    if counts.any():
+    if view.take(at, mode="clip").tobytes() == bytes(count):
+        at = at + 1
+    else:
+        counts, at = read(view, at)
+        if (at > ends).any() or counts.min() < 0 or (counts > ends - at).any():
+            raise CorruptRecords("a record has another length than its fields")
         np.cumsum(counts, out=lists[1:])
         names, header_values, at = _headers(data, view, at, ends, lists)
-    if (at != ends).any():
+    if at.tobytes() != ends.tobytes():
         raise CorruptRecords("a record has another length than its fields")
     return RecordFields(time_deltas, keys, values, lists, names, header_values)
 
 
-def _heads(data: bytes, view: _Bytes, count: int) -> Numbers:
-    """Returns where each record begins, with its length. Raises CorruptRecords unless the last one
-    ends with the bytes; IndexError."""
+def _bounds(data: bytes, view: _Bytes, count: int) -> Numbers:
+    """Returns where each record begins, with its length, and where the last one ends. Raises
+    CorruptRecords unless that is the end of the bytes; IndexError."""
     found: list[int] = []
     runs: list[Numbers] = []
     one, low, high, append = _ONE, _LOW, _HIGH, found.append
@@ -121,6 +126,7 @@ def _heads(data: bytes, view: _Bytes, count: int) -> Numbers:
             try_at = row + patience * _BLOCK
     if at != len(data):
         raise CorruptRecords(f"the records have {at} bytes, and their batch {len(data)}")
+    found.append(at)
     if not runs:
         return np.array(found, np.int64)
     return np.concatenate((*runs, np.array(found, np.int64)))
@@ -176,6 +182,20 @@ def _behind_numbers(view: _Bytes, at: Numbers) -> Numbers:
 
 def _fields(view: _Bytes, at: Numbers) -> tuple[Places, Numbers]:
     """Returns the places of the fields whose lengths are at `at`, and their ends."""
+    first = view.take(at, mode="clip").tobytes()
+    code, width = first[0], 1
+    alike = first == first[:1] * len(first)
+    if alike and code > 0x7F:
+        second = view.take(at + 1, mode="clip").tobytes()
+        alike = second[0] < 0x80 and second == second[:1] * len(second)
+        code, width = code & 0x7F | second[0] << 7, 2
+    if alike:  # one length, as constant payloads have
+        length = code >> 1 ^ -(code & 1)
+        if length < NO_FIELD:
+            raise CorruptRecords(f"a field claims {length} bytes")
+        starts = at + width
+        after = starts + length if length > 0 else starts
+        return Places(starts, np.full(len(at), length, np.int64), length < 0), after
     lengths, starts = read(view, at)
     least = lengths.min()
     if least >= 0:

@@ -16,6 +16,7 @@ from semel.gateway.records.record_errors import (
     CorruptRecords,
     InvalidRecords,
     InvalidRecordTime,
+    RecordsTooLarge,
     UnsupportedCompression,
     UnsupportedMagic,
 )
@@ -33,6 +34,9 @@ CRC_FROM: Final = 21
 """The CRC covers the bytes from here on."""
 RECORD_BYTES_MIN: Final = 7
 """A record without key, value and headers whose offset delta is below 64."""
+
+RECORDS_MAX: Final = 1 << 18
+"""The places of the fields take about 100 bytes a record while it is read, however small it is."""
 
 CODEC_MASK: Final = 7
 APPEND_TIME_BIT: Final = 8
@@ -79,8 +83,8 @@ class RecordHead(NamedTuple):
 def read_head(record_set: memoryview, at: int) -> tuple[RecordHead, int]:
     """Returns the checked header of the batch at `record_set[at:]`, and where the batch ends.
 
-    Raises UnsupportedMagic, UnsupportedCompression, InvalidRecordTime, InvalidRecords or
-    CorruptRecords.
+    Raises UnsupportedMagic, UnsupportedCompression, InvalidRecordTime, RecordsTooLarge,
+    InvalidRecords or CorruptRecords.
     """
     room = len(record_set) - at
     if room > MAGIC_AT and record_set[at + MAGIC_AT] in (0, 1):
@@ -114,6 +118,10 @@ def _check_fields(head: RecordHead) -> None:
     if head.count < 1 or head.last_offset_delta != head.count - 1:
         raise CorruptRecords(
             f"record batch of {head.count} records ends at offset delta {head.last_offset_delta}"
+        )
+    if head.count > RECORDS_MAX:
+        raise RecordsTooLarge(
+            f"record batch of {head.count} records: send at most {RECORDS_MAX} in one"
         )
     if head.producer_id < NO_PRODUCER:
         raise InvalidRecords(f"producer id {head.producer_id} is none")

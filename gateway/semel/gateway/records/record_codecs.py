@@ -22,6 +22,9 @@ from semel.gateway.records.record_batch import RecordCodec
 from semel.gateway.records.record_errors import CorruptRecords, RecordsTooLarge
 
 _CHUNK_BYTES: Final = 256 << 10
+_FIRST_BYTES: Final = 4 << 10
+_RATIO: Final = 8
+"""A small frame is rarely more than so many times as large afterwards, and takes no whole chunk."""
 _GZIP_WINDOW: Final = 31
 """zlib's number for a gzip header and the largest window."""
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
@@ -94,7 +97,8 @@ def _inflate(data: memoryview, name: str, bytes_max: int) -> bytes:
     stream = pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(data)), name)
     chunks: list[bytes] = []
     left = bytes_max
-    while chunk := stream.read(_CHUNK_BYTES):
+    size = min(_CHUNK_BYTES, max(_FIRST_BYTES, _RATIO * len(data)))
+    while chunk := stream.read(size):
         left -= len(chunk)
         if left < 0:
             raise _too_large(bytes_max)

@@ -139,6 +139,18 @@ def test_a_gap_brings_consumers_past_it(read: Callable[[bytes], ReadBatch]) -> N
         assert (found.base_offset, found.next_offset) == (40, 45)
 
 
+def test_a_gap_that_is_too_wide_is_told_in_part() -> None:
+    found = READERS[0](encode_gap(40, 1 << 40))
+    assert (found.base_offset, found.next_offset) == (40, 40 + (1 << 31))
+
+
+@pytest.mark.parametrize(("base", "end"), [(5, 9), (4, 6), (0, 6)])
+def test_rows_outside_of_their_batch_are_a_bug(base: int, end: int) -> None:
+    made = Columns(values=pa.array([b"v"] * 2, pa.binary()), offsets=pa.array([4, 6]))
+    with pytest.raises(AssertionError):
+        encode(made, base_offset=base, next_offset=end, timestamp_us=0)
+
+
 def test_the_header_names_no_producer() -> None:
     made = Columns(values=pa.array([b"v"], pa.binary()))
     batch = encode(made, base_offset=1, next_offset=2, timestamp_us=TIME_US, leader_epoch=6)

@@ -48,9 +48,13 @@ def xerial(data: bytes, block_bytes: int = 3_000) -> bytes:
     return found
 
 
+_STORED: tuple[RecordCodec, Callable[[bytes], bytes]] = (
+    RecordCodec.GZIP,
+    lambda data: gzip.compress(data, 0),
+)
 SENT: list[tuple[RecordCodec, Callable[[bytes], bytes]]] = [
     (RecordCodec.GZIP, gzip.compress),
-    (RecordCodec.GZIP, lambda data: gzip.compress(data, 0)),
+    _STORED,
     (RecordCodec.SNAPPY, at_once("snappy")),
     (RecordCodec.SNAPPY, xerial),
     (RecordCodec.LZ4, at_once("lz4")),
@@ -78,13 +82,11 @@ def test_the_limit_is_exact(codec: RecordCodec, pack: Callable[[bytes], bytes]) 
         decompress(memoryview(data), codec, len(PLAIN) - 1)
 
 
-@pytest.mark.parametrize(("codec", "pack"), SENT)
+@pytest.mark.parametrize(("codec", "pack"), [each for each in SENT if each is not _STORED])
 def test_bombs_are_refused_before_they_are_in_memory(
     codec: RecordCodec, pack: Callable[[bytes], bytes]
 ) -> None:
     bomb = xerial(bytes(64 * MIB), 8 * MIB) if pack is xerial else pack(bytes(64 * MIB))
-    if len(bomb) > 8 * MIB:
-        pytest.skip("it does not compress")
     usual = pa.default_memory_pool()
     counted = pa.proxy_memory_pool(usual)
     pa.set_memory_pool(counted)

@@ -21,6 +21,7 @@ from semel.gateway.records import (
     decode_produced,
 )
 from semel.gateway.records.many_records import MANY_RECORDS
+from semel.gateway.records.record_batch import RECORDS_MAX
 from semel.protos.errors import SemelError
 from tests.kit.kafka_batches import (
     COUNT_AT,
@@ -111,12 +112,19 @@ def test_bytes_behind_the_batch_are_no_second_batch() -> None:
     assert type(refusal(PLAIN + PLAIN)) is InvalidRecords
 
 
-@pytest.mark.parametrize("count", [-1, 0, 1, FEW - 1, FEW + 1, 1 << 20, (1 << 31) - 1])
+@pytest.mark.parametrize("count", [-1, 0, 1, FEW - 1, FEW + 1, 1 << 17])
 def test_a_lying_count_is_noticed(count: int) -> None:
     """It costs no memory either."""
     last = struct.pack(">i", max(count - 1, -(1 << 31)))
     lying = with_bytes(with_bytes(PLAIN, COUNT_AT, struct.pack(">i", count)), 23, last)
     assert type(refusal(lying)) is CorruptRecords
+
+
+def test_a_batch_of_very_many_records_is_refused_before_they_are_read() -> None:
+    count = RECORDS_MAX + 1
+    wrong = with_records(PLAIN, bytes(7 * count), count=count)
+    with pytest.raises(RecordsTooLarge):
+        decode_produced(wrong, bytes_max=8 * count)
 
 
 def test_a_last_offset_that_the_count_contradicts_is_noticed() -> None:
@@ -225,6 +233,16 @@ def test_wrong_headers_of_many_records_are_noticed(count: int) -> None:
         for row in range(count)
     ]
     assert type(refusal(with_records(PLAIN, b"".join(long), count=count))) is CorruptRecords
+
+
+@pytest.mark.parametrize("cut", range(1, 5))
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_header_that_the_bytes_cut_is_noticed(count: int, cut: int) -> None:
+    """One record's headers are read one by one, up to the end of the bytes."""
+    field = (varint(1) + b"n" + b"\x80\x80")[: 4 - cut % 4]
+    last = _record(count - 1, varint(-1) + varint(0) + varint(1) + field)
+    records = b"".join(map(record_bytes, range(count - 1))) + last
+    assert type(refusal(with_records(PLAIN, records, count=count))) is CorruptRecords
 
 
 @pytest.mark.parametrize("count", COUNTS)
