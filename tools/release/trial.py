@@ -22,7 +22,7 @@ EXTRAS: Final = ("broker", "hdfs", "kafka", "security", "spark", "web")
 """What users may add to the client."""
 SERVERS_ONLY: Final = (
     *("caio", "rocksdict", "kazoo", "prometheus_client", "pysyncobj", "uvloop"),
-    *("starlette", "uvicorn"),
+    *("grpc_health", "starlette", "uvicorn"),
 )
 """Packages that a client has no use for."""
 MIB: Final = 1 << 20

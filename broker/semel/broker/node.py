@@ -67,7 +67,7 @@ from semel.broker.replica.pools import Pools
 from semel.broker.replica.replica import Replica
 from semel.broker.replication.receiver import PeerPort
 from semel.broker.replication.sender import PeerLink
-from semel.broker.server.broker_service import BrokerService
+from semel.broker.server.broker_service import SERVICES, BrokerService
 from semel.broker.server.delay_calls import DelayCalls
 from semel.broker.server.direct import DirectStreams
 from semel.broker.server.fetch import FetchHandler
@@ -100,6 +100,7 @@ from semel.protos.call_gates import CallGates
 from semel.protos.connection_limits import ConnectionLimits, Connections
 from semel.protos.errors import CorruptSegment, SemelError, Unavailable
 from semel.protos.grpc_port import GrpcPortWatch, bind, server_options
+from semel.protos.health import serve_health
 from semel.protos.ids import NodeId
 from semel.protos.listening import cannot_listen
 from semel.protos.live_settings import serve_settings
@@ -454,6 +455,7 @@ class BrokerNode:
         )
         server.add_generic_rpc_handlers((routes_handler(self._routes),))
         serve_settings(server, config, CHANGEABLE, lambda: config.cluster_id)
+        self._start(serve_health(server, partial(why_not_ready, replica), SERVICES))
         listen = bind(server, config.listen, config.security)
         self.address = str(listen)
         for opened, number, whom in (

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import stat
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +46,7 @@ from semel.protos.rpc import CHANNEL_OPTIONS, error_from_rpc
 from semel.protos.security.credentials import login_channel
 from semel.protos.security.followed import stamp_of
 from semel.protos.security.identity import CLIENT, Identity, cluster_of_uri
+from semel.protos.security.secret_files import shown_to_others
 
 if TYPE_CHECKING:  # they bring cryptography, which clients without TLS need not load
     from semel.protos.security.tls_files import Loaded
@@ -290,13 +292,13 @@ class LoggedIn:
 def check_secret_mode(path: Path) -> None:
     """BLOCKING. Raises InvalidRequest for a file with a secret that others can read."""
     try:
-        mode = path.stat().st_mode & 0o777
+        found = path.stat()
     except OSError as error:
         raise InvalidRequest(f"{path} cannot be read: {error.strerror}") from None
-    if mode & 0o077:
+    if shown_to_others(found):
         raise InvalidRequest(
-            f"{path} holds a secret and has mode {mode:04o}, which others can read: chmod 600"
-            f" {path}"
+            f"{path} holds a secret and has mode {stat.S_IMODE(found.st_mode):04o}, which others"
+            f" can read: chmod 600 {path}"
         )
 
 

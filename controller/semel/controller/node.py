@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any
@@ -24,7 +24,7 @@ import grpc.aio
 
 from semel.controller.active.active_controller import ActiveController, Clocks
 from semel.controller.active.succession import Succession
-from semel.controller.config import CHANGEABLE, ControllerConfig
+from semel.controller.config import CHANGEABLE, EMBEDDED, ControllerConfig
 from semel.controller.opening import open_store
 from semel.controller.probe import LoginCounts, Probe
 from semel.controller.server import ControllerService, Restart
@@ -188,6 +188,8 @@ class ControllerNode:
         running: list[asyncio.Future[None]] = []
         exits.push_async_callback(_cancel, running)
         exits.push_async_callback(_stop_server, server, config.stop_ms / 1000)
+        health: list[asyncio.Future[None]] = [*map(asyncio.ensure_future, self._health(server))]
+        exits.push_async_callback(_cancel, health)  # its watches end first, then the server
         await server.start()
         await self._serve_metrics(succession, BoundsProbe(gates, self.grpc_port))
         exits.callback(succession.close_watches)  # the watches end first, then the server
@@ -274,13 +276,31 @@ class ControllerNode:
             host,
             config.metrics_port,
             probe.page,
-            lambda: "" if succession.decided.is_set() else "no active controller is known yet",
+            self._why_not_ready,
             tls=None if config.security is None else Contexts(config.security.files),
             cluster=config.cluster_id,
         )
         await metrics.start()
         self._exits.push_async_callback(metrics.close)
         self.metrics_address = metrics.address
+
+    def _health(self, server: grpc.aio.Server) -> list[Coroutine[Any, Any, None]]:
+        """Adds gRPC's health service to the server; what is returned must run as long."""
+        try:
+            from semel.protos.health import serve_health
+        except ImportError:
+            log.info("there is no health service of gRPC: it needs semel[broker]")
+            return []
+        names = ["Controller", "Settings"]
+        if self._given_store is None and self.config.metadata_kind == EMBEDDED:
+            names.append("MetadataGroup")
+        services = [f"semel.protos.v1.{name}" for name in names]
+        return [serve_health(server, self._why_not_ready, services)]
+
+    def _why_not_ready(self) -> str:
+        """A sentence that says what is missing; empty if the controller is ready."""
+        decided = self._succession is not None and self._succession.decided.is_set()
+        return "" if decided else "no active controller is known yet"
 
     async def _decided(self, succession: Succession) -> None:
         """Waits for the store's first hint. Raises the error that ends the controller before

@@ -1,8 +1,9 @@
 """The classes of calls: which calls wait in one line, and how many of them go on at once.
 
-How it works. Each method declares its class in its .proto file (v1/isolation.proto). Calls that may
-hold each other up are of one class. What clients depend on while they produce and consume stands in
-no line with anything else: streams, what nodes need of each other, heartbeats and commits.
+How it works. Each method declares its class in its .proto file (v1/isolation.proto), those of other
+people's services in `foreign_calls.py`. Calls that may hold each other up are of one class. What
+clients depend on while they produce and consume stands in no line with anything else: streams, what
+nodes need of each other, heartbeats and commits.
 
 Calls of a *paced* class begin a few at a time (`call_gates.py`), because the event loop that
 answers them also moves the messages.
@@ -22,6 +23,7 @@ from typing import Any, Final
 
 from google.protobuf.descriptor import MethodDescriptor
 
+from semel.protos.foreign_calls import FOREIGN
 from semel.protos.method_lookup import find_method
 from semel.protos.v1 import isolation_pb2 as pb
 
@@ -66,6 +68,7 @@ LIMITS: Final[Mapping[int, ClassLimits]] = {
     pb.CALL_CLASS_WATCH: ClassLimits(name="watch", running_max=20_000, paced=False, waits=False),
     pb.CALL_CLASS_SCAN: ClassLimits(name="scan", running_max=1),
     pb.CALL_CLASS_COPY: ClassLimits(name="copy", running_max=16),
+    pb.CALL_CLASS_HEALTH: ClassLimits(name="health", running_max=16),
 }
 
 
@@ -73,6 +76,8 @@ LIMITS: Final[Mapping[int, ClassLimits]] = {
 def class_of(method: str) -> int:
     """The class of `/SERVICE/METHOD`. Raises UndeclaredClass, also for a method that no .proto file
     has."""
+    if method in FOREIGN:
+        return FOREIGN[method]
     found = find_method(method)
     if found is None:
         raise UndeclaredClass(f"{method} is no method of a .proto file")
@@ -81,8 +86,9 @@ def class_of(method: str) -> int:
 
 @functools.cache
 def is_counted(method: str) -> bool:
-    """Whether quotas of requests count `/SERVICE/METHOD`; False for one that no .proto file has."""
-    found = find_method(method)
+    """Whether quotas of requests count `/SERVICE/METHOD`; False for one that no .proto file of ours
+    has."""
+    found = None if method in FOREIGN else find_method(method)
     return found is not None and not found.GetOptions().Extensions[UNCOUNTED]
 
 

@@ -7,8 +7,8 @@ stand in its call's metadata, are checked before the handler runs. Each call pas
 class (`call_gates.py`) before its request is decoded.
 
 Invariants
-1. Every status that a server with this interceptor ends a failed call with carries a detail; a
-   status without one comes from gRPC itself, and says nothing certain about a write.
+1. Every status that a server with this interceptor ends a failed call of our services with carries
+   a detail; a status without one comes from gRPC itself, and says nothing certain about a write.
 2. Cancellation passes through untouched.
 3. No handler sees anything of a caller that speaks none of this program's feature levels, or of a
    call that the server's checks refuse.

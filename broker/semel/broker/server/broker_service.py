@@ -5,6 +5,8 @@ Not here: hot streams (`server/produce.py`, `server/fetch.py`).
 
 from __future__ import annotations
 
+from typing import Final
+
 from semel.broker.server.delay_calls import DelayCalls
 from semel.broker.server.group_offsets import GroupOffsetCalls
 from semel.broker.server.id_calls import IdCalls
@@ -14,6 +16,15 @@ from semel.broker.server.node_status import NodeStatusCall
 from semel.broker.server.parting_calls import PartingCalls
 from semel.broker.server.producer_calls import ProducerCalls
 from semel.broker.server.queue_calls import QueueCalls
+
+SERVICES: Final = tuple(
+    f"semel.protos.v1.{name}"
+    for name in (
+        *("Broker", "BrokerStream", "Controller", "Members", "Mirrors", "Moves", "RaftPeer"),
+        *("Restores", "Settings", "Snapshots", "Transactions"),
+    )
+)
+"""All services at a broker's port but gRPC's own. `Controller` tells routes (`routes.py`)."""
 
 
 class BrokerService:

@@ -3,10 +3,11 @@
 How it works. `declared` reads the option of a method once. `Declared.needs` finds in a request the
 resources that it names, and says which action on each the caller needs. `Declared.told` is the
 reply without the elements that tell of what the caller may not describe. A resource may be named
-by a number (a topic's id): whoever decides looks up its name.
+by a number (a topic's id): whoever decides looks up its name. Methods of other people's services
+(`foreign_calls.py`) are *public*: whoever reaches the port may call them.
 
 Invariants
-1. A method without a declaration is not called by anybody: `declared` raises.
+1. A method of ours without a declaration is not called by anybody: `declared` raises.
 2. A reply of which nothing has to be left out is the same object, and no reply is changed in place:
    a server may give one object to several callers.
 
@@ -25,6 +26,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescri
 from google.protobuf.message import Message
 
 from semel.protos.errors import InvalidRequest
+from semel.protos.foreign_calls import FOREIGN
 from semel.protos.method_lookup import find_method
 from semel.protos.security.rules import ACTIONS_OF, Action, Kind
 from semel.protos.v1 import security_pb2 as pb
@@ -79,11 +81,13 @@ class Declared:
     """The rights are needed for each message of the request's stream."""
     rights: tuple[_Right, ...]
     shows: tuple[_Shown, ...]
+    public: bool = False
+    """Everybody may call it, also who has not proved who they are. No method of ours is."""
 
     @property
     def for_nodes_only(self) -> bool:
         """No caller but the nodes may call it."""
-        return not self.rights and not self.anybody
+        return not (self.rights or self.anybody or self.public)
 
     def needs(self, request: Message) -> list[Need]:
         """What a caller needs for `request`; each once. Raises InvalidRequest if it names no
@@ -127,6 +131,8 @@ class Declared:
 def declared(method: str) -> Declared:
     """The declaration of `/SERVICE/METHOD`. Raises DeclarationError, also for a method that no
     .proto file has."""
+    if method in FOREIGN:
+        return _public(method)
     found = find_method(method)
     if found is None:
         raise DeclarationError(f"{method} is no method of a .proto file")
@@ -158,6 +164,18 @@ def declaration_of(method: MethodDescriptor) -> Declared:
         shows=tuple(
             _Shown(shown.field, _KINDS[shown.resource], _path(shown.name)) for shown in access.shows
         ),
+    )
+
+
+def _public(method: str) -> Declared:
+    return Declared(
+        method=method,
+        nodes=frozenset(),
+        anybody=False,
+        each_message=False,
+        rights=(),
+        shows=(),
+        public=True,
     )
 
 

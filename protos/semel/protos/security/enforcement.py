@@ -309,6 +309,8 @@ class CallGuard:
     def single(self, method: str, behavior: Single) -> Single:
         """`behavior`, which answers one request with one reply, behind the check."""
         what = declared(method)
+        if what.public:
+            return behavior
 
         async def guarded(request: Any, context: Any) -> Any:
             caller = await self._caller(method, context)
@@ -323,6 +325,8 @@ class CallGuard:
     def replies(self, method: str, behavior: Callable[[Any, Any], Any]) -> Single:
         """`behavior`, which answers one request with a stream, behind the check."""
         what = declared(method)
+        if what.public:
+            return behavior
 
         async def guarded(request: Any, context: Any) -> None:
             caller = await self._caller(method, context)

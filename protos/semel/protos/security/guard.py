@@ -59,11 +59,14 @@ class Guard:
 
     def admit(self, method: str, context: Any) -> float | None:
         """Checks the caller of `/SERVICE/METHOD`. Returns the seconds after which it proves nothing
-        any more; None for never. Raises Unauthenticated, and DeclarationError for a method that
+        any more; None for never, and for a method that is public. Raises Unauthenticated, and
+        DeclarationError for a method that
         declares nothing: nobody calls it."""
         if self._cluster is None:
             return None
         what = declared(method)
+        if what.public:
+            return None
         kinds = sorted(what.nodes) if what.for_nodes_only else KINDS
         peer = self.peer(context)
         check_peer(None if peer is None else peer.identity, self._cluster, kinds)

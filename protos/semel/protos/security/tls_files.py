@@ -9,7 +9,7 @@ may have the clients' CA, which is trusted for callers alone (`peers.py`).
 
 Invariants
 1. What `current` returns was read in one piece and has passed all checks.
-2. A private key that others could read is refused.
+2. A private key that others could read is refused (`secret_files.py`).
 3. No CA is trusted for nodes and as the clients' CA at once.
 
 Not here: making certificates (`certificates.py`), using them (`credentials.py`).
@@ -35,6 +35,7 @@ from cryptography.hazmat.primitives import serialization
 from semel.protos.errors import InvalidRequest
 from semel.protos.security.followed import Stamp, stamp_in, stamp_of
 from semel.protos.security.identity import Identity, identity_of_uris
+from semel.protos.security.secret_files import shown_to_others
 
 logger = logging.getLogger(__name__)
 
@@ -200,8 +201,9 @@ def identity_of_certificate(certificate: x509.Certificate) -> Identity | None:
 
 def check_key_mode(key: Path) -> None:
     """BLOCKING. Raises TlsFileError for a private key that others can read."""
-    mode = stat.S_IMODE(_stat(key).st_mode)
-    if mode & 0o077:
+    found = _stat(key)
+    if shown_to_others(found):
+        mode = stat.S_IMODE(found.st_mode)
         raise TlsFileError(
             f"{key} is a private key with mode {mode:04o}, which others can read: chmod 600 {key}"
         )

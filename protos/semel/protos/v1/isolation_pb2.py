@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import descriptor_pb2 as google_dot_protobuf_dot_descriptor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fsemel/protos/v1/isolation.proto\x12\x0fsemel.protos.v1\x1a google/protobuf/descriptor.proto*\xa1\x02\n\tCallClass\x12\x1a\n\x16\x43\x41LL_CLASS_UNSPECIFIED\x10\x00\x12\x15\n\x11\x43\x41LL_CLASS_STREAM\x10\x01\x12\x14\n\x10\x43\x41LL_CLASS_NODES\x10\x02\x12\x16\n\x12\x43\x41LL_CLASS_SESSION\x10\x03\x12\x16\n\x12\x43\x41LL_CLASS_CONNECT\x10\x04\x12\x14\n\x10\x43\x41LL_CLASS_BEGIN\x10\x05\x12\x17\n\x13\x43\x41LL_CLASS_METADATA\x10\x06\x12\x16\n\x12\x43\x41LL_CLASS_LOOK_UP\x10\x07\x12\x14\n\x10\x43\x41LL_CLASS_ADMIN\x10\x08\x12\x14\n\x10\x43\x41LL_CLASS_WATCH\x10\t\x12\x13\n\x0f\x43\x41LL_CLASS_SCAN\x10\n\x12\x13\n\x0f\x43\x41LL_CLASS_COPY\x10\x0b:P\n\ncall_class\x12\x1e.google.protobuf.MethodOptions\x18\xd7\x91\x03 \x01(\x0e\x32\x1a.semel.protos.v1.CallClass:3\n\tuncounted\x12\x1e.google.protobuf.MethodOptions\x18\xd8\x91\x03 \x01(\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fsemel/protos/v1/isolation.proto\x12\x0fsemel.protos.v1\x1a google/protobuf/descriptor.proto*\xb8\x02\n\tCallClass\x12\x1a\n\x16\x43\x41LL_CLASS_UNSPECIFIED\x10\x00\x12\x15\n\x11\x43\x41LL_CLASS_STREAM\x10\x01\x12\x14\n\x10\x43\x41LL_CLASS_NODES\x10\x02\x12\x16\n\x12\x43\x41LL_CLASS_SESSION\x10\x03\x12\x16\n\x12\x43\x41LL_CLASS_CONNECT\x10\x04\x12\x14\n\x10\x43\x41LL_CLASS_BEGIN\x10\x05\x12\x17\n\x13\x43\x41LL_CLASS_METADATA\x10\x06\x12\x16\n\x12\x43\x41LL_CLASS_LOOK_UP\x10\x07\x12\x14\n\x10\x43\x41LL_CLASS_ADMIN\x10\x08\x12\x14\n\x10\x43\x41LL_CLASS_WATCH\x10\t\x12\x13\n\x0f\x43\x41LL_CLASS_SCAN\x10\n\x12\x13\n\x0f\x43\x41LL_CLASS_COPY\x10\x0b\x12\x15\n\x11\x43\x41LL_CLASS_HEALTH\x10\x0c:P\n\ncall_class\x12\x1e.google.protobuf.MethodOptions\x18\xd7\x91\x03 \x01(\x0e\x32\x1a.semel.protos.v1.CallClass:3\n\tuncounted\x12\x1e.google.protobuf.MethodOptions\x18\xd8\x91\x03 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,5 +33,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'semel.protos.v1.isolation_p
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CALLCLASS']._serialized_start=87
-  _globals['_CALLCLASS']._serialized_end=376
+  _globals['_CALLCLASS']._serialized_end=399
 # @@protoc_insertion_point(module_scope)

@@ -19,6 +19,7 @@ class CallClass(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CALL_CLASS_WATCH: _ClassVar[CallClass]
     CALL_CLASS_SCAN: _ClassVar[CallClass]
     CALL_CLASS_COPY: _ClassVar[CallClass]
+    CALL_CLASS_HEALTH: _ClassVar[CallClass]
 CALL_CLASS_UNSPECIFIED: CallClass
 CALL_CLASS_STREAM: CallClass
 CALL_CLASS_NODES: CallClass
@@ -31,6 +32,7 @@ CALL_CLASS_ADMIN: CallClass
 CALL_CLASS_WATCH: CallClass
 CALL_CLASS_SCAN: CallClass
 CALL_CLASS_COPY: CallClass
+CALL_CLASS_HEALTH: CallClass
 CALL_CLASS_FIELD_NUMBER: _ClassVar[int]
 call_class: _descriptor.FieldDescriptor
 UNCOUNTED_FIELD_NUMBER: _ClassVar[int]
