@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from semel.broker import probe as broker_probe
 from semel.controller import probe as controller_probe
+from semel.gateway import probe as gateway_probe
 from semel.protos.metrics import Metric
 
 DOCS: Final = Path(__file__).parent.parent / "docs"
@@ -29,10 +30,10 @@ STANDARD: Final = frozenset({"process_cpu_seconds_total", "process_resident_memo
 _HEAD: Final = """\
 # Metrics
 
-Made by `python -m tools.metrics` from the tables in `broker/semel/broker/probe.py` and
-`controller/semel/controller/probe.py`; a test keeps it true. [operations.md](operations.md#measure)
-says how Prometheus finds them and which to alert on; [grafana.json](grafana.json) is a dashboard to
-import.
+Made by `python -m tools.metrics` from the tables in `broker/semel/broker/probe.py`,
+`controller/semel/controller/probe.py` and `gateway/semel/gateway/probe.py`; a test keeps it true.
+[operations.md](operations.md#measure) says how Prometheus finds them and which to alert on;
+[grafana.json](grafana.json) is a dashboard to import.
 
 *Master only* means that a group's master alone shows the metric, so that sums over nodes count
 nothing twice. Counters begin at 0 with the process. Beside these every page has the standard
@@ -45,6 +46,7 @@ def page() -> str:
     parts = [
         ("Broker node", broker_probe.COMMON, broker_probe.METRICS),
         ("Controller", controller_probe.COMMON, controller_probe.METRICS),
+        ("Kafka gateway", gateway_probe.COMMON, gateway_probe.METRICS),
     ]
     return _HEAD + "".join(_section(*part) for part in parts)
 

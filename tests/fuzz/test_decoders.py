@@ -9,12 +9,19 @@ import pytest
 from semel.protos.errors import CorruptBatch
 from tests.fuzz.engine import input_of, run_targets
 from tests.fuzz.kafka_record_targets import kafka_record_targets
+from tests.fuzz.kafka_request_targets import kafka_request_targets
 from tests.fuzz.login_targets import login_targets
 from tests.fuzz.stored_targets import stored_targets
 from tests.fuzz.targets import Target
 from tests.fuzz.wire_targets import wire_targets
 
-ALL = (*wire_targets(), *stored_targets(), *login_targets(), *kafka_record_targets())
+ALL = (
+    *wire_targets(),
+    *stored_targets(),
+    *login_targets(),
+    *kafka_record_targets(),
+    *kafka_request_targets(),
+)
 TARGETS = {target.name: target for target in ALL}
 
 NEVER_REFUSE = ("segment", "identity", "object name", "routes file", "error detail")

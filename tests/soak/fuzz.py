@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tests.fuzz.engine import run_targets
 from tests.fuzz.kafka_record_targets import kafka_record_targets
+from tests.fuzz.kafka_request_targets import kafka_request_targets
 from tests.fuzz.login_targets import login_targets
 from tests.fuzz.siege import Report, Siege
 from tests.fuzz.stored_targets import stored_targets
@@ -44,6 +45,7 @@ def main(arguments: list[str]) -> int:
     )
     options = parser.parse_args(arguments)
     targets = [*wire_targets(), *stored_targets(), *login_targets(), *kafka_record_targets()]
+    targets += kafka_request_targets()
     if options.only not in (None, *_CLUSTERS, *(target.name for target in targets)):
         parser.error(f"the decoders are {', '.join(target.name for target in targets)}")
     found = 0

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from semel.broker import probe as broker_probe
 from semel.broker.state.apply.locks import ConsumerGroups, GroupQueue
 from semel.controller import probe as controller_probe
+from semel.gateway import probe as gateway_probe
 from semel.protos import compat
 from semel.protos import metrics as protos_metrics
 from semel.protos.errors import Unavailable
@@ -23,7 +24,11 @@ from tools import metrics
 
 pytestmark = pytest.mark.both_loops
 
-TABLES = {"broker": broker_probe.METRICS, "controller": controller_probe.METRICS}
+TABLES = {
+    "broker": broker_probe.METRICS,
+    "controller": controller_probe.METRICS,
+    "gateway": gateway_probe.METRICS,
+}
 ROWS = [
     Metric(name="semel_test_things_total", kind="counter", unit="things", text="T.", labels=("a",)),
     Metric(name="semel_test_level", kind="gauge", unit="things", text="L."),

@@ -57,6 +57,7 @@ _COMMANDS: Final = {
     "security": ("semel.console.security:security", "TLS: a CA, certificates, who has which."),
     "bench": ("semel.console.bench:bench", "Put load on a running cluster, and measure its speed."),
     "web": ("semel.web.command:web", "Serve the web console: the cluster in a browser."),
+    "kafka-gateway": ("semel.gateway.command:kafka_gateway", "Serve Kafka's clients."),
     "completion": ("semel.console.completion:completion", "Print shell completion code."),
 }
 """Name -> (module:attribute, one line of help)."""

@@ -30,7 +30,12 @@ _DURATIONS: Final = (i32Timedelta, i64Timedelta)
 def answer(request: Any, /, **values: Any) -> Any:
     """Returns the response to `request`, a kio request of any version. See the module's text."""
     kind = type(request)
-    return _build(_response_type(kind.__api_key__, kind.__version__), values)
+    return respond(_response_type(kind.__api_key__, kind.__version__), **values)
+
+
+def respond(kind: type[Any], /, **values: Any) -> Any:
+    """Returns a response of kio's class `kind`. See the module's text."""
+    return _build(kind, values)
 
 
 @cache
@@ -41,14 +46,14 @@ def _response_type(key: int, version: int) -> type[Any]:
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Field:
     name: str
-    inner: type[Any] | None
-    """The class of the entity, or of each entity in the array."""
+    inner: Any
+    """None, or the class of the entity, or of each entity in the array."""
     is_array: bool
     is_duration: bool
     required: bool
 
 
-def _build(kind: type[Any], values: Mapping[str, Any]) -> Any:
+def _build(kind: Any, values: Mapping[str, Any]) -> Any:
     given: dict[str, Any] = {}
     found = 0
     for field in _fields(kind):
@@ -103,7 +108,7 @@ def _known(key: int, name: str) -> frozenset[str]:
     """The names of the fields that an entity of this name has in any served version."""
     served = TABLE[ApiKey(key)]
     versions = range(served.lowest, served.highest + 1)
-    roots = [_response_type(key, version) for version in versions]
+    roots: list[Any] = [_response_type(key, version) for version in versions]
     return frozenset(
         field.name
         for root in roots
@@ -113,6 +118,6 @@ def _known(key: int, name: str) -> frozenset[str]:
     )
 
 
-def _entities(kind: type[Any]) -> list[type[Any]]:
-    inner = [field.inner for field in _fields(kind) if field.inner is not None]
+def _entities(kind: Any) -> list[Any]:
+    inner: list[Any] = [field.inner for field in _fields(kind) if field.inner is not None]
     return [kind, *(each for child in inner for each in _entities(child))]

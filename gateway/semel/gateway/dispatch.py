@@ -51,7 +51,7 @@ class Gateways(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestContext:
-    """Whose request it is, and what handlers work with."""
+    """The owner of a request, and what handlers work with."""
 
     api_key: ApiKey
     version: int
@@ -60,7 +60,7 @@ class RequestContext:
     host: str
     """The address that the request came from."""
     principal: str
-    """Whose rights the request has."""
+    """The owner of the rights that the request has."""
     client: AsyncClient
     """The cluster."""
     gateways: Gateways

@@ -196,6 +196,13 @@ class Cluster:
             raise UnknownTopic(f"there is no topic {name!r}")
         return found
 
+    async def every_topic(self) -> list[TopicRoute]:
+        """Fetches the routes of all topics that this client may see. Raises SemelError."""
+        routes = await self.controller("GetRoutes", controller_pb2.GetRoutesRequest())
+        self._on_routes(routes)
+        found = (self.routes.topic(topic.name) for topic in routes.topics)
+        return [topic for topic in found if topic is not None]
+
     def on_topic_gone(self, name: str, topic_id: TopicId | None) -> None:
         """The topic does not exist any more, as a broker or a controller reported. `topic_id` is
         that of the one that is gone, if it was known: another may have its name by now."""

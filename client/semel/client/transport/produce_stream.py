@@ -32,7 +32,7 @@ from semel.client.core.dropped_rows import read_table
 from semel.client.core.due_in_second import DueInSecond
 from semel.client.core.retry import Backoff, BackoffPolicy
 from semel.client.core.routing import Master, RouteTable
-from semel.client.core.sequences import Decision, InFlight, Moved, SendWindow
+from semel.client.core.sequences import Decision, InFlight, Moved
 from semel.client.transport.connection import Purpose, telling
 from semel.client.transport.streams import PATIENCE_MAX, Stream, Streams
 from semel.protos import compat
@@ -43,7 +43,7 @@ from semel.protos.errors import (
     UnsupportedVersion,
     from_detail,
 )
-from semel.protos.ids import GroupId, QueueKey
+from semel.protos.ids import GroupId, ProducerId, QueueKey
 from semel.protos.streams import encode_ping, encode_produce
 from semel.protos.v1 import broker_pb2
 
@@ -78,14 +78,39 @@ class Masters(Protocol):
         """A stream to `master` ended with `error`."""
 
 
+class WireWindow(Protocol):
+    """The part of a send window that a wire uses. `SendWindow` says what the calls mean."""
+
+    producer_id: ProducerId
+    epoch: int
+    session: int
+
+    def on_stored(
+        self,
+        base: int,
+        last: int,
+        base_offset: int,
+        append_time_us: int,
+        duplicate: bool,
+        dropped: Any = None,
+        due_in_second: DueInSecond | None = None,
+    ) -> list[Decision]:
+        """Handles the answer COMMITTED or DUPLICATE."""
+
+    def on_refused(self, base: int, last: int, error: SemelError) -> list[Decision]:
+        """Handles the answer FAILED with `error`."""
+
+
 class WireLane(Protocol):
     """The part of a producer's lane that a wire uses: one queue of one producer."""
 
     key: QueueKey
-    window: SendWindow | None
-    """None until the first fence."""
     sent_as: SentAs | None
     """The wire sets it: the identity that the lane's last batch names."""
+
+    @property
+    def window(self) -> WireWindow | None:
+        """None until the first fence."""
 
     @property
     def pending(self) -> Collection[object]:

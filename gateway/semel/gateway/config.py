@@ -1,0 +1,78 @@
+"""Settings of a Kafka gateway."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from semel.gateway.records import RecordCodec
+from semel.protos.addresses import Address
+from semel.protos.connection_limits import ConnectionLimits
+from semel.protos.errors import InvalidRequest
+
+LISTEN_DEFAULT: Final = "127.0.0.1:9092"
+CODECS: Final = tuple(codec.name.lower() for codec in RecordCodec)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    """Settings of one Kafka gateway."""
+
+    listen: str = LISTEN_DEFAULT
+    """HOST:PORT for Kafka's clients; port 0 takes a free one."""
+    advertise: str = ""
+    """HOST:PORT under which clients reach it, which must not change as long as they know it; empty
+    for `listen`."""
+    bootstrap: str = ""
+    """The controllers; empty for those that the client's file or the environment names."""
+    metrics: str = ""
+    """HOST:PORT of its metrics; empty for none."""
+    certificate: Path | None = None
+    """PEM file with the certificate that it shows to clients, for TLS."""
+    key: Path | None = None
+    """PEM file with its key."""
+    clients_ca: Path | None = None
+    """PEM file with a CA: with it, only clients that show a certificate of it are let in."""
+    insecure: bool = False
+    """Allow `listen` to be reached from a network without TLS."""
+    compression: str = "none"
+    """Codec of the record batches that consumers get: none, gzip, snappy, lz4 or zstd. Whatever a
+    producer used, every consumer must know this one; with none, every consumer does."""
+    frame_bytes_max: int = 32 << 20
+    """Bytes of one request; Kafka's clients send at most 1 MiB unless told otherwise."""
+    requests_bytes_max: int = 128 << 20
+    """Bytes of all requests under way; beyond them, clients wait."""
+    idle_s: float = 600.0
+    """Seconds without a request after which a connection is closed, as Kafka's brokers do."""
+    cut_s: float = 30.0
+    """Seconds for which a request may come in pieces without a new one."""
+    stop_s: float = 10.0
+    """Seconds that requests under way get at the end."""
+    connections: ConnectionLimits = field(
+        default_factory=lambda: ConnectionLimits(per_address_max=0, in_all_max=10_000)
+    )
+    """Connections of clients."""
+
+    def __post_init__(self) -> None:
+        address = Address.parse(self.listen, what="address of the Kafka gateway")
+        if self.advertise:
+            advertised = Address.parse(self.advertise, what="advertised address")
+            if not advertised.port:
+                raise InvalidRequest("an advertised address needs its port")
+        if (self.certificate is None) is not (self.key is None):
+            raise InvalidRequest("TLS needs a certificate and its key")
+        if self.clients_ca is not None and self.certificate is None:
+            raise InvalidRequest("certificates of clients need TLS: give --certificate and --key")
+        if self.compression not in CODECS:
+            raise InvalidRequest(f"compression must be one of {', '.join(CODECS)}")
+        if not (address.loopback or self.certificate is not None or self.insecure):
+            raise InvalidRequest(
+                f"{self.listen} is reached from other machines: give --certificate and --key for"
+                " TLS, or say --insecure where the network is trusted"
+            )
+
+    @property
+    def codec(self) -> RecordCodec:
+        """The codec of the record batches that consumers get."""
+        return RecordCodec[self.compression.upper()]

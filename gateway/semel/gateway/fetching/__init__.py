@@ -1,0 +1,1 @@
+"""What Kafka's consumers ask for, on its way from the brokers."""

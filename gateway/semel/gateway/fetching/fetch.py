@@ -1,0 +1,265 @@
+"""Fetch: from a request to record batches, at once or when there are enough.
+
+How it works. Each partition is looked at in its queue's reader. If all of them together have fewer
+bytes than the client wants, the readers poll the brokers, and the request waits until a poll ends
+or its time is over. Then everything is looked at again.
+
+Sessions. The gateway answers session 0, which says that it keeps none: clients then name all their
+partitions in every request.
+
+Limits. A response has at most `max_bytes` of record batches, and at most as many of a partition as
+that asks for, except that the first batch of a response is always given.
+
+Not here: polls and what is kept of them (`queue_reader.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from semel.client.core.routing import QueueRoute, TopicRoute
+from semel.client.transport.cluster import Cluster
+from semel.gateway.dispatch import Handler, RequestContext
+from semel.gateway.fetching.fetch_response import Fetched, encode_fetched
+from semel.gateway.fetching.queue_polls import GroupPolls
+from semel.gateway.fetching.queue_reader import QueueReader
+from semel.gateway.partitions import partition_of
+from semel.gateway.records import RecordCodec
+from semel.gateway.refusals import error_code
+from semel.gateway.topic_book import TopicBook
+from semel.gateway.versions import ApiKey
+from semel.protos import compat
+from semel.protos.errors import (
+    QueueMoved,
+    SemelError,
+    UnknownQueue,
+    UnknownTopic,
+)
+from semel.protos.ids import GroupId, QueueKey
+
+HELD_BYTES_MAX: Final = 64 << 20
+"""Bytes of record batches that are kept for consumers to come."""
+HELD_S: Final = 5.0
+"""Seconds for which they are kept if nobody reads them."""
+RESPONSE_BYTES_MAX: Final = 50 << 20
+WAIT_S_MAX: Final = 30.0
+SWEEP_S: Final = 1.0
+
+
+class _Wanted:
+    """One partition of a request."""
+
+    __slots__ = ("answer", "bytes_max", "end", "index", "offset", "queue", "reader", "topic")
+
+    def __init__(self, index: int, offset: int, bytes_max: int) -> None:
+        self.index = index
+        self.offset = offset
+        self.bytes_max = max(0, bytes_max)
+        self.topic: TopicRoute | None = None
+        self.queue: QueueRoute | None = None
+        self.reader: QueueReader | None = None
+        """None if it is refused."""
+        self.answer = Fetched(index)
+        self.end = offset
+        """Where the batches of the answer end."""
+
+
+class Fetching:
+    """Reads for Kafka's consumers. Lives on the client's I/O thread."""
+
+    def __init__(
+        self, cluster: Cluster, topics: TopicBook, codec: RecordCodec = RecordCodec.NONE
+    ) -> None:
+        """`codec` compresses the record batches."""
+        self.bytes = 0
+        """Bytes of record batches that were sent."""
+        self.held_bytes = 0
+        """Bytes of record batches that are kept."""
+        self._cluster = cluster
+        self._topics = topics
+        self._codec = codec
+        self._readers: dict[QueueKey, QueueReader] = {}
+        self._polls: dict[GroupId, GroupPolls] = {}
+
+    def start(self) -> None:
+        self._cluster.spawn(self._sweep(), "semel-kafka-readers")
+
+    def handlers(self) -> Mapping[ApiKey, Handler]:
+        return {ApiKey.FETCH: self.fetch}
+
+    @property
+    def reader_count(self) -> int:
+        return len(self._readers)
+
+    async def fetch(self, request: Any, context: RequestContext) -> Any:
+        """Answers Fetch, versions 4 to 11."""
+        version = context.version
+        if getattr(request, "session_id", 0):
+            return encode_fetched((), version=version, error=ErrorCode.fetch_session_id_not_found)
+        if getattr(request, "session_epoch", -1) > 0:
+            error = ErrorCode.invalid_fetch_session_epoch
+            return encode_fetched((), version=version, error=error)
+        throttled = self._throttled_ms
+        topics = [
+            (topic.topic, await self._resolve(topic.topic, topic.partitions))
+            for topic in request.topics
+        ]
+        wanted = [each for _, partitions in topics for each in partitions]
+        wait_s = min(WAIT_S_MAX, max(0.0, request.max_wait.total_seconds()))
+        bytes_max = min(RESPONSE_BYTES_MAX, max(0, request.max_bytes))
+        await self._gather(wanted, request.min_bytes, bytes_max, wait_s)
+        for each in wanted:
+            reader, queue = each.reader, each.queue
+            self.bytes += sum(map(len, each.answer.batches))
+            if reader is None or queue is None:
+                continue
+            if each.answer.batches and each.end < reader.high_watermark:
+                self._read_ahead(reader, queue, each.end)
+        answers = [(name, [each.answer for each in some]) for name, some in topics]
+        return encode_fetched(answers, version=version, throttle_ms=self._throttled_ms - throttled)
+
+    @property
+    def _throttled_ms(self) -> int:
+        return sum(polls.throttled_ms for polls in self._polls.values())
+
+    async def _resolve(self, name: str, partitions: Sequence[Any]) -> list[_Wanted]:
+        """Returns the partitions of a topic, each with its reader or its refusal."""
+        wanted = [
+            _Wanted(each.partition, each.fetch_offset, each.partition_max_bytes)
+            for each in partitions
+        ]
+        try:
+            topic = await self._topics.find(name)
+        except SemelError as error:
+            for each in wanted:
+                each.answer = Fetched(each.index, error_code(error))
+            return wanted
+        for each in wanted:
+            try:
+                queue = partition_of(topic, each.index)
+            except SemelError as error:
+                each.answer = Fetched(each.index, error_code(error))
+                continue
+            each.topic, each.queue = topic, queue
+            each.reader = self._reader(queue.key)
+            if each.offset < 0:
+                each.reader = None
+                each.answer = Fetched(each.index, ErrorCode.offset_out_of_range)
+        return wanted
+
+    async def _gather(
+        self, wanted: Sequence[_Wanted], min_bytes: int, bytes_max: int, wait_s: float
+    ) -> None:
+        """Answers the partitions: once there is enough, an error, or no time left."""
+        if self._look(wanted, min_bytes, bytes_max):
+            return
+        readers = {each.reader for each in wanted if each.reader is not None}
+        news = asyncio.Event()
+        for reader in readers:
+            reader.listen(news)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with compat.timeout(wait_s):
+                    while True:
+                        for each in wanted:
+                            if each.reader is not None and each.queue is not None:
+                                each.reader.want(each.queue, each.end)
+                        await news.wait()
+                        await asyncio.sleep(0)  # others may have come in the same turn
+                        news.clear()
+                        if self._look(wanted, min_bytes, bytes_max):
+                            return
+            self._look(wanted, min_bytes, bytes_max)
+        finally:
+            for reader in readers:
+                reader.unlisten(news)
+
+    def _look(self, wanted: Sequence[_Wanted], min_bytes: int, bytes_max: int) -> bool:
+        """Answers with what is here; returns whether that is enough."""
+        total, enough = 0, False
+        for each in wanted:
+            reader = each.reader
+            if reader is None:
+                enough = True
+                continue
+            try:
+                batches = reader.take(each.offset)
+            except SemelError as error:
+                self._on_refused(each, error)
+                enough = True
+                continue
+            chosen: list[bytes] = []
+            size = 0
+            each.end = each.offset
+            for batch in batches:
+                length = len(batch.data)
+                fits = size + length <= each.bytes_max and total + length <= bytes_max
+                if not fits and (total or size):
+                    enough = True
+                    break
+                chosen.append(batch.data)
+                size += length
+                total += length
+                each.end = batch.next_offset
+            each.answer = Fetched(
+                each.index,
+                high_watermark=max(reader.high_watermark, each.offset),
+                log_start_offset=reader.log_start_offset,
+                batches=chosen,
+            )
+        return enough or total >= max(1, min_bytes)
+
+    def _on_refused(self, each: _Wanted, error: SemelError) -> None:
+        each.reader = None
+        each.answer = Fetched(each.index, error_code(error))
+        if isinstance(error, QueueMoved):
+            self._cluster.routes.on_moved(error)
+        elif isinstance(error, UnknownTopic | UnknownQueue) and each.topic is not None:
+            self._cluster.on_topic_gone(each.topic.name, each.topic.topic_id)
+
+    # ------------------------------------------------------------------------------------ readers
+
+    def _reader(self, key: QueueKey) -> QueueReader:
+        reader = self._readers.get(key)
+        if reader is None:
+            reader = self._readers[key] = QueueReader(key, self._polls_of, self._on_held)
+        return reader
+
+    def _on_held(self, size: int) -> None:
+        """Readers keep `size` bytes more, or with a negative number less."""
+        self.held_bytes += size
+        if size <= 0 or self.held_bytes <= HELD_BYTES_MAX:
+            return
+        for reader in sorted(self._readers.values(), key=lambda each: each.used_at):
+            reader.forget(math.inf)
+            if self.held_bytes <= HELD_BYTES_MAX // 2:
+                return
+
+    def _polls_of(self, queue: QueueRoute) -> GroupPolls:
+        home = self._cluster.routes.home(queue)
+        polls = self._polls.get(home)
+        if polls is None:
+            polls = self._polls[home] = GroupPolls(self._cluster, home, self._codec)
+        return polls
+
+    def _read_ahead(self, reader: QueueReader, queue: QueueRoute, offset: int) -> None:
+        """Fetches what a consumer that is behind asks for next."""
+        if not reader.has(offset):
+            reader.want(queue, offset)
+
+    async def _sweep(self) -> None:
+        """Forgets what nobody reads any more, and the oldest if there is too much."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            before = time.monotonic() - HELD_S
+            for key, reader in list(self._readers.items()):
+                reader.forget(before)
+                if not reader.held_bytes and not reader.is_polling and reader.used_at < before:
+                    del self._readers[key]

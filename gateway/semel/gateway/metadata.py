@@ -1,0 +1,182 @@
+"""Metadata and ListOffsets: which topics there are, who leads their partitions, where they begin
+and end.
+
+Gateways are the brokers that clients see. A partition has one replica there, its leader, whatever
+the broker group has: how often a message is stored is no business of Kafka's clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from semel.client.core.routing import QueueRoute, TopicRoute
+from semel.client.reading.offsets import QueueOffsets, list_offsets
+from semel.client.transport.cluster import Cluster
+from semel.gateway.answers import answer
+from semel.gateway.dispatch import Handler, RequestContext
+from semel.gateway.leaders import leader_of
+from semel.gateway.partitions import partition_of, partitions_of
+from semel.gateway.refusals import error_code
+from semel.gateway.topic_book import TopicBook
+from semel.gateway.versions import ApiKey
+from semel.protos.errors import InvalidRequest, SemelError, UnknownTopic
+
+LATEST: Final = -1
+EARLIEST: Final = -2
+NONE: Final = -1
+_TIME_MS_MAX: Final = ((1 << 63) - 1) // 1000
+
+
+class Catalog:
+    """The handlers of Metadata and ListOffsets. Lives on the client's I/O thread."""
+
+    def __init__(self, cluster: Cluster, topics: TopicBook) -> None:
+        self._cluster = cluster
+        self._topics = topics
+
+    def handlers(self) -> Mapping[ApiKey, Handler]:
+        return {ApiKey.METADATA: self.metadata, ApiKey.LIST_OFFSETS: self.list_offsets}
+
+    # ----------------------------------------------------------------------------------- metadata
+
+    async def metadata(self, request: Any, context: RequestContext) -> Any:
+        """Answers Metadata, versions 0 to 8. Version 0 asks for all topics by naming none."""
+        named = request.topics
+        if named is None or (context.version == 0 and not named):
+            routes = await self._every()
+            topics = [_described(route, context) for route in routes]
+        else:
+            names = list(dict.fromkeys(topic.name for topic in named))
+            topics = await asyncio.gather(*(self._topic(name, context) for name in names))
+        gateways = context.gateways.present
+        return answer(
+            request,
+            brokers=[
+                {"node_id": each.node_id, "host": each.host, "port": each.port, "rack": None}
+                for each in gateways
+            ],
+            cluster_id=self._cluster.routes.cluster_id,
+            controller_id=gateways[0].node_id,
+            topics=topics,
+        )
+
+    async def _every(self) -> Sequence[TopicRoute]:
+        try:
+            return await self._topics.every()
+        except SemelError:
+            return list(self._cluster.routes.topics())
+
+    async def _topic(self, name: str, context: RequestContext) -> dict[str, Any]:
+        try:
+            return _described(await self._topics.newest(name), context)
+        except SemelError as error:
+            code = error_code(error)
+            if not isinstance(error, UnknownTopic) and error.retriable:
+                code = ErrorCode.leader_not_available
+            return _refused_topic(name, code)
+
+    # -------------------------------------------------------------------------------- list offsets
+
+    async def list_offsets(self, request: Any, context: RequestContext) -> Any:
+        """Answers ListOffsets, versions 1 to 5."""
+        topics = await asyncio.gather(
+            *(self._offsets_of(topic.name, topic.partitions) for topic in request.topics)
+        )
+        return answer(request, topics=topics)
+
+    async def _offsets_of(self, name: str, partitions: Sequence[Any]) -> dict[str, Any]:
+        try:
+            topic = await self._topics.find(name)
+        except SemelError as error:
+            refused = error_code(error)
+            found = [_refused_partition(each.partition_index, refused) for each in partitions]
+            return {"name": name, "partitions": found}
+        by_time: dict[int, list[tuple[int, QueueRoute]]] = {}
+        answers: dict[int, dict[str, Any]] = {}
+        for each in partitions:
+            index = each.partition_index
+            try:
+                queue = partition_of(topic, index)
+                if not EARLIEST <= each.timestamp <= _TIME_MS_MAX:
+                    raise InvalidRequest(f"there are no offsets of time {each.timestamp}")
+            except SemelError as error:
+                answers[index] = _refused_partition(index, error_code(error))
+                continue
+            time_ms = each.timestamp if each.timestamp >= 0 else LATEST
+            by_time.setdefault(time_ms, []).append((index, queue))
+            answers[index] = {"partition_index": index, "timestamp": each.timestamp}
+        await asyncio.gather(
+            *(self._look_up(time_ms, some, answers) for time_ms, some in by_time.items())
+        )
+        return {"name": name, "partitions": list(answers.values())}
+
+    async def _look_up(
+        self,
+        time_ms: int,
+        queues: Sequence[tuple[int, QueueRoute]],
+        answers: dict[int, dict[str, Any]],
+    ) -> None:
+        """Completes the answers of partitions that ask for one time."""
+        time_us = max(1, time_ms * 1000) if time_ms >= 0 else 0
+        try:
+            found = await list_offsets(self._cluster, [queue for _, queue in queues], time_us)
+        except SemelError as error:
+            for index, _ in queues:
+                answers[index] = _refused_partition(index, error_code(error))
+            return
+        for index, queue in queues:
+            wanted = answers[index]["timestamp"]
+            answers[index] = _partition_offset(index, wanted, found[queue.key.queue_id])
+
+
+def _partition_offset(index: int, wanted: int, offsets: QueueOffsets) -> dict[str, Any]:
+    timestamp, offset = NONE, offsets.log_end_offset
+    if wanted == EARLIEST:
+        offset = offsets.log_start_offset
+    elif wanted >= 0:
+        exists = offsets.time_offset < offsets.log_end_offset
+        timestamp, offset = (wanted, offsets.time_offset) if exists else (NONE, NONE)
+    return {
+        "partition_index": index,
+        "error_code": ErrorCode.none,
+        "timestamp": timestamp,
+        "offset": offset,
+    }
+
+
+def _refused_partition(index: int, code: ErrorCode) -> dict[str, Any]:
+    return {"partition_index": index, "error_code": code, "timestamp": NONE, "offset": NONE}
+
+
+def _refused_topic(name: str, code: ErrorCode) -> dict[str, Any]:
+    return {"error_code": code, "name": name, "is_internal": False, "partitions": ()}
+
+
+def _described(topic: TopicRoute, context: RequestContext) -> dict[str, Any]:
+    try:
+        queues = partitions_of(topic)
+    except InvalidRequest:
+        return _refused_topic(topic.name, ErrorCode.invalid_topic_exception)
+    partitions = []
+    for index, queue in enumerate(queues):
+        leader = leader_of(queue.key, context.gateways.present).node_id
+        partitions.append(
+            {
+                "error_code": ErrorCode.none,
+                "partition_index": index,
+                "leader_id": leader,
+                "replica_nodes": (leader,),
+                "isr_nodes": (leader,),
+                "offline_replicas": (),
+            }
+        )
+    return {
+        "error_code": ErrorCode.none,
+        "name": topic.name,
+        "is_internal": False,
+        "partitions": partitions,
+    }

@@ -1,0 +1,114 @@
+"""The metrics of a Kafka gateway.
+
+How it works. Each request for the page reads all figures from the parts that own them.
+
+Not here: text and HTTP (`protos/metrics.py`), the meaning for an operator (docs/kafka.md).
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Final, Literal
+
+from semel.gateway.dispatch import Gateways
+from semel.gateway.fetching.fetch import Fetching
+from semel.gateway.producing.produce import Producing
+from semel.gateway.server import KafkaServer
+from semel.gateway.versions import ApiKey
+from semel.protos.metrics import Metric, Samples
+
+
+def _metric(
+    kind: Literal["counter", "gauge", "histogram"], name: str, unit: str, text: str, *labels: str
+) -> Metric:
+    return Metric(name=f"semel_gateway_{name}", kind=kind, unit=unit, text=text, labels=labels)
+
+
+COMMON: Final = ("gateway",)
+"""Label of every sample: the address that clients know."""
+
+METRICS: Final = (
+    _metric("gauge", "info", "1", "This program.", "version"),
+    _metric("gauge", "gateways", "gateways", "Gateways of the cluster, as far as this one knows."),
+    _metric("gauge", "connections", "connections", "Connections of Kafka's clients."),
+    _metric(
+        "counter",
+        "refused_connections_total",
+        "connections",
+        "Connections that were refused because there were too many.",
+    ),
+    _metric(
+        "counter",
+        "broken_connections_total",
+        "connections",
+        "Connections that were closed because of what the client sent.",
+    ),
+    _metric("gauge", "request_bytes", "bytes", "Bytes of the requests under way."),
+    _metric("counter", "requests_total", "requests", "Requests that were answered.", "api"),
+    _metric(
+        "histogram",
+        "request_seconds",
+        "seconds",
+        "From a request that is read to its answer, waiting for messages included.",
+        "api",
+    ),
+    _metric("counter", "produced_records_total", "records", "Records that were stored."),
+    _metric("counter", "produced_bytes_total", "bytes", "Bytes of their record batches."),
+    _metric(
+        "counter",
+        "duplicate_batches_total",
+        "batches",
+        "Batches of idempotent producers that were stored before.",
+    ),
+    _metric(
+        "gauge", "producer_lanes", "lanes", "Idempotent producers and the queues that each uses."
+    ),
+    _metric("counter", "fetched_bytes_total", "bytes", "Bytes of record batches that were sent."),
+    _metric("gauge", "held_bytes", "bytes", "Bytes of record batches kept for consumers to come."),
+    _metric("gauge", "read_queues", "queues", "Queues that consumers read."),
+)
+
+
+class GatewayProbe:
+    """The page of one gateway."""
+
+    def __init__(
+        self,
+        advertised: str,
+        server: KafkaServer,
+        producing: Producing,
+        fetching: Fetching,
+        gateways: Gateways,
+    ) -> None:
+        self._advertised = advertised
+        self._server = server
+        self._producing = producing
+        self._fetching = fetching
+        self._gateways = gateways
+
+    async def page(self) -> Samples:
+        """Gathers the figures."""
+        samples = Samples(METRICS, {"gateway": self._advertised})
+
+        def add(name: str, value: float, **labels: object) -> None:
+            samples.add(f"semel_gateway_{name}", float(value), **labels)
+
+        server, numbered = self._server, self._producing.numbered
+        add("info", 1, version=version("semel"))
+        add("gateways", len(self._gateways.present))
+        add("connections", server.connections.count)
+        add("refused_connections_total", server.connections.refused)
+        add("broken_connections_total", server.refused)
+        add("request_bytes", server.held_bytes)
+        for key in ApiKey:
+            name = key.name.lower()
+            add("requests_total", server.answered[key], api=name)
+            samples.add("semel_gateway_request_seconds", server.times[key], api=name)
+        add("produced_records_total", self._producing.records)
+        add("produced_bytes_total", self._producing.bytes)
+        add("duplicate_batches_total", numbered.duplicates)
+        add("producer_lanes", numbered.lane_count)
+        add("fetched_bytes_total", self._fetching.bytes)
+        add("held_bytes", self._fetching.held_bytes)
+        add("read_queues", self._fetching.reader_count)
+        return samples

@@ -1,0 +1,1 @@
+"""What Kafka's producers send, on its way to the brokers."""

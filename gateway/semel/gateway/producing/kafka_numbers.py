@@ -1,0 +1,68 @@
+"""Which sequences of a queue's sequence table a batch of an idempotent Kafka producer has. Pure.
+
+How it works. A Kafka producer numbers its records of a partition from 0 in each of its epochs, with
+31 bits, after which it begins with 0 again. The sequence table never forgets: sequences of one
+(queue, producer) only rise, across epochs. So each epoch has a range of its own, 2^48 wide, and
+inside it a record has its number, counted on beyond 31 bits. The first epoch's range begins at 0:
+its sequences are what Kafka's tools show.
+
+The lowest 31 bits of a number are what the client says. The others follow from what the table has:
+the number meant is the one nearest to the next one, because no batch that is still under way is
+2^30 records away. What the gateway knows of the table may be old, if the producer has used another
+gateway since. Then a number is too low by multiples of 2^31: it looks like an old duplicate, and
+never like the next one. So such an answer counts only if the number was told by a fence that came
+after it (`kafka_window.py`).
+
+The chain of the table: every batch names the sequence before it. That is its own first one less 1,
+and for the first batch of an epoch the last one that the table has.
+
+Invariant: for one producer and queue, equal (epoch, position of the record) have equal sequences
+through whatever gateway, and later ones higher sequences.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from semel.gateway.records import widen
+
+EPOCH_BITS: Final = 48
+EPOCHS: Final = 1 << 15
+"""Kafka's epochs are 0 to 2^15 - 1."""
+FIRST_EPOCH: Final = 1
+"""The table's epochs begin with 1, Kafka's with 0."""
+
+
+class Numbers(NamedTuple):
+    """Sequences of a batch: the one before it, its first, its last."""
+
+    previous: int
+    base: int
+    last: int
+
+
+def table_epoch(kafka_epoch: int) -> int:
+    """Returns the epoch in the sequence table of one of Kafka's."""
+    return kafka_epoch + FIRST_EPOCH
+
+
+def kafka_epoch(epoch: int) -> int:
+    """Returns Kafka's epoch of one in the sequence table."""
+    return epoch - FIRST_EPOCH
+
+
+def number(kafka_epoch: int, base_sequence: int, count: int, last_sequence: int) -> Numbers:
+    """Returns the sequences of a batch of `count` records.
+
+    `base_sequence` is the client's, `last_sequence` the last one that the table is known to have,
+    or will have once what is under way is stored; -1 for none.
+    """
+    assert 0 <= kafka_epoch < EPOCHS
+    first = kafka_epoch << EPOCH_BITS
+    wide = widen(base_sequence, max(last_sequence - first, -1))
+    assert wide + count <= 1 << EPOCH_BITS, "nobody can have sent so many records"
+    base = first + wide
+    previous = base - 1
+    if not wide and last_sequence < first:
+        previous = last_sequence
+    return Numbers(previous, base, base + count - 1)

@@ -1,0 +1,310 @@
+"""Produce: from a request to the outcome of each partition.
+
+How it works. The batch of each partition is decoded, and goes out as one batch of this project or
+several: where it is larger than the topic's batches may be, or where its records are due at
+different times. An idempotent producer's are numbered as the client numbered them
+(`kafka_lanes.py`); the others go through the gateway's own producer (`plain_producer.py`).
+
+Whatever `acks` says, a partition is answered once its batch is durable on a majority, and with acks
+0 nothing is answered.
+
+Invariants
+1. A partition that is answered without an error is stored as a whole.
+2. Batches of one connection for one queue go out in the order of its requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from kio.schema.errors import ErrorCode
+
+from semel.client.core.batching import cuts, row_sizes
+from semel.client.core.routing import QueueRoute, TopicRoute
+from semel.client.transport.cluster import Cluster
+from semel.gateway.dispatch import Handler, RequestContext
+from semel.gateway.partitions import partition_of
+from semel.gateway.producing.kafka_lanes import BatchOutcome, KafkaProducers, NumberedBatch
+from semel.gateway.producing.kafka_numbers import EPOCHS, Numbers, table_epoch
+from semel.gateway.producing.plain_producer import PlainProducers
+from semel.gateway.producing.produce_response import Produced, encode_produced
+from semel.gateway.records import DecodedBatch, RecordCodec, RefusedRecords, decode_produced
+from semel.gateway.records.wide_sequences import SEQUENCE_SPAN
+from semel.gateway.refusals import error_code
+from semel.gateway.topic_book import TopicBook
+from semel.gateway.versions import ApiKey
+from semel.protos.batch import (
+    BATCH_BYTES_DEFAULT,
+    HEADER_BYTES,
+    MESSAGE_BYTES_MAX,
+    Codec,
+)
+from semel.protos.columns import Columns, encode_batch
+from semel.protos.errors import InvalidRequest, SemelError
+from semel.protos.ids import ProducerId
+from semel.protos.levels import DELAY_LEVEL, LEVEL_MIN, NULL_LEVEL
+
+ACKS: Final = (-1, 0, 1)
+TIMEOUT_S_MAX: Final = 120.0
+RECORDS_BYTES_MAX: Final = 16 << 20
+"""Bytes of a batch's records after decompression."""
+_BODY_ROOM: Final = HEADER_BYTES + 64 * 1024
+"""Bytes that a batch stays below the topic's limit, for offsets and padding."""
+_ATTRIBUTES_AT: Final = 22
+"""The byte of a record batch whose lowest bits name the codec."""
+_STORED_AS: Final = {
+    RecordCodec.NONE: Codec.NONE,
+    RecordCodec.GZIP: Codec.ZSTD,
+    RecordCodec.SNAPPY: Codec.LZ4,
+    RecordCodec.LZ4: Codec.LZ4,
+    RecordCodec.ZSTD: Codec.ZSTD,
+}
+"""A batch that came compressed is stored compressed, as fast or as small as it was meant."""
+
+
+class Piece(NamedTuple):
+    """Rows of a batch that are stored as one batch."""
+
+    start: int
+    end: int
+    due_us: int
+
+
+class Producing:
+    """Stores what Kafka's producers send. Lives on the client's I/O thread."""
+
+    def __init__(self, cluster: Cluster, topics: TopicBook) -> None:
+        self.numbered = KafkaProducers(cluster)
+        self.plain = PlainProducers(cluster)
+        self.records = 0
+        """Records that were stored."""
+        self.bytes = 0
+        """Bytes of their record batches, as they came."""
+        self._topics = topics
+
+    def start(self) -> None:
+        self.numbered.start()
+
+    def close(self) -> None:
+        """Ends at once; what is on its way may still be stored."""
+        self.plain.close()
+
+    def handlers(self) -> Mapping[ApiKey, Handler]:
+        return {ApiKey.PRODUCE: self.produce}
+
+    async def produce(self, request: Any, context: RequestContext) -> Any:
+        """Answers Produce, versions 3 to 8."""
+        refused = _refusal_of(request)
+        waits: list[tuple[dict[int, Produced], int, asyncio.Future[Produced]]] = []
+        answers: list[tuple[str, dict[int, Produced]]] = []
+        before = self.numbered.throttled_ms
+        for topic in request.topic_data:
+            outcomes: dict[int, Produced] = {}
+            answers.append((topic.name, outcomes))
+            found = refused or await self._find(topic.name)
+            for partition in topic.partition_data:
+                if isinstance(found, Produced):
+                    outcomes[partition.index] = found
+                    continue
+                outcome = self._send(found, partition.index, partition.records)
+                if isinstance(outcome, Produced):
+                    outcomes[partition.index] = outcome
+                else:
+                    outcomes[partition.index] = Produced(ErrorCode.request_timed_out)
+                    waits.append((outcomes, partition.index, outcome))
+        if waits:
+            timeout_s = min(TIMEOUT_S_MAX, max(0.001, request.timeout.total_seconds()))
+            await asyncio.wait([future for _, _, future in waits], timeout=timeout_s)
+        for outcomes, index, future in waits:
+            if future.done():
+                outcomes[index] = future.result()
+        if request.acks == 0:
+            return None
+        throttled_ms = self.numbered.throttled_ms - before
+        return encode_produced(answers, throttle_ms=throttled_ms, version=context.version)
+
+    async def _find(self, name: str) -> TopicRoute | Produced:
+        try:
+            return await self._topics.find(name)
+        except SemelError as error:
+            return _refused(error)
+
+    def _send(
+        self, topic: TopicRoute, partition: int, record_set: memoryview | None
+    ) -> Produced | asyncio.Future[Produced]:
+        """Sends the batch of one partition. Returns the refusal, or what will be the outcome."""
+        try:
+            queue = partition_of(topic, partition)
+            if record_set is None:
+                raise InvalidRequest(f"partition {partition} has no record batch")
+            batch = decode_produced(record_set, bytes_max=RECORDS_BYTES_MAX)
+            codec = _STORED_AS[RecordCodec(record_set[_ATTRIBUTES_AT] & 7)]
+            if batch.transactional:
+                raise InvalidRequest("the gateway knows no transactions yet")
+            if batch.is_idempotent and not 0 <= batch.producer_epoch < EPOCHS:
+                raise InvalidRequest(f"producer epoch {batch.producer_epoch} is out of range")
+        except RefusedRecords as error:
+            return Produced(error.kafka_code, message=error.message)
+        except SemelError as error:
+            return _refused(error)
+        pieces = _pieces(batch, topic)
+        gathered = _Gathered(len(pieces), self, len(batch), len(record_set))
+        if batch.is_idempotent:
+            for place, piece in enumerate(pieces):
+                self._send_numbered(queue, topic, batch, piece, codec, gathered, place)
+        else:
+            work = self._send_plain(queue, topic, batch, pieces, codec, gathered)
+            gathered.task = asyncio.get_running_loop().create_task(work)
+        return gathered.future
+
+    def _send_numbered(
+        self,
+        queue: QueueRoute,
+        topic: TopicRoute,
+        batch: DecodedBatch,
+        piece: Piece,
+        codec: Codec,
+        gathered: _Gathered,
+        place: int,
+    ) -> None:
+        columns = batch.columns.slice(piece.start, piece.end)
+        numbered = NumberedBatch(
+            base_sequence=(batch.base_sequence + piece.start) % SEQUENCE_SPAN,
+            count=piece.end - piece.start,
+            encode=functools.partial(
+                _encode,
+                queue,
+                columns,
+                batch.timestamp_us,
+                piece.due_us,
+                codec,
+                topic.message_bytes_max or MESSAGE_BYTES_MAX,
+            ),
+            level=_level_of(columns, piece),
+            tell=functools.partial(gathered.on_outcome, place),
+        )
+        self.numbered.put(queue, batch.producer_id, table_epoch(batch.producer_epoch), numbered)
+
+    async def _send_plain(
+        self,
+        queue: QueueRoute,
+        topic: TopicRoute,
+        batch: DecodedBatch,
+        pieces: list[Piece],
+        codec: Codec,
+        gathered: _Gathered,
+    ) -> None:
+        for place, piece in enumerate(pieces):
+            try:
+                offset = await self.plain.send(
+                    topic.name,
+                    queue.key.queue_id,
+                    batch.columns.slice(piece.start, piece.end),
+                    time_us=batch.timestamp_us,
+                    due_us=piece.due_us,
+                    codec=codec,
+                )
+            except SemelError as error:
+                for left in range(place, len(pieces)):
+                    gathered.on_outcome(left, BatchOutcome(error=error))
+                return
+            gathered.on_outcome(place, BatchOutcome(offset))
+
+
+class _Gathered:
+    """The outcome of one partition, from those of its pieces."""
+
+    def __init__(self, pieces: int, owner: Producing, records: int, size: int) -> None:
+        self.future: asyncio.Future[Produced] = asyncio.get_running_loop().create_future()
+        self.task: asyncio.Task[None] | None = None
+        self._left = pieces
+        self._owner = owner
+        self._records = records
+        self._size = size
+        self._base_offset = -1
+        self._error: SemelError | None = None
+
+    def on_outcome(self, place: int, outcome: BatchOutcome) -> None:
+        if place == 0:
+            self._base_offset = outcome.base_offset
+        self._error = self._error or outcome.error
+        self._left -= 1
+        if self._left or self.future.done():
+            return
+        if self._error is not None:
+            self.future.set_result(_refused(self._error))
+            return
+        self._owner.records += self._records
+        self._owner.bytes += self._size
+        self.future.set_result(Produced(base_offset=self._base_offset))
+
+
+def _refusal_of(request: Any) -> Produced | None:
+    """Returns why nothing of a request is stored, if that is so."""
+    if request.acks not in ACKS:
+        return Produced(ErrorCode.invalid_required_acks, message=f"acks {request.acks} is none")
+    if request.transactional_id is not None:
+        message = "the gateway knows no transactions yet"
+        return Produced(ErrorCode.invalid_request, message=message)
+    return None
+
+
+def _refused(error: SemelError) -> Produced:
+    return Produced(error_code(error), message=error.message)
+
+
+def _pieces(batch: DecodedBatch, topic: TopicRoute) -> list[Piece]:
+    """Returns the rows of the batches to store, in order."""
+    limit = (topic.batch_bytes_max or BATCH_BYTES_DEFAULT) - _BODY_ROOM
+    sizes = row_sizes(batch.columns)
+    runs = batch.due_runs()
+    if len(runs) == 1 and int(sizes.sum()) <= limit:
+        return [Piece(*runs[0])]
+    rising = np.concatenate(([0], np.cumsum(sizes)))
+    return [
+        Piece(low, high, due_us)
+        for start, end, due_us in runs
+        for low, high in cuts(rising, start, end, max(1, limit))
+    ]
+
+
+def _level_of(columns: Columns, piece: Piece) -> int:
+    """Returns the feature level that a broker group needs to store a piece."""
+    if columns.values.null_count:
+        return NULL_LEVEL
+    return DELAY_LEVEL if piece.due_us else LEVEL_MIN
+
+
+def _encode(
+    queue: QueueRoute,
+    columns: Columns,
+    timestamp_us: int,
+    due_us: int,
+    codec: Codec,
+    message_bytes_max: int,
+    producer_id: ProducerId,
+    epoch: int,
+    session: int,
+    numbers: Numbers,
+) -> bytes:
+    """Returns a piece as a batch. Raises SemelError."""
+    return encode_batch(
+        columns,
+        topic_id=queue.key.topic_id,
+        queue_id=queue.key.queue_id,
+        producer_id=producer_id,
+        epoch=epoch,
+        session=session,
+        previous_sequence=numbers.previous,
+        base_sequence=numbers.base,
+        last_sequence=numbers.last,
+        timestamp_us=timestamp_us,
+        codec=codec,
+        deliver_at_us=due_us,
+        source_positions=numbers.base != numbers.previous + 1,
+        message_bytes_max=message_bytes_max,
+    )

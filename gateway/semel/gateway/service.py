@@ -1,0 +1,176 @@
+"""One gateway as a program: what it consists of, and in which order that begins and ends.
+
+How it works. Everything runs on the client's I/O thread, so that a request becomes batches for the
+brokers, and batches a response, without changing threads. The port is bound first, since the
+address that clients are told follows from it, and it is served last. At the end it is the other way
+round: the port closes, requests under way are answered, the gateway leaves the others, and the
+client closes.
+
+Not here: settings (`config.py`), the command (`command.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Final
+
+from semel.client import AsyncClient
+from semel.client.session import Session
+from semel.gateway import api_versions
+from semel.gateway.config import GatewayConfig
+from semel.gateway.coordination.group_service import GroupService
+from semel.gateway.dispatch import Dispatcher
+from semel.gateway.fetching.fetch import Fetching
+from semel.gateway.handlers.group_handlers import GroupHandlers
+from semel.gateway.metadata import Catalog
+from semel.gateway.probe import GatewayProbe
+from semel.gateway.producing.produce import Producing
+from semel.gateway.server import KafkaServer
+from semel.gateway.topic_admin import TopicAdmin
+from semel.gateway.topic_book import TopicBook
+from semel.protos.addresses import Address
+from semel.protos.errors import InvalidRequest
+from semel.protos.listening import cannot_listen
+from semel.protos.metrics import MetricsServer
+
+logger = logging.getLogger(__name__)
+
+STOP_S: Final = 30.0
+
+
+class KafkaGateway:
+    """See the module's text. `start` and `stop` run on the client's I/O thread."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        """BLOCKING. Binds the port and reads certificates. Raises InvalidRequest, Unavailable."""
+        self._config = config
+        self._tls = _tls_of(config)
+        self._listener = _listening(Address.parse(config.listen))
+        host, port = self._listener.getsockname()[:2]
+        self.address = Address(host, port)
+        """Where it listens."""
+        self.advertised = Address.parse(config.advertise) if config.advertise else self.address
+        """Where clients are told to go."""
+        self.metrics = ""
+        """HOST:PORT of its metrics, or none."""
+        self._stack = contextlib.AsyncExitStack()
+
+    async def start(self, session: Session) -> None:
+        """Begins to serve. Raises SemelError."""
+        client = AsyncClient(session)
+        cluster = session.cluster
+        topics = TopicBook(cluster)
+        producing = Producing(cluster, topics)
+        fetching = Fetching(cluster, topics, self._config.codec)
+        groups = await self._stack.enter_async_context(GroupService(client, self.advertised))
+        dispatcher = Dispatcher(
+            api_versions.handlers(),
+            producing.handlers(),
+            fetching.handlers(),
+            Catalog(cluster, topics).handlers(),
+            TopicAdmin(cluster).handlers(),
+            GroupHandlers(groups).handlers(),
+        )
+        server = KafkaServer(self._config, client, groups.membership, dispatcher, self._tls)
+        self._stack.callback(producing.close)
+        producing.start()
+        fetching.start()
+        if self._config.metrics:
+            await self._serve_metrics(server, producing, fetching, groups)
+        await server.start(self._listener)
+        self._stack.push_async_callback(server.stop)
+
+    async def _serve_metrics(
+        self, server: KafkaServer, producing: Producing, fetching: Fetching, groups: GroupService
+    ) -> None:
+        gateways = groups.membership
+        probe = GatewayProbe(str(self.advertised), server, producing, fetching, gateways)
+        place = Address.parse(self._config.metrics)
+        metrics = MetricsServer(place.host, place.port, probe.page, lambda: server.why_not_ready)
+        await metrics.start()
+        self._stack.push_async_callback(metrics.close)
+        self.metrics = metrics.address
+
+    async def stop(self) -> None:
+        """Ends in the opposite order."""
+        await self._stack.aclose()
+        self._listener.close()
+
+
+def serve(config: GatewayConfig, on_ready: Callable[[KafkaGateway], None]) -> None:
+    """BLOCKING. Serves until SIGINT or SIGTERM; `on_ready` is called once it does. Raises
+    SemelError."""
+    gateway = KafkaGateway(config)
+    session = Session(config.bootstrap or None, {"keep_routes": False})
+    session.run(session.open())
+    try:
+        with _signals() as ended:
+            try:
+                session.run(gateway.start(session))
+                on_ready(gateway)
+                ended.wait()
+            finally:
+                session.run(gateway.stop(), STOP_S, "the gateway did not stop")
+    finally:
+        session.run(session.close(), STOP_S, "the client did not close")
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[threading.Event]:
+    """An event that a first SIGINT or SIGTERM sets; a second one ends the process."""
+    ended = threading.Event()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if ended.is_set():
+            os._exit(128 + number)
+        ended.set()
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, on_signal) for number in numbers}
+    try:
+        yield ended
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _tls_of(config: GatewayConfig) -> ssl.SSLContext | None:
+    """Raises InvalidRequest."""
+    if config.certificate is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(config.certificate, config.key)
+        if config.clients_ca is not None:
+            context.load_verify_locations(config.clients_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise InvalidRequest(f"certificate {config.certificate} cannot be used: {error}") from None
+    return context
+
+
+def _listening(address: Address) -> socket.socket:
+    """Raises Unavailable."""
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(place)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise cannot_listen(address, error, "--listen") from None
+    return listener

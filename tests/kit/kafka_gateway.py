@@ -1,0 +1,144 @@
+"""`semel kafka-gateway` as a process, and what Kafka's clients of this environment do with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, Producer, TopicPartition
+
+from tests.kit.ports import free_ports
+
+WAIT_S = 60.0
+
+
+class KafkaGatewayProcess:
+    """A gateway on a port of this machine that it keeps when it is started again."""
+
+    def __init__(self, bootstrap: str, *arguments: str) -> None:
+        self.address = f"127.0.0.1:{free_ports(1)[0]}"
+        self.metrics = ""
+        self._command = [
+            *(sys.executable, "-m", "semel.console", "kafka-gateway", "--json"),
+            *("--listen", self.address, "--bootstrap", bootstrap, *arguments),
+        ]
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("SEMEL_")}
+        self._process = subprocess.Popen(
+            self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=clean
+        )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        ready = json.loads(line)
+        assert ready["event"] == "ready", line
+        assert ready["address"] == self.address, line
+        self.metrics = ready.get("metrics", "")
+
+    def kill(self) -> None:
+        """Ends it as a crash does."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait(10)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._process = None
+
+    def stop(self) -> int:
+        """Ends it as Ctrl-C does, and returns its exit status."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGINT)
+        try:
+            return self._process.wait(30)
+        finally:
+            self._process.kill()
+            assert self._process.stdout is not None
+            self._process.stdout.close()
+            self._process = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._process is not None:
+            status = self.stop()
+            assert kind is not None or status == 0, f"the gateway ended with {status}"
+
+
+class Stored(NamedTuple):
+    """Where a record was stored, as the producer was told."""
+
+    partition: int
+    offset: int
+
+
+def produce(
+    addresses: str,
+    topic: str,
+    values: list[bytes],
+    *,
+    keys: list[bytes | None] | None = None,
+    between: Callable[[int], None] = lambda number: None,
+    settings: Mapping[str, Any] | None = None,
+) -> list[Stored]:
+    """Stores records by librdkafka, in order; returns where, and asserts that all were stored.
+    `between` is called after each."""
+    stored: dict[int, Stored] = {}
+    failures: list[str] = []
+    config = {"bootstrap.servers": addresses, "enable.idempotence": True, "linger.ms": 2}
+    producer = Producer(config | dict(settings or {}))
+
+    def told(number: int) -> Callable[[Any, Message], None]:
+        def on_delivery(error: Any, message: Message) -> None:
+            if error is not None:
+                failures.append(str(error))
+            else:
+                stored[number] = Stored(message.partition() or 0, message.offset() or 0)
+
+        return on_delivery
+
+    for number, value in enumerate(values):
+        key = None if keys is None else keys[number]
+        producer.produce(topic, value=value, key=key, on_delivery=told(number))
+        producer.poll(0)
+        between(number)
+    assert producer.flush(WAIT_S) == 0, failures[:3]
+    assert not failures, failures[:3]
+    return [stored[number] for number in range(len(values))]
+
+
+def consume(addresses: str, topic: str, partitions: int, count: int) -> list[Any]:
+    """Reads `count` records of a topic from the beginning by librdkafka, without a group."""
+    config = {
+        "bootstrap.servers": addresses,
+        "group.id": "none",
+        "enable.auto.commit": False,
+        "auto.offset.reset": "error",
+    }
+    consumer = Consumer(config)
+    consumer.assign([TopicPartition(topic, n, OFFSET_BEGINNING) for n in range(partitions)])
+    found: list[Any] = []
+    until = time.monotonic() + WAIT_S
+    try:
+        while len(found) < count:
+            assert time.monotonic() < until, f"{len(found)} of {count} records came"
+            for message in consumer.consume(1_000, 0.2):
+                assert message.error() is None, message.error()
+                found.append(message)
+    finally:
+        consumer.close()
+    return found
