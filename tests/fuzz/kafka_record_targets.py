@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 import random
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -55,11 +56,7 @@ def _record_sets() -> list[bytes]:
     sender = Sender(producer_id=5, epoch=1, sequence=(1 << 31) - 2, transactional=True)
     packed = [packed_with(plain[4], 1, gzip.compress)]
     for codec, name in ((2, "snappy"), (3, "lz4"), (4, "zstd")):
-        packed.append(
-            packed_with(
-                plain[8], codec, lambda data, name=name: pa.compress(data, name, asbytes=True)
-            )  # type: ignore[misc]
-        )
+        packed.append(packed_with(plain[8], codec, partial(pa.compress, codec=name, asbytes=True)))
     return [*plain, *packed, of_aiokafka([Record(1, None, b"v")] * 3, sender)]
 
 

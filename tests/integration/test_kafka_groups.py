@@ -225,11 +225,12 @@ async def test_every_version_that_is_served_is_answered(one: Gateway, topic: str
             assert version >= 4
             joined = await one.join(group, joined.member_id, version)
         assert joined.error_code is ErrorCode.none
-    for key, values in {
+    asked_of: dict[ApiKey, dict[str, Any]] = {
         ApiKey.SYNC_GROUP: {"generation_id": 1, "assignments": []},
         ApiKey.HEARTBEAT: {"generation_id": 1},
         ApiKey.LEAVE_GROUP: {"members": [{"member_id": "m", "group_instance_id": None}]},
-    }.items():
+    }
+    for key, values in asked_of.items():
         for version in range(TABLE[key].lowest, TABLE[key].highest + 1):
             asked = {"group_id": topic, "member_id": "nobody", **values}
             reply = await one.ask(key, version, **asked)

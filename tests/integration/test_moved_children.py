@@ -51,7 +51,9 @@ async def test_what_a_child_got_of_its_parent_is_verified_wherever_it_moves(tmp_
         await apply(source, split_queue=split)
         await until_async(lambda: is_handed_over(source), 30)
         before = await check(source)
-        assert before[2] and before[3] and sum(before.values()) == BATCHES * EACH
+        assert before[2]
+        assert before[3]
+        assert sum(before.values()) == BATCHES * EACH
         for job, key in enumerate(CHILDREN, 1):
             await move(source, target, key, job, CHILDREN[key])
         moved = await check(target)

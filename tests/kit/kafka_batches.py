@@ -146,7 +146,7 @@ def packed_with(batch: bytes, codec: int, pack: Callable[[bytes], bytes]) -> byt
 def varint(number: int, width: int = 0) -> bytes:
     """A number as records have it, in more bytes than needed if `width` says so."""
     code = number << 1 ^ number >> 63
-    found = []
+    found: list[int] = []
     while code > 0x7F or len(found) + 1 < width:
         found.append(code & 0x7F | 0x80)
         code >>= 7

@@ -25,7 +25,7 @@ def write_few(columns: Columns, deltas: Numbers, times: Numbers | int, deliver_a
     keys = [None] * count if columns.keys is None else columns.keys.to_pylist()
     stamps = [times] * count if isinstance(times, int) else times.tolist()
     headers = _headers(columns, deliver_at_us)
-    found = []
+    found: list[bytes] = []
     rows = zip(stamps, deltas.tolist(), keys, columns.values.to_pylist(), headers, strict=True)
     for stamp, delta, key, value, end in rows:
         body = b"".join(

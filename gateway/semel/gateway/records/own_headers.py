@@ -139,7 +139,9 @@ def _times(dues: pa.Array) -> Numbers:
     """Returns the due time of each record. Batches have few different ones."""
     coded = dues.dictionary_encode()
     known = [due_time_us(text) for text in coded.dictionary.to_pylist()]
-    return np.array([*known, 0], np.int64)[coded.indices.fill_null(len(known)).to_numpy()]
+    times: Numbers = np.array([*known, 0], np.int64)
+    found: Numbers = times[coded.indices.fill_null(len(known)).to_numpy()]
+    return found
 
 
 def _without_nulls(lists: Numbers, names: pa.Array, values: pa.Array) -> pa.Array:

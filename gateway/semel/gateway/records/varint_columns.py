@@ -39,7 +39,7 @@ def read(
         few = first.astype(np.int64)
         return (few >> 1) ^ -(few & 1), starts + 1
     byte = data.take(starts + 1, mode="clip")
-    if is_single(first ^ 0x80) and is_single(byte):
+    if is_single(first ^ np.uint8(0x80)) and is_single(byte):
         few = first.astype(np.int64) & 0x7F | byte.astype(np.int64) << 7
         return (few >> 1) ^ -(few & 1), starts + 2
     more = first > 0x7F

@@ -227,7 +227,7 @@ def test_the_slice_of_a_parent_waits_for_its_children_and_for_earlier_splits() -
 
 
 def test_a_child_that_was_split_before_its_parents_split_settled_goes_first() -> None:
-    """The mirror was away meanwhile: the parent waits for it, and it must not wait for the parent."""
+    """The mirror was away meanwhile: the parent waits for it, so it must not wait in turn."""
     nested = (*SPLIT, (6, 0, 25, 2), (7, 25, 50, 2))
     whole = route(*nested, sealed={0, 1, 2})
     topic = TopicMirror(whole, "a", 1.0)

@@ -109,6 +109,8 @@ def test_columns_become_a_batch_as_they_are() -> None:
     stored = decode_columns(batch, check_batch(batch))
     assert stored.values == columns.values
     assert stored.keys == columns.keys
+    assert stored.headers is not None
+    assert columns.headers is not None
     assert stored.headers.to_pylist() == columns.headers.to_pylist()
     assert stored.timestamps == columns.timestamps
 
@@ -192,6 +194,6 @@ def test_rows_with_one_due_time_are_a_run() -> None:
 
 
 def test_headers_of_one_record_may_be_many_where_others_have_none() -> None:
-    many = [(f"n{at}", b"%d" % at) for at in range(200)]
+    many: list[tuple[str, bytes | None]] = [(f"n{at}", b"%d" % at) for at in range(200)]
     records = [Record(1, None, b"v", many if row == 70 else []) for row in range(100)]
     assert rows_of(decode_produced(of_aiokafka(records), bytes_max=BYTES_MAX)) == records

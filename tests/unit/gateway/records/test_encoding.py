@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ def columns(draw: st.DrawFn) -> Columns:
         return draw(st.lists(elements, min_size=few, max_size=few)) * times
 
     keys = column(st.none() | short)
-    values = draw(st.lists(short, min_size=few, max_size=few)) * times
+    values: list[bytes | None] = [*draw(st.lists(short, min_size=few, max_size=few))] * times
     if keys is not None and draw(st.booleans()):
         values = [None if key else value for key, value in zip(keys, values, strict=True)]
     span = draw(st.sampled_from([0, 999, 10**6, 10**15]))
@@ -165,9 +166,8 @@ def test_the_header_names_no_producer() -> None:
 @pytest.mark.parametrize("count", [2, 500])
 def test_a_codec_changes_the_records_alone(codec: RecordCodec, count: int) -> None:
     made = Columns(values=pa.array([b"value"] * count, pa.binary()))
-    offsets = {"base_offset": 5, "next_offset": 5 + count}
-    plain = encode(made, **offsets, timestamp_us=TIME_US)
-    packed = encode(made, **offsets, timestamp_us=TIME_US, codec=codec)
+    places = partial(encode, made, base_offset=5, next_offset=5 + count, timestamp_us=TIME_US)
+    plain, packed = places(), places(codec=codec)
     assert packed[22] == codec
     records = bytes(decompress(memoryview(packed)[HEAD_BYTES:], codec, 1 << 20))
     assert with_records(packed, records) == plain
