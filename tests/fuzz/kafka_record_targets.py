@@ -56,8 +56,12 @@ def _record_sets() -> list[bytes]:
     sender = Sender(producer_id=5, epoch=1, sequence=(1 << 31) - 2, transactional=True)
     packed = [packed_with(plain[4], 1, gzip.compress)]
     for codec, name in ((2, "snappy"), (3, "lz4"), (4, "zstd")):
-        packed.append(packed_with(plain[8], codec, partial(pa.compress, codec=name, asbytes=True)))
+        packed.append(packed_with(plain[8], codec, partial(_pack, name)))
     return [*plain, *packed, of_aiokafka([Record(1, None, b"v")] * 3, sender)]
+
+
+def _pack(codec: str, data: bytes) -> bytes:
+    return bytes(pa.compress(data, codec, asbytes=True))
 
 
 def _use(found: DecodedBatch) -> None:

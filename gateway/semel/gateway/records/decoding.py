@@ -118,10 +118,12 @@ def _batch(record_set: memoryview, at: int, bytes_max: int) -> tuple[DecodedBatc
     """Returns the batch at `record_set[at:]` and where it ends."""
     head, end = read_head(record_set, at)
     records = decompress(record_set[at + HEAD_BYTES : end], head.codec, bytes_max)
-    if head.records * RECORD_BYTES_MIN > len(records):
-        raise CorruptRecords(f"record batch of {len(records)} bytes claims {head.records} records")
-    parse = parse_few if head.records < MANY_RECORDS else parse_many
-    return _decoded(head, records, parse(records, head.records)), end
+    if head.record_count * RECORD_BYTES_MIN > len(records):
+        raise CorruptRecords(
+            f"record batch of {len(records)} bytes claims {head.record_count} records"
+        )
+    parse = parse_few if head.record_count < MANY_RECORDS else parse_many
+    return _decoded(head, records, parse(records, head.record_count)), end
 
 
 def _decoded(head: RecordHead, records: bytes | memoryview, fields: RecordFields) -> DecodedBatch:

@@ -140,8 +140,8 @@ def _times(dues: pa.Array) -> Numbers:
     coded = dues.dictionary_encode()
     known = [due_time_us(text) for text in coded.dictionary.to_pylist()]
     times: Numbers = np.array([*known, 0], np.int64)
-    found: Numbers = times[coded.indices.fill_null(len(known)).to_numpy()]
-    return found
+    places: Numbers = coded.indices.fill_null(len(known)).to_numpy()
+    return times.take(places)
 
 
 def _without_nulls(lists: Numbers, names: pa.Array, values: pa.Array) -> pa.Array:

@@ -73,7 +73,7 @@ class RecordHead(NamedTuple):
     producer_id: int
     producer_epoch: int
     base_sequence: int
-    records: int
+    record_count: int
 
     @property
     def codec(self) -> RecordCodec:
@@ -115,13 +115,13 @@ def _check_fields(head: RecordHead) -> None:
         raise InvalidRecordTime("log append time is the broker's to give: send creation times")
     if attributes & ~KNOWN_BITS:
         raise InvalidRecords(f"record batch has the unknown attributes {attributes & 0xFFFF:#x}")
-    if head.records < 1 or head.last_offset_delta != head.records - 1:
+    if head.record_count < 1 or head.last_offset_delta != head.record_count - 1:
         raise CorruptRecords(
-            f"record batch of {head.records} records ends at offset delta {head.last_offset_delta}"
+            f"record batch of {head.record_count} records ends at {head.last_offset_delta}"
         )
-    if head.records > RECORDS_MAX:
+    if head.record_count > RECORDS_MAX:
         raise RecordsTooLarge(
-            f"record batch of {head.records} records: send at most {RECORDS_MAX} in one"
+            f"record batch of {head.record_count} records: send at most {RECORDS_MAX} in one"
         )
     if head.producer_id < NO_PRODUCER:
         raise InvalidRecords(f"producer id {head.producer_id} is none")

@@ -22,6 +22,7 @@ _SEVEN: Final = np.uint64(7)
 _LOW: Final = np.uint64(0x7F)
 _HIGH: Final = np.uint64(0x80)
 _ONE: Final = np.uint64(1)
+_CONTINUED: Final = np.uint8(0x80)
 
 _SINGLE: Final = [bytes([code]) for code in range(0x80)]
 
@@ -39,7 +40,7 @@ def read(
         few = first.astype(np.int64)
         return (few >> 1) ^ -(few & 1), starts + 1
     byte = data.take(starts + 1, mode="clip")
-    if is_single(first ^ np.uint8(0x80)) and is_single(byte):
+    if is_single(first ^ _CONTINUED) and is_single(byte):
         few = first.astype(np.int64) & 0x7F | byte.astype(np.int64) << 7
         return (few >> 1) ^ -(few & 1), starts + 2
     more = first > 0x7F

@@ -166,8 +166,8 @@ def test_the_header_names_no_producer() -> None:
 @pytest.mark.parametrize("count", [2, 500])
 def test_a_codec_changes_the_records_alone(codec: RecordCodec, count: int) -> None:
     made = Columns(values=pa.array([b"value"] * count, pa.binary()))
-    places = partial(encode, made, base_offset=5, next_offset=5 + count, timestamp_us=TIME_US)
-    plain, packed = places(), places(codec=codec)
+    whole = partial(encode, made, base_offset=5, next_offset=5 + count, timestamp_us=TIME_US)
+    plain, packed = whole(), whole(codec=codec)
     assert packed[22] == codec
     records = bytes(decompress(memoryview(packed)[HEAD_BYTES:], codec, 1 << 20))
     assert with_records(packed, records) == plain

@@ -30,7 +30,7 @@ def streamed(name: str) -> Callable[[bytes], bytes]:
         with pa.CompressedOutputStream(sink, name) as stream:
             for start in range(0, len(data), 5_000):
                 stream.write(data[start : start + 5_000])
-        return bytes(sink.getvalue().to_pybytes())
+        return bytes(sink.getvalue())
 
     return pack
 
