@@ -3,7 +3,7 @@
 How it works. A record is a few numbers, the key, the value's length, the value, and the headers.
 Each of these is an Arrow array over all records, and Arrow joins them record by record: so the
 joined array's bytes are the records, one behind the other. A few records are written one by one
-(`few_written.py`).
+(`few_written.py`), and those that are alike as a table (`even_written.py`).
 
 Invariants
 1. Each record has its own offset: removed ones and other rows are gaps, and the batch reaches up to
@@ -20,6 +20,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from semel.gateway.records.even_written import EVEN_RECORDS, write_even
 from semel.gateway.records.few_written import FEW_RECORDS, write_few
 from semel.gateway.records.field_places import NO_FIELD, Numbers
 from semel.gateway.records.header_bytes import joined, lengths_of, shown_headers
@@ -71,14 +72,17 @@ def encode(
         deltas = numbers_of(columns.offsets, np.int64) - base_offset
     assert deltas[0] >= 0, "a row in front of its batch"
     assert base_offset + deltas[-1] < next_offset, "a row behind its batch"
+    records: Any
     times: Numbers | int
     base_ms, max_ms, times = timestamp_us // 1000, timestamp_us // 1000, 0
     if columns.timestamps is not None:
         stamps = numbers_of(columns.timestamps, np.int64) // 1000
         base_ms, max_ms = int(stamps[0]), int(stamps.max())
         times = stamps - base_ms
-    write = write_few if count <= FEW_RECORDS else _records
-    records = write(columns, deltas, times, deliver_at_us)
+    fields = (columns, deltas, times, deliver_at_us)
+    records = None if count <= EVEN_RECORDS else write_even(*fields)
+    if records is None:
+        records = write_few(*fields) if count <= FEW_RECORDS else _records(*fields)
     return _framed(
         compress(records, codec),
         base_offset=base_offset,

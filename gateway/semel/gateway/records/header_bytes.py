@@ -73,7 +73,7 @@ def shown_headers(
         parts.append(ids)
         size = size + np.diff(offsets_of(ids)).astype(np.int64)
     if deliver_at_us:
-        due = _field(DELIVER_AT.encode()) + _field(str(deliver_at_us // 1000).encode())
+        due = due_header(deliver_at_us)
         numbers = numbers + 1
         parts.append(pa.scalar(due, pa.binary()))
         size = size + len(due)
@@ -81,6 +81,11 @@ def shown_headers(
         number = written_one(numbers)
         return ShownHeaders([pa.scalar(number, pa.binary()), *parts], size + len(number))
     return ShownHeaders([written(numbers), *parts], size + sizes(numbers))
+
+
+def due_header(deliver_at_us: int) -> bytes:
+    """Returns the header with the time at which messages are due."""
+    return _field(DELIVER_AT.encode()) + _field(str(deliver_at_us // 1000).encode())
 
 
 def _headers(column: pa.Array) -> tuple[pa.Array, Numbers]:

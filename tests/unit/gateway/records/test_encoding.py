@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semel.gateway.records import RecordCodec, encode, encode_gap, encoding
+from semel.gateway.records.even_written import write_even
 from semel.gateway.records.few_written import FEW_RECORDS, write_few
 from semel.gateway.records.record_codecs import decompress
 from semel.protos.columns import Columns
@@ -111,6 +112,43 @@ def test_few_and_many_records_are_written_alike(given_columns: Columns, due_us: 
         one = write_few(given_columns, deltas, times, due_us)
         many = encoding._records(given_columns, deltas, times, due_us)
         assert many.to_pybytes() == one
+        assert write_even(given_columns, deltas, times, due_us) in (one, None)
+
+
+@pytest.mark.parametrize("due_us", [0, TIME_US])
+@pytest.mark.parametrize("keys", [None, b"", b"key", b"k" * 100])
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 5_000, 9_000])
+def test_records_that_are_alike_are_written_as_the_others(
+    size: int, keys: bytes | None, due_us: int
+) -> None:
+    made = Columns.from_arrow(
+        [bytes([row]) * size for row in range(90)], keys=None if keys is None else [keys] * 90
+    ).slice(10, 90)
+    count = len(made)
+    for deltas in (np.arange(count), np.arange(count) * 200):
+        for times in (0, -9, np.arange(count), np.arange(count) * 200, np.arange(count) - 1):
+            even = write_even(made, deltas, times, due_us)
+            assert even == write_few(made, deltas, times, due_us)
+
+
+def test_records_that_are_not_alike_are_written_otherwise() -> None:
+    count = 30
+    plain = Columns.from_arrow([b"v"] * count, keys=[b"k"] * count)
+    numbers = np.arange(count)
+    assert write_even(plain, numbers, 0, 0) is not None
+    others: list[dict[str, Any]] = [
+        {"values": [b"v"] * 29 + [b"vv"]},
+        {"values": [b"v"] * 28 + [b"", b"vv"]},
+        {"values": [b"v"] * 29 + [None]},
+        {"keys": [b"k"] * 29 + [None]},
+        {"keys": [b""] + [b"k"] * 29},
+        {"headers": [[]] * 29 + [[("a", b"")]]},
+        {"message_ids": [b"i"] + [None] * 29},
+    ]
+    for change in others:
+        given_columns = {"values": [b"v"] * count, "keys": [b"k"] * count} | change
+        assert write_even(Columns.from_arrow(**given_columns), numbers, 0, 0) is None
+    assert write_even(plain, numbers, numbers % 2 * 100, 0) is None, "too many tables"
 
 
 @pytest.mark.parametrize("read", READERS)
