@@ -3,9 +3,14 @@
 How it works. The gateways are the members of a group of their own at the controllers, each with the
 address that clients of Kafka reach it by. A gateway that is silent for its session is dropped, and
 all the groups that it coordinated are free. One that finds itself dropped joins again under a new
-id and coordinates nothing. With each heartbeat it asks who else is there.
+id and coordinates nothing. As often it asks who else is there.
 
 A gateway's node id follows from its address, so that all tell clients the same, whoever is asked.
+
+A gateway that refuses connections has ended: whoever finds that out reports it to the controllers
+as having left, so that its groups need not wait for its session. Only a gateway that this one has
+reached before is reported; an address that is of use to clients alone proves nothing. One that is
+reported by mistake joins again, and its groups' members as well.
 
 While no controller answers, everything stays as it is: clients keep their coordinators.
 
@@ -19,7 +24,7 @@ import contextlib
 import logging
 import uuid
 import zlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from semel.client.session import Session
@@ -37,6 +42,7 @@ SESSION_MS: Final = 2_000
 """A gateway that dies leaves its groups without a coordinator for this long."""
 CALL_S: Final = 2.0
 LEAVE_S: Final = 2.0
+REACH_S: Final = 0.5
 
 
 def place_of(address: str) -> GatewayPlace:
@@ -60,11 +66,13 @@ class GatewayMembership:
         self._session = session
         self._on_dropped = on_dropped
         self._present: tuple[GatewayPlace, ...] = (self.own,)
+        self._reached: set[str] = set()
+        """Ids of other gateways that a connection has reached."""
         self._beat_s = SESSION_MS / 3000
 
     @property
     def present(self) -> tuple[GatewayPlace, ...]:
-        """All gateways, as of the last heartbeat, by rising `node_id`."""
+        """All gateways, as of the last look around, by rising `node_id`."""
         return self._present
 
     async def join(self) -> None:
@@ -85,22 +93,37 @@ class GatewayMembership:
         self._beat_s = max(0.05, reply.heartbeat_ms / 1000)
 
     async def run(self) -> None:
-        """Sends heartbeats until it is cancelled."""
+        """Sends heartbeats and looks around until it is cancelled."""
+        async with compat.TaskGroup() as tasks:
+            tasks.create_task(self._again_and_again(self._beat))
+            tasks.create_task(self._again_and_again(self.look_around))
+
+    async def _again_and_again(self, what: Callable[[], Awaitable[None]]) -> None:
         while True:
             try:
-                await self._beat()
+                await what()
             except SemelError as error:
-                logger.info("heartbeat failed error=%s", error.message)
+                logger.info("controllers not reached error=%s", error.message)
             await asyncio.sleep(self._beat_s)
 
     async def leave(self) -> None:
         """Leaves the gateways, as far as the controllers answer in time."""
+        await self._remove(self.member_id)
+
+    async def is_gone(self, member_id: str, place: GatewayPlace) -> bool:
+        """Whether another gateway has ended; then the controllers know it as well."""
+        if member_id not in self._reached or await _reaches(place) is not False:
+            return False
+        logger.warning("gateway has ended member=%s port=%d", member_id, place.port)
+        self._reached.discard(member_id)
+        await self._remove(member_id)
+        return True
+
+    async def _remove(self, member_id: str) -> None:
+        request = controller_pb2.LeaveGroupRequest(group=GATEWAY_GROUP, member_id=member_id)
         with contextlib.suppress(SemelError, TimeoutError):
             async with compat.timeout(LEAVE_S):
-                await self._controller(
-                    "LeaveGroup",
-                    controller_pb2.LeaveGroupRequest(group=GATEWAY_GROUP, member_id=self.member_id),
-                )
+                await self._controller("LeaveGroup", request)
 
     async def _beat(self) -> None:
         request = controller_pb2.HeartbeatGroupRequest(
@@ -113,19 +136,39 @@ class GatewayMembership:
             logger.warning("gateway was taken for dead member=%s", self.member_id)
             self._on_dropped()
             await self.join()
-        await self._look_around()
 
-    async def _look_around(self) -> None:
+    async def look_around(self) -> None:
+        """Learns who else is there. Raises SemelError."""
         request = controller_pb2.ListGroupsRequest(group=GATEWAY_GROUP)
         with contextlib.suppress(UnknownGroup):
             reply = await self._controller("ListGroups", request)
             found = {self.own.node_id: self.own}
+            others: dict[str, GatewayPlace] = {}
             for member in (member for group in reply.groups for member in group.members):
                 with contextlib.suppress(InvalidRequest):
                     place = place_of(member.address)
                     found[place.node_id] = place
+                    if member.member_id != self.member_id:
+                        others[member.member_id] = place
+            self._reached &= others.keys()
+            for member_id in others.keys() - self._reached:
+                if await _reaches(others[member_id]):
+                    self._reached.add(member_id)
             self._present = tuple(found[node_id] for node_id in sorted(found))
 
     async def _controller(self, method: str, request: object) -> Any:
         session = self._session
         return await session.await_run(session.cluster.controller(method, request, CALL_S))
+
+
+async def _reaches(place: GatewayPlace) -> bool | None:
+    """Whether somebody takes a connection there; None if nothing comes back."""
+    try:
+        async with compat.timeout(REACH_S):
+            _, writer = await asyncio.open_connection(place.host, place.port)
+    except ConnectionRefusedError:
+        return False
+    except (OSError, TimeoutError):
+        return None
+    writer.close()
+    return True

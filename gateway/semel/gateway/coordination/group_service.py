@@ -82,10 +82,12 @@ class GroupService:
         self._tickets = itertools.count(1)
         self._waiting: dict[Ticket, asyncio.Future[Any]] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._drained = False
 
     async def __aenter__(self) -> GroupService:
         """Raises SemelError, for example Unavailable and UnsupportedVersion."""
         await self.membership.join()
+        await self.membership.look_around()
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self.membership.run(), name="semel-kafka-membership"),
@@ -95,6 +97,14 @@ class GroupService:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
+        await self.drain()
+
+    async def drain(self) -> None:
+        """Coordinates nothing any more: all that wait are told, and other gateways may take over at
+        once. To be called before the port closes, which waits for requests under way."""
+        if self._drained:
+            return
+        self._drained = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -106,6 +116,7 @@ class GroupService:
     async def find(self, group_id: str) -> GatewayPlace:
         """Returns where the group's coordinator is. Raises Refused."""
         _check_name(group_id)
+        self._check_serving()
         return await self._roles.find(group_id)
 
     async def join(self, group_id: str, join: Join) -> JoinResult:
@@ -253,10 +264,15 @@ class GroupService:
     async def _coordinated(self, group_id: str) -> tuple[Role, KafkaGroup]:
         """Returns a group that this gateway coordinates. Raises Refused."""
         _check_name(group_id)
+        self._check_serving()
         if self._table.is_full and self._table.find(group_id) is None:
             raise Refused(GroupError.COORDINATOR_NOT_AVAILABLE)
         role = await self._roles.claim(group_id)
         return role, self._table.find(group_id) or self._table.begin(group_id)
+
+    def _check_serving(self) -> None:
+        if self._drained:
+            raise Refused(GroupError.COORDINATOR_NOT_AVAILABLE)
 
     def _ticket(self) -> tuple[Ticket, asyncio.Future[Any]]:
         ticket = Ticket(next(self._tickets))

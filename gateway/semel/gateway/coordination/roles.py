@@ -97,7 +97,9 @@ class Roles:
             return self._membership.own
         info = await self.look_up(group_id)
         for member in info.members if info is not None else ():
-            return place_of(member.address)
+            place = place_of(member.address)
+            if not await self._membership.is_gone(member.member_id, place):
+                return place
         return self._membership.own
 
     async def look_up(self, group_id: str) -> controller_pb2.GroupInfo | None:
@@ -165,7 +167,11 @@ class Roles:
         except SemelError as error:
             logger.info("claim failed group=%s error=%s", group_id, error.message)
             return _group_error(error)
-        if reply.member_id != member_id or member_id != membership.member_id:
+        if reply.member_id != member_id:
+            if not await membership.is_gone(reply.member_id, place_of(reply.address)):
+                return GroupError.NOT_COORDINATOR
+            return GroupError.COORDINATOR_NOT_AVAILABLE  # the client asks again at once
+        if member_id != membership.member_id:
             return GroupError.NOT_COORDINATOR
         offsets = CommittedOffsets(session.cluster, group_id, reply.generation)
         self.held[group_id] = Role(group_id, offsets)
