@@ -349,6 +349,10 @@ TARGETS: Final = {
         ),
         tests=("tests/unit/controller", "tools/mutation/few_worlds.py"),
     ),
+    "kafka-groups": Target(
+        files=(f"{_GATEWAY}/groups",),
+        tests=("tests/unit/gateway/groups",),
+    ),
     "kafka-records": Target(
         files=(f"{_GATEWAY}/records",),
         tests=("tests/unit/gateway/records",),

@@ -72,8 +72,9 @@ USERS_LEVEL: Final = 9
 MIRROR_LEVEL: Final = 9
 """From here on a log may hold copies of another cluster's queues, and the metadata its topics."""
 KAFKA_LEVEL: Final = 9
-"""From here on a log may hold commits and locks of Kafka's consumer groups, and the metadata such
-groups and the gateways."""
+"""From here on a log may hold commits that go back, and the metadata groups of Kafka's clients and
+the gateways."""
+
 
 LEVEL_MIN: Final = 0
 """The lowest level that this program knows; a log that never needed another is at 0."""

@@ -52,8 +52,6 @@ class LockCalls:
                     f"{name} is {value}, it must be between {_LOCK_MS[0]} and {_LOCK_MS[1]}"
                 )
         await self._replica.wait_master()
-        if request.in_any_order:
-            await self._replica.require_level(KAFKA_LEVEL)
         check_room_for_group(self._replica, request.group)
         grants = await asyncio.gather(*(self._acquire(request, ref) for ref in request.queues))
         return broker_pb2.AcquireLocksReply(grants=grants)
@@ -64,7 +62,7 @@ class LockCalls:
         state, key = self._replica.state, queue_key_of(ref)
         if (barred := state.moves.barred(key, state.queues.get(key))) is not None:
             return broker_pb2.LockGrant(queue=ref, error=to_detail(barred))
-        if key in state.queues and not request.in_any_order:
+        if key in state.queues:
             unread = unread_error(state.queues, state.groups, request.group, state.queues[key])
             if unread is not None:  # refused without an entry: members ask again and again
                 return broker_pb2.LockGrant(queue=ref, error=to_detail(unread))
@@ -75,7 +73,6 @@ class LockCalls:
             generation=request.generation,
             lock_ms=request.lock_ms,
             session_ms=request.session_ms,
-            in_any_order=request.in_any_order,
         )
         try:
             result = await self._replica.submit_control(

@@ -31,8 +31,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 from semel.client.core.retry import Backoff, BackoffPolicy
-from semel.client.core.routing import QueueRoute
+from semel.client.core.routing import QueueRoute, TopicRoute, topic_route
 from semel.client.transport.cluster import Cluster
+from semel.gateway.partitions import partitions_of
 from semel.protos.errors import (
     InvalidRequest,
     LockLost,
@@ -62,7 +63,7 @@ ATTEMPTS: Final = 6
 RETRY_POLICY: Final = BackoffPolicy(initial_ms=20, max_ms=500)
 
 Place: TypeAlias = tuple[str, int]
-"""A topic and the number of a queue."""
+"""A topic and a partition."""
 
 
 class Progress(NamedTuple):
@@ -277,7 +278,6 @@ class CommittedOffsets:
             queues=[queue_ref(key) for key in wanted],
             lock_ms=LOCK_MS,
             session_ms=SESSION_MS,
-            in_any_order=True,
         )
         try:
             reply = await self._cluster.call_master(home, "AcquireLocks", request, CALL_S)
@@ -312,10 +312,19 @@ def _ref(lock: _Lock) -> broker_pb2.LockRef:
     return broker_pb2.LockRef(queue=queue_ref(lock.route.key), token=lock.token)
 
 
+def _queue_of(topic: TopicRoute, partition: int) -> QueueRoute | None:
+    """Returns the queue of a partition. A topic with a split queue is not served to Kafka's clients
+    any more; what they had read of it is still committed, under the numbers that they know."""
+    if topic.sealed:
+        return topic.find(partition)
+    queues = partitions_of(topic)
+    return queues[partition] if 0 <= partition < len(queues) else None
+
+
 async def _resolve(
     cluster: Cluster, places: Iterable[Place]
 ) -> tuple[dict[Place, QueueRoute], dict[Place, SemelError]]:
-    """Finds the queues; also those that split after the routes were fetched."""
+    """Finds the queues; also those that are newer than the routes."""
     numbers: dict[str, list[int]] = {}
     for topic, number in places:
         numbers.setdefault(topic, []).append(number)
@@ -324,17 +333,17 @@ async def _resolve(
     for topic, wanted in numbers.items():
         try:
             route = await cluster.topic(topic)
-            if any(route.find(number) is None for number in wanted):
+            if any(_queue_of(route, number) is None for number in wanted):
                 route = await cluster.topic(topic, refresh=True)
         except SemelError as error:
             failed |= {(topic, number): error for number in wanted}
             continue
         for number in wanted:
-            queue = route.find(number)
+            queue = _queue_of(route, number)
             if queue is not None:
                 found[topic, number] = queue
             else:
-                failed[topic, number] = UnknownQueue(f"topic {topic!r} has no queue {number}")
+                failed[topic, number] = UnknownQueue(f"topic {topic!r} has no partition {number}")
     return found, failed
 
 
@@ -342,7 +351,11 @@ async def read_offsets(cluster: Cluster, group_id: str) -> dict[Place, Progress]
     """Returns all that a group has committed, without being its coordinator. Raises SemelError."""
     routes = await cluster.controller("GetRoutes", controller_pb2.GetRoutesRequest())
     cluster.routes.on_routes(routes)
-    names = {topic.topic_id: topic.name for topic in routes.topics}
+    places = {
+        queue.key: (topic.name, number)
+        for topic in map(topic_route, routes.topics)
+        for number, queue in _numbered(topic)
+    }
     request = broker_pb2.DescribeGroupOffsetsRequest(group=group_id)
     replies = await asyncio.gather(
         *(
@@ -351,10 +364,15 @@ async def read_offsets(cluster: Cluster, group_id: str) -> dict[Place, Progress]
         )
     )
     return {
-        (names[state.queue.topic_id], state.queue.queue_id): Progress(
-            state.committed_offset, state.metadata
-        )
+        places[key]: Progress(state.committed_offset, state.metadata)
         for reply in replies
         for state in reply.states
-        if state.committed_offset >= 0 and state.queue.topic_id in names
+        if state.committed_offset >= 0 and (key := queue_key_of(state.queue)) in places
     }
+
+
+def _numbered(topic: TopicRoute) -> Iterable[tuple[int, QueueRoute]]:
+    """The queues by partition; see `_queue_of`."""
+    if topic.sealed:
+        return [(queue.key.queue_id, queue) for queue in topic.every]
+    return enumerate(partitions_of(topic))

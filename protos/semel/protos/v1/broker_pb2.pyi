@@ -349,22 +349,20 @@ class DescribeProducersReply(_message.Message):
     def __init__(self, rows: _Optional[_Iterable[_Union[ProducerRow, _Mapping]]] = ..., truncated: _Optional[bool] = ...) -> None: ...
 
 class AcquireLocksRequest(_message.Message):
-    __slots__ = ("group", "member_id", "generation", "queues", "lock_ms", "session_ms", "in_any_order")
+    __slots__ = ("group", "member_id", "generation", "queues", "lock_ms", "session_ms")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     LOCK_MS_FIELD_NUMBER: _ClassVar[int]
     SESSION_MS_FIELD_NUMBER: _ClassVar[int]
-    IN_ANY_ORDER_FIELD_NUMBER: _ClassVar[int]
     group: str
     member_id: str
     generation: int
     queues: _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]
     lock_ms: int
     session_ms: int
-    in_any_order: bool
-    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., lock_ms: _Optional[int] = ..., session_ms: _Optional[int] = ..., in_any_order: _Optional[bool] = ...) -> None: ...
+    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., lock_ms: _Optional[int] = ..., session_ms: _Optional[int] = ...) -> None: ...
 
 class LockGrant(_message.Message):
     __slots__ = ("queue", "token", "committed_offset", "log_start_offset", "high_watermark", "error", "metadata")

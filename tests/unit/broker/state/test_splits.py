@@ -328,22 +328,6 @@ def test_a_child_is_not_given_before_its_parent_was_read(group: Group) -> None:
     assert isinstance(acquire(group, LEFT, "other").error, errors.ParentUnread)
 
 
-def test_a_group_that_keeps_no_order_is_given_a_child_at_once(group: Group) -> None:
-    acquire(group, KEY)
-    split(group)
-    assert isinstance(acquire(group, LEFT).error, errors.ParentUnread)
-    lock = control_pb2.AcquireLock(
-        group="g",
-        queue=ref(LEFT),
-        member_id="m",
-        lock_ms=1000,
-        session_ms=1000,
-        in_any_order=True,
-    )
-    (granted,) = group.apply(control(acquire_lock=lock))
-    assert granted.committed_offset == 0  # type: ignore[union-attr]
-
-
 def test_one_unread_message_of_the_parent_is_enough() -> None:
     group = Group()
     raise_level(group)

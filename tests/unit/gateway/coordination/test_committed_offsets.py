@@ -91,7 +91,6 @@ class OneGroup:
                 generation=request.generation,
                 lock_ms=request.lock_ms,
                 session_ms=request.session_ms,
-                in_any_order=request.in_any_order,
             )
             result: Any = self.log.apply(control(acquire_lock=record))[0]
             error = getattr(result, "error", None)

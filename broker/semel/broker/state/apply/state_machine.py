@@ -636,7 +636,7 @@ class State:
         key = queue_key_of(record.queue)
         queue = self.queues.get(key)
         unread = None
-        if queue is not None and queue.parent is not None and not record.in_any_order:
+        if queue is not None and queue.parent is not None:
             unread = unread_error(self.queues, self.groups, record.group, queue)
         return self.groups.acquire(record, key, queue, unread, self.moves.barred(key, queue))
 
