@@ -87,6 +87,8 @@ class KafkaGateway:
             await self._serve_metrics(server, producing, fetching, groups)
         await server.start(self._listener)
         self._stack.push_async_callback(server.stop)
+        # Members that wait would keep the port from closing.
+        self._stack.push_async_callback(groups.drain)
 
     async def _serve_metrics(
         self, server: KafkaServer, producing: Producing, fetching: Fetching, groups: GroupService
