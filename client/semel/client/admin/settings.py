@@ -18,6 +18,7 @@ from typing import Any, Final, Literal
 from semel.client.admin.descriptions import ClusterStatus, Described
 from semel.client.transport.cluster import Cluster
 from semel.protos.errors import InvalidRequest, SemelError, Unavailable, UnsupportedVersion
+from semel.protos.live_settings import Allowed
 from semel.protos.v1 import settings_pb2, settings_pb2_grpc
 
 SETTINGS: Final = settings_pb2_grpc.SettingsStub
@@ -160,10 +161,7 @@ async def change_setting(
 
 
 def _allowed(setting: settings_pb2.Setting) -> str:
-    if not setting.changeable:
-        return ""
-    most = f" to {setting.most}" if setting.most else " and up"
-    return f"{setting.least}{most}"
+    return str(Allowed(setting.least, setting.most)) if setting.changeable else ""
 
 
 async def _ask(

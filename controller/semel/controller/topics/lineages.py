@@ -11,10 +11,15 @@ from semel.protos.v1.metadata_pb2 import MirroredQueue, QueueRecord, RestorableQ
 Family = Sequence[RestorableQueue] | Sequence[MirroredQueue]
 
 
-def check_lineage(topic: str, queues: Family) -> None:
-    """Raises InvalidRequest unless they are all queues of a topic, by number."""
+def check_numbers(topic: str, queues: Family) -> None:
+    """Raises InvalidRequest unless they are numbered from 0 on."""
     if [queue.queue_id for queue in queues] != list(range(len(queues))):
         raise InvalidRequest(f"the queues of topic {topic!r} are not numbered from 0 on")
+
+
+def check_lineage(topic: str, queues: Family) -> None:
+    """Raises InvalidRequest unless they are all queues of a topic, by number."""
+    check_numbers(topic, queues)
     at = 0
     for queue in sorted(_open(queues), key=lambda queue: queue.slot_start):
         if queue.slot_start != at or queue.slot_end <= at:

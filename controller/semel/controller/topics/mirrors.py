@@ -40,7 +40,7 @@ from semel.controller.topics.foreign_topics import (
     page_after,
     usable_groups,
 )
-from semel.controller.topics.lineages import check_lineage, queue_records
+from semel.controller.topics.lineages import check_lineage, check_numbers, queue_records
 from semel.controller.topics.placement import place
 from semel.controller.topics.topic_table import TopicTable
 from semel.protos.errors import InvalidRequest, Throttled, UnknownTopic
@@ -186,8 +186,7 @@ class MirrorService:
         self._source()
         rules.check_name(asked.name)
         rules.check_queues(len(asked.queues))
-        if [queue.queue_id for queue in asked.queues] != list(range(len(asked.queues))):
-            raise InvalidRequest(f"the queues of topic {asked.name!r} are not numbered from 0 on")
+        check_numbers(asked.name, asked.queues)
         topics = await self._topics()
         key = records.mirrored_key(asked.topic_id)
         before, version = topics.get(key, (None, None))

@@ -110,10 +110,13 @@ def settle_refusal(moves: Known, record: control_pb2.MoveQueue, key: QueueKey) -
     tell one whose slice does not fit.
     """
     found = _mirrored(moves, record, key)
-    if isinstance(found, SemelError):
-        return found
-    incoming, mirror = found
-    if _is_settled(mirror, record.digest):
+    return found if isinstance(found, SemelError) else _slice_refusal(found, record, key)
+
+
+def _slice_refusal(
+    incoming: Incoming, record: control_pb2.MoveQueue, key: QueueKey
+) -> SemelError | None:
+    if _is_settled(_mirror_of(incoming), record.digest):
         return None  # nothing has changed at the source, or the step is repeated
     if hashlib.sha256(incoming.slice).digest() != record.digest:
         return InvalidRequest(f"the slice of queue {key.queue_id} is incomplete")
@@ -188,17 +191,21 @@ def _alien(
     return moves.wrong(record, key)
 
 
-def _mirrored(
-    moves: Known, record: control_pb2.MoveQueue, key: QueueKey
-) -> tuple[Incoming, Mirror] | SemelError:
+def _mirror_of(incoming: Incoming) -> Mirror:
+    """The mirror of a queue that is mirrored."""
+    assert incoming.mirror is not None
+    return incoming.mirror
+
+
+def _mirrored(moves: Known, record: control_pb2.MoveQueue, key: QueueKey) -> Incoming | SemelError:
     """The queue, for a step of the program that goes on with it."""
     place, incoming = moves.places.get(key), moves.incoming.get(key)
     if place is None or place.state is not MoveState.MIRRORED or incoming is None:
         return moves.wrong(record, key)
-    assert incoming.mirror is not None
-    if record.mirror_epoch != incoming.mirror.epoch:
-        return _fenced(key, record.mirror_epoch, incoming.mirror)
-    return incoming, incoming.mirror
+    mirror = _mirror_of(incoming)
+    if record.mirror_epoch != mirror.epoch:
+        return _fenced(key, record.mirror_epoch, mirror)
+    return incoming
 
 
 def _fenced(key: QueueKey, epoch: int, mirror: Mirror) -> StaleGeneration:
@@ -246,13 +253,8 @@ def _begin(
     return None
 
 
-def _floor(
-    moves: Known, record: control_pb2.MoveQueue, key: QueueKey, home: Home
-) -> SemelError | None:
-    found = _mirrored(moves, record, key)
-    if isinstance(found, SemelError):
-        return found
-    queue = found[0].queue
+def _floor(incoming: Incoming, record: control_pb2.MoveQueue, key: QueueKey) -> SemelError | None:
+    queue = incoming.queue
     if record.offset > queue.log_end_offset:
         queue.begin_at(record.offset)
     else:
@@ -260,13 +262,7 @@ def _floor(
     return None
 
 
-def _part(
-    moves: Known, record: control_pb2.MoveQueue, key: QueueKey, home: Home
-) -> SemelError | None:
-    found = _mirrored(moves, record, key)
-    if isinstance(found, SemelError):
-        return found
-    incoming = found[0]
+def _part(incoming: Incoming, record: control_pb2.MoveQueue, key: QueueKey) -> SemelError | None:
     if record.offset == 0:
         incoming.slice = record.part  # another slice, or the same from its beginning
     elif record.offset != len(incoming.slice):
@@ -281,14 +277,9 @@ def _part(
     return None
 
 
-def _settle(
-    moves: Known, record: control_pb2.MoveQueue, key: QueueKey, home: Home
-) -> SemelError | None:
-    found = _mirrored(moves, record, key)
-    if isinstance(found, SemelError):
-        return found
-    incoming, mirror = found
-    refusal = settle_refusal(moves, record, key)
+def _settle(incoming: Incoming, record: control_pb2.MoveQueue, key: QueueKey) -> SemelError | None:
+    mirror = _mirror_of(incoming)
+    refusal = _slice_refusal(incoming, record, key)
     data, incoming.slice = incoming.slice, b""
     if refusal is not None:
         return refusal
@@ -341,7 +332,20 @@ def _unmirror(
     return None
 
 
+def _followed(step: _FollowedStep) -> _Step:
+    """The rule of a step that only the program takes which goes on with the queue."""
+
+    def checked(
+        moves: Known, record: control_pb2.MoveQueue, key: QueueKey, home: Home
+    ) -> SemelError | None:
+        found = _mirrored(moves, record, key)
+        return found if isinstance(found, SemelError) else step(found, record, key)
+
+    return checked
+
+
 _Step = Callable[[Known, control_pb2.MoveQueue, QueueKey, Home], SemelError | None]
+_FollowedStep = Callable[[Incoming, control_pb2.MoveQueue, QueueKey], SemelError | None]
 OWN_STEPS: Final = (
     control_pb2.MOVE_STEP_MIRROR,
     control_pb2.MOVE_STEP_SETTLE,
@@ -351,9 +355,9 @@ OWN_STEPS: Final = (
 """The steps that no move has."""
 _STEPS: Final[dict[int, _Step]] = {
     control_pb2.MOVE_STEP_MIRROR: _begin,
-    control_pb2.MOVE_STEP_FLOOR: _floor,
-    control_pb2.MOVE_STEP_PART: _part,
-    control_pb2.MOVE_STEP_SETTLE: _settle,
+    control_pb2.MOVE_STEP_FLOOR: _followed(_floor),
+    control_pb2.MOVE_STEP_PART: _followed(_part),
+    control_pb2.MOVE_STEP_SETTLE: _followed(_settle),
     control_pb2.MOVE_STEP_PROMOTE: _promote,
     control_pb2.MOVE_STEP_UNMIRROR: _unmirror,
 }
