@@ -6,7 +6,10 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PORTIONS = ("protos", "tier", "client", "broker", "controller", "spark_connector", "web", "gateway")
+PORTIONS = (
+    *("protos", "tier", "client", "broker", "controller"),
+    *("spark_connector", "web", "gateway", "contrib"),
+)
 
 
 def tracked(*patterns: str) -> list[Path]:

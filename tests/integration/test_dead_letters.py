@@ -58,6 +58,18 @@ def back(client: Client, topic: str) -> list[Message]:
         return [message for message in reader if letters.read(message.headers).redriven]
 
 
+def test_a_group_that_is_called_like_its_topic_has_its_own_letters(
+    client: Client, topic: str
+) -> None:
+    values = give_up(client, topic, topic, 3)
+    found = client.admin.dead_letters(topic)
+    assert sorted(letter.value for letter in found) == values
+    assert {letter.topic for letter in found} == {f"{topic}.dead-letters"}
+    assert client.admin.dead_letters(f"{topic}.dead-letters") == found
+    assert client.admin.redrive(topic).redriven == 3
+    assert sorted(message.value for message in back(client, topic)) == values
+
+
 def test_one_some_and_all_come_back_once(client: Client, topic: str) -> None:
     values = give_up(client, topic, "redrive", 30)
     name = "redrive.dead-letters"

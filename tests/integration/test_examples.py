@@ -70,7 +70,7 @@ def read_all(client: Client, topic: str) -> list[bytes | None]:
 def test_every_example_is_listed_and_tells_its_options() -> None:
     names = {path.name for path in EXAMPLES.glob("*.py")}
     listed = (EXAMPLES / "README.md").read_text()
-    assert len(names) == 6
+    assert len(names) == 7
     for name in names:
         assert f"[{name}]({name})" in listed
         told = subprocess.run(
@@ -205,6 +205,29 @@ def test_mails_that_fail_become_dead_letters_and_come_back(
     run(shared_cluster, "mail_sender", *arguments)
     assert [path.read_bytes() for path in (tmp_path / "ben").iterdir()] == [b"lost"]
     assert run(shared_cluster, "mail_sender", "bring-back").startswith("brought back 0,")
+
+
+def test_pictures_are_made_smaller_though_a_worker_is_killed(
+    shared_cluster: Cluster, client: Client, tmp_path: Path
+) -> None:
+    pictures = [tmp_path / f"{number}.ppm" for number in range(20)]
+    for picture in pictures:
+        picture.write_bytes(b"P6\n4 2\n255\n" + bytes(range(24)))
+    wrong = tmp_path / "wrong.ppm"
+    wrong.write_bytes(b"no picture")
+    small = tmp_path / "small"
+    work = [str(path) for path in (*pictures, wrong)]
+    assert run(shared_cluster, "thumbnails", "send", *work) == "sent 21 pictures\n"
+    where = ("worker", "--output", str(small))
+    with running(shared_cluster, "thumbnails", *where, "--name", "one@test") as worker:
+        until(lambda: small.exists() and any(small.glob("*.ppm")), 30, "the first picture")
+        worker.send_signal(signal.SIGKILL)
+    with running(shared_cluster, "thumbnails", *where, "--name", "two@test"):
+        until(lambda: len(list(small.glob("*.ppm"))) == len(pictures), 60, "all of them")
+        until(lambda: client.admin.describe_group("thumbnails").lag == 0, 30, "the last one")
+    assert (small / "0.ppm").read_bytes() == b"P6\n2 1\n255\n" + bytes([0, 1, 2, 6, 7, 8])
+    [letter] = client.admin.dead_letters("thumbnails")
+    assert str(wrong).encode() in letter.value
 
 
 @pytest.mark.timeout(600)

@@ -43,11 +43,13 @@ def test_a_planted_import_across_the_layers_is_caught(tmp_path: Path) -> None:
     start, end = config.index("[tool.importlinter]"), config.index("[tool.pytest")
     (tmp_path / "pyproject.toml").write_text(config[start:end])
     parts = ["protos", "tier", "client", "console", "broker", "controller"]
-    parts += ["spark_connector", "web", "gateway"]
-    for part in ("protos", "tier", "broker", "client", "web", "gateway"):
+    parts += ["spark_connector", "web", "gateway", "contrib"]
+    for part in ("protos", "tier", "broker", "client", "web", "gateway", "contrib"):
         modules = [path for path in (ROOT / part / "semel" / part).iterdir() if is_module(path)]
         parts += [f"{part}/{path.stem}" for path in modules]
     parts += [f"broker/state/{room}" for room in ("apply", "admission", "verify")]
+    transport = (ROOT / "contrib/semel/contrib/kombu").iterdir()
+    parts += [f"contrib/kombu/{path.stem}" for path in transport if is_module(path)]
     for part in parts:
         (tmp_path / "semel" / part).mkdir(parents=True)
         (tmp_path / "semel" / part / "__init__.py").touch()
@@ -80,6 +82,9 @@ def test_a_planted_import_across_the_layers_is_caught(tmp_path: Path) -> None:
         "web/expression": "import time",
         "gateway": "import semel.controller",
         "gateway/records": "import socket",
+        "contrib": "import semel.gateway",
+        "contrib/kombu/envelope": "import time",
+        "contrib/kombu/names": "from semel.contrib.kombu import transport",
     }
     for part, line in planted.items():
         path = tmp_path / "semel" / part / "__init__.py"

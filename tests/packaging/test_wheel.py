@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[2]
 MODULES_MAX = 580
 """Modules that the import of the SDK may load, those of its libraries included."""
 NODES = ("broker", "controller")
-PACKAGES = ("protos", "tier", "client", "console", *NODES, "spark_connector", "web", "gateway")
+ON_THE_SDK = ("spark_connector", "web", "gateway", "contrib")
+PACKAGES = ("protos", "tier", "client", "console", *NODES, *ON_THE_SDK)
 
 
 @pytest.fixture(scope="module")

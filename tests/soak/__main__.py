@@ -40,6 +40,7 @@ SOAKS: Final = {
     ),
     "steady": ("tests.soak.steady", "half an hour of load, after which nothing may have grown"),
     "damage": ("tests.soak.damage", "bytes of one node's files flipped, again and again"),
+    "kombu": ("tests.soak.kombu", "Kombu's own tests on the transport and a real cluster"),
     "web": ("tests.soak.web", "the web console in a real Chromium, also while a master dies"),
     "fuzz": ("tests.soak.fuzz", "bad input to every decoder and to every port"),
     "pythons": (

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from tools.source_tree import ROOT
 
-EXTRAS: Final = ("broker", "hdfs", "kafka", "security", "spark", "web")
+EXTRAS: Final = ("broker", "celery", "hdfs", "kafka", "security", "spark", "web")
 """What users may add to the client."""
 SERVERS_ONLY: Final = (
     *("caio", "rocksdict", "kazoo", "prometheus_client", "pysyncobj", "uvloop"),

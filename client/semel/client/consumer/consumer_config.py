@@ -33,6 +33,10 @@ class ConsumerConfig:
     """Milliseconds for which a member with a `member_id` keeps its queues while it is away: a
     shorter restart moves no queue. No member reads them meanwhile. 0: closing gives them to the
     others."""
+    hand_over_ms: int = 5_000
+    """Milliseconds for which a queue that goes to another member is kept when something of it was
+    given out and is not committed. Longer for programs that work long on a message: whoever gets
+    the queue before begins at the committed offset, so both work on what is not."""
     client_name: str = ""
     """A name for people who list the group; empty gives host and process."""
     retry: RetryPolicy | None = None
@@ -57,6 +61,7 @@ class ConsumerConfig:
         )
         whole("lock_ms", self.lock_ms, 100, 86_400_000)
         whole("session_ms", self.session_ms, 500, 3_600_000)
+        whole("hand_over_ms", self.hand_over_ms, 0, 86_400_000)
         whole("grace_ms", self.grace_ms, 0, 86_400_000)
         require(
             bool(self.member_id) or not self.grace_ms,

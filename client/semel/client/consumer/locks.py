@@ -63,8 +63,6 @@ logger = logging.getLogger(__name__)
 
 LEAVING_CHECK_S: Final = 0.05
 """Seconds between looks at queues that are kept for outstanding commits."""
-RELEASE_GRACE_S: Final = 5.0
-"""Seconds for which a queue that should go to another member is kept for outstanding commits."""
 
 
 class Locks:
@@ -244,7 +242,7 @@ class Locks:
             if key in self._assigned:
                 continue
             if key not in self._leaving:
-                self._leaving[key] = now + RELEASE_GRACE_S
+                self._leaving[key] = now + self._config.hand_over_ms / 1000
                 queue.paused = True
                 queue.fetch_again()
             if queue.delivered <= queue.done or now >= self._leaving[key]:

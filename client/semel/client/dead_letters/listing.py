@@ -120,8 +120,9 @@ class DeadLetters:
         return found
 
     async def resolve(self) -> str:
-        """Returns the name of the topic. Raises UnknownTopic."""
-        for name in (self._name, letters.dead_letter_topic(self._name)):
+        """Returns the name of the topic. A group's comes first: one that has the name of the topic
+        that it reads would otherwise have no dead letters. Raises UnknownTopic."""
+        for name in (letters.dead_letter_topic(self._name), self._name):
             if await self.exists(name):
                 return name
         raise UnknownTopic(

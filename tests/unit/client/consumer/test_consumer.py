@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from semel.client.consumer import consumer as consumer_module
-from semel.client.consumer import locks as locks_module
 from semel.client.message import Message, Rows
 from semel.protos.errors import (
     CorruptSegment,
@@ -392,18 +391,21 @@ async def test_a_queue_that_goes_to_another_member_waits_for_what_is_out(
     assert locks.held == {}
 
 
-async def test_a_queue_is_not_kept_from_another_member_for_ever(group: SimulatedGroup) -> None:
-    program = await joined(group)
+@pytest.mark.parametrize("hand_over_ms", [5_000, 60_000])
+async def test_a_queue_is_not_kept_from_another_member_for_ever(
+    group: SimulatedGroup, hand_over_ms: int
+) -> None:
+    program = await joined(group, hand_over_ms=hand_over_ms)
     program.put(0, 10)
     old = await program.poll(4)
     locks = program.core.locks
     locks.membership.assigned = {}
     locks.turn(100.0)
     await program.rest()
-    locks.turn(100.0 + locks_module.RELEASE_GRACE_S - 0.1)
+    locks.turn(99.9 + hand_over_ms / 1000)
     await program.rest()
     assert "ReleaseLocks" not in group.calls
-    locks.turn(100.0 + locks_module.RELEASE_GRACE_S)
+    locks.turn(100.0 + hand_over_ms / 1000)
     await program.rest()
     assert group.calls[-1] == "ReleaseLocks"
     with pytest.raises(LockLost):
