@@ -4,36 +4,30 @@
 
 How it works. The page has one table per part. The dashboard has rows of panels, each with a title,
 one of Grafana's units and one or two queries; `$group` is the dashboard's variable for broker
-groups. A test compares both files with the output of this module, and every query with the tables.
+groups. A test compares both files with the output of this module, and every query with the tables
+(`alerts.py`).
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from semel.broker import probe as broker_probe
-from semel.controller import probe as controller_probe
-from semel.gateway import probe as gateway_probe
 from semel.protos.metrics import Metric
+from tools.alerts import PARTS
 
 DOCS: Final = Path(__file__).parent.parent / "docs"
-SUFFIXES: Final = ("_bucket", "_sum", "_count")
-"""Suffixes of a histogram's series."""
-STANDARD: Final = frozenset({"process_cpu_seconds_total", "process_resident_memory_bytes"})
-"""The process metrics of prometheus-client that the dashboard shows."""
 
 _HEAD: Final = """\
 # Metrics
 
-Made by `python -m tools.metrics` from the tables in `broker/semel/broker/probe.py`,
-`controller/semel/controller/probe.py` and `gateway/semel/gateway/probe.py`; a test keeps it true.
-[operations.md](operations.md#measure) says how Prometheus finds them and which to alert on;
-[grafana.json](grafana.json) is a dashboard to import.
+Made by `python -m tools.metrics` from the tables in `broker/semel/broker/metric_table.py` and in
+`probe.py` of the controller, the web console and the Kafka gateway; a test keeps it true.
+[operations.md](operations.md#measure) says how Prometheus finds them; [grafana.json](grafana.json)
+is a dashboard to import, and [alerts.md](alerts.md) says what to alert on, and what to do then.
 
 *Master only* means that a group's master alone shows the metric, so that sums over nodes count
 nothing twice. Counters begin at 0 with the process. Beside these every page has the standard
@@ -43,17 +37,13 @@ nothing twice. Counters begin at 0 with the process. Beside these every page has
 
 def page() -> str:
     """The text of docs/metrics.md."""
-    parts = [
-        ("Broker node", broker_probe.COMMON, broker_probe.METRICS),
-        ("Controller", controller_probe.COMMON, controller_probe.METRICS),
-        ("Kafka gateway", gateway_probe.COMMON, gateway_probe.METRICS),
-    ]
-    return _HEAD + "".join(_section(*part) for part in parts)
+    return _HEAD + "".join(_section(*part) for part in PARTS)
 
 
 def _section(title: str, common: Iterable[str], metrics: Iterable[Metric]) -> str:
     labels = ", ".join(f"`{label}`" for label in common)
-    lines = [f"\n## {title}\n", f"Labels of all of them: {labels}.\n"]
+    lines = [f"\n## {title}\n"]
+    lines += [f"Labels of all of them: {labels}.\n"] if labels else []
     lines += ["| metric | kind | unit | labels | meaning |", "|---|---|---|---|---|"]
     for metric in metrics:
         own = ", ".join(f"`{label}`" for label in metric.labels)
@@ -119,7 +109,7 @@ ROWS: Final[dict[str, list[Panel]]] = {
         Panel(
             title="Least free disk",
             unit="percentunit",
-            queries={"": "min(semel_broker_disk_free_bytes / semel_broker_disk_total_bytes)"},
+            queries={"": "min(semel_broker_disk_free_bytes / semel_broker_disk_size_bytes)"},
             stat=True,
         ),
         Panel(
@@ -218,7 +208,7 @@ ROWS: Final[dict[str, list[Panel]]] = {
         Panel(
             title="Locks held",
             unit="none",
-            queries={"{{consumer_group}}": "sum by (consumer_group) (semel_broker_locks_held)"},
+            queries={"{{consumer_group}}": "sum by (consumer_group) (semel_broker_held_locks)"},
         ),
     ],
     "Replication": [
@@ -346,22 +336,6 @@ def _field(panel: Panel) -> dict[str, Any]:
         steps = [{"color": "green", "value": None}, {"color": "red", "value": panel.red_from}]
         found["thresholds"] = {"mode": "absolute", "steps": steps}
     return found
-
-
-def unknown_metrics(expressions: Iterable[str]) -> set[str]:
-    """Names in queries that no probe has; the suffixes of a histogram's series are known."""
-    known = set(STANDARD)
-    for metric in (*broker_probe.METRICS, *controller_probe.METRICS):
-        if metric.kind == "histogram":
-            known |= {metric.name + suffix for suffix in SUFFIXES}
-        else:
-            known.add(metric.name)
-    used = {
-        name
-        for expression in expressions
-        for name in re.findall(r"\b(?:semel|process)_\w+", expression)
-    }
-    return used - known
 
 
 def main() -> None:

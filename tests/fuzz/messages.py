@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from semel.protos.v1 import (
+    audit_pb2,
     broker_pb2,
     controller_pb2,
     login_pb2,
@@ -35,10 +36,10 @@ from tests.fuzz.mutation import mutated
 
 FILES: Final = {
     "broker": (
-        *(broker_pb2, mirrors_pb2, raft_pb2, restores_pb2),
+        *(audit_pb2, broker_pb2, mirrors_pb2, raft_pb2, restores_pb2),
         *(settings_pb2, transactions_pb2),
     ),
-    "controller": (controller_pb2, metadata_store_pb2, settings_pb2),
+    "controller": (audit_pb2, controller_pb2, metadata_store_pb2, settings_pb2),
     "login": (login_pb2,),
 }
 """Generated modules with the services of a port."""

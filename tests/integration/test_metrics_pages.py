@@ -8,7 +8,7 @@ import http.client
 from pathlib import Path
 
 from semel.broker.log.checkpoint import HEADER_BYTES
-from semel.broker.probe import METRICS
+from semel.broker.metric_table import METRICS
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2
 from tests.kit import id_senders
@@ -62,11 +62,11 @@ async def test_the_figures_of_a_node_follow_what_happened(tmp_path: Path) -> Non
         assert page["semel_broker_topic_messages{t}"] == 7
         assert page["semel_broker_topic_bytes{t}"] == page["semel_broker_largest_queue_bytes{t}"]
         assert page["semel_broker_consumer_lag_messages{readers,t}"] == 5
-        assert page["semel_broker_consumer_queue_lag_messages_max{readers,t}"] == 5
-        assert page["semel_broker_locks_held{readers}"] == 1
+        assert page["semel_broker_consumer_largest_queue_lag_messages{readers,t}"] == 5
+        assert page["semel_broker_held_locks{readers}"] == 1
         assert page["semel_broker_producer_rows"] == 1
         assert page["semel_broker_parked_batches"] == 0
-        assert 0 < page["semel_broker_disk_free_bytes"] <= page["semel_broker_disk_total_bytes"]
+        assert 0 < page["semel_broker_disk_free_bytes"] <= page["semel_broker_disk_size_bytes"]
 
 
 async def test_message_ids_are_counted_by_topic(tmp_path: Path) -> None:
@@ -146,8 +146,8 @@ async def test_a_master_shows_who_does_not_follow_and_slaves_count_nothing_twice
             "semel_broker_memory_dropped_messages_total",  # nothing is in memory
             "semel_broker_memory_lost_messages_total",
             "semel_broker_consumer_lag_messages",  # nobody consumes
-            "semel_broker_consumer_queue_lag_messages_max",
-            "semel_broker_locks_held",
+            "semel_broker_consumer_largest_queue_lag_messages",
+            "semel_broker_held_locks",
         }
         assert pages[0]["semel_broker_under_replicated_voters"] == 0
         gone = slaves[0].config.node_id

@@ -228,7 +228,7 @@ async def test_the_console_and_the_metrics_show_quotas(cluster: Served, client: 
     in_force(client, "shown-1", 64 << 10)
     page = await scrape(f"127.0.0.1:{cluster.metrics_port}")
     assert page["semel_broker_quota_throttled_seconds_total{write-bytes,topic:shown-1}"] > 0
-    assert page["semel_broker_quota_used_total{write-bytes,topic:shown-1}"] > 90_000
+    assert page["semel_broker_quota_used_bytes_total{write-bytes,topic:shown-1}"] > 90_000
     assert console.json("quota", "remove", "topic:shown-*", "messages") == {"changed": True}
     for arguments, told in (
         (("set", "alice", "messages=5"), "can have no quota: write user:NAME"),

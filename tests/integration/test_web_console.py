@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from semel.client import Client, IdDedup, RetryPolicy
 from tests.kit.cluster import Cluster
@@ -287,6 +288,15 @@ def test_a_group_is_looked_at_and_reset_as_planned(visitor: Visitor, client: Cli
         consumer.commit(message)
         page = visitor.get("/group", name=name)
         assert "1 member · 1 lock" in page.text
+        for order in ("lag", "held", "uncommitted"):
+            page = visitor.get("/group", name=name, order=order)
+            assert page.status == 200
+            assert "Held for" in page.text
+            assert re.search(r"<td>\d+ (?:s|min)</td>", page.html), "the age of the lock"
+        assert "while it was watched, at most" in page.html
+        [queue] = client.admin.describe_group(name).queues
+        assert queue.lock is not None
+        assert (queue.lock.older, queue.lock.lock_ms > 0) == (False, True)
         visitor.get("/group/reset", name=name)
         plan = visitor.post("/group/reset", name=name, to="earliest")
         assert "It is active" in plan.text
@@ -398,6 +408,36 @@ def test_a_topic_is_verified_and_its_proof_shown(visitor: Visitor, client: Clien
     text = until(verdict, 30, "the verdict")
     assert "Proven: each message is stored exactly once. 20 messages, 0 duplicates" in text
     assert len(re.findall(r"\b[0-9a-f]{64}\b", text)) == 2
+
+
+def test_nodes_without_an_audit_log_are_named(visitor: Visitor) -> None:
+    page = visitor.get("/audit")
+    assert page.status == 200
+    assert "No audit log is kept by controller 1, broker 1" in page.text
+    assert "nothing older is left" in page.text
+    assert visitor.get("/audit", place="x").status == 400
+
+
+def test_the_console_has_metrics_of_its_own(visitor: Visitor) -> None:
+    def figures() -> dict[str, float]:
+        answer = visitor.get("/metrics")
+        assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+        return {
+            sample.name + "".join(sample.labels.values()): sample.value
+            for family in text_string_to_metric_families(answer.html)
+            for sample in family.samples
+        }
+
+    before = figures()
+    visitor.get("/topics")
+    visitor.get("/topic", name="there-is-no-such-topic")
+    after = figures()
+    name = "semel_web_requests_total"
+    assert after[f"{name}topics200"] == before.get(f"{name}topics200", 0) + 1
+    assert after[f"{name}topics404"] == before.get(f"{name}topics404", 0) + 1
+    assert after["semel_web_sessions"] >= 1
+    assert after["semel_web_response_seconds_count"] > before["semel_web_response_seconds_count"]
+    assert not any("there-is-no-such-topic" in each for each in after)
 
 
 def test_a_cluster_that_is_away_is_said_so() -> None:

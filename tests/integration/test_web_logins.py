@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from semel.client import Security, connect
 from semel.console.authority import Authority
 from semel.protos.security.tokens import new_token
 from tests.kit.up_process import UpProcess
-from tests.kit.web_console import Visitor, web_console
+from tests.kit.web_console import Visitor, tags, web_console
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -118,6 +119,62 @@ def test_a_console_with_a_certificate_asks_for_its_key(secured: Secured) -> None
         assert key not in page.html
         assert "ben.orders" in owner.get("/topics").text
         assert "whole" in owner.part("/cluster/state").text
+
+
+def test_the_audit_screen_tells_who_did_what(secured: Secured) -> None:
+    login, admin = (str(secured.directory / name / "client.toml") for name in ("login", "admin"))
+    with web_console(SEMEL_CLIENT_CONFIG=login) as url:
+        ben = Visitor(url)
+        ben.post("/login", proof=secured.token("ben"), next="/topics")
+        for number in range(3):
+            ben.get("/topic/new")
+            assert ben.post("/topic/new", name=f"ben.{number}", queues=1).status == 403
+        refused = ben.get("/audit")
+        assert refused.status == 403
+        assert "ben.0" not in refused.text
+    with web_console(SEMEL_CLIENT_CONFIG=admin) as url:
+        owner = Visitor(url)
+        parts = urlsplit(url)
+        owner.get(f"{parts.path}?{parts.query}")
+        page = owner.get("/audit", search="user:BEN", result="denied")
+        for number in range(3):
+            assert f"create topic:ben.{number}" in page.text
+        assert "describe cluster" in page.text, "that he asked for this page is told as well"
+        page = owner.get("/audit", search="ben.orders", result="done")
+        assert "CreateTopic" in page.text
+        assert "name='ben.orders'" in page.text
+        assert "1 found" in page.text
+        assert "user:ben" in owner.get("/audit", result="logged in").text
+        rules = owner.get("/audit", result="changed").text
+        assert "allow user:anna * topic:anna.*" in rules
+        assert "0 found" in owner.get("/audit", search="<script>").text
+        assert "script" not in tags(owner.part("/audit", search="<script>").html)
+    security = Security.read(secured.directory / "admin")
+    with connect(secured.ready["bootstrap"], security=security, keep_routes=False) as client:
+        whole = client.admin.read_audit(limit=500)
+        assert whole.end
+        assert not whole.unread
+        assert not whole.without
+        found, pages = list(whole.events[:0]), 0
+        page_of_two = client.admin.read_audit(limit=2)
+        while True:
+            found += page_of_two.events
+            pages += 1
+            if page_of_two.end:
+                break
+            page_of_two = client.admin.read_audit(page_of_two.positions, limit=2)
+        assert found == whole.events
+        assert pages > 2
+    console = [sys.executable, "-m", "semel.console", "audit", "--client-config", admin]
+    done = subprocess.run(
+        [*console, "--result", "denied", "--search", "ben.1", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    [event] = json.loads(done.stdout)["events"]
+    assert (event["who"], event["what"]) == ("user:ben", "create topic:ben.1")
 
 
 def test_a_cluster_that_is_up_has_it_at_its_side(secured: Secured) -> None:

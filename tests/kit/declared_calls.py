@@ -11,6 +11,7 @@ from google.protobuf.message_factory import GetMessageClass
 from semel.protos.security.declared import declared
 from semel.protos.security.rules import Kind
 from semel.protos.v1 import (
+    audit_pb2,
     broker_pb2,
     common_pb2,
     controller_pb2,
@@ -24,7 +25,7 @@ from semel.protos.v1 import (
 )
 
 FILES: Final = (
-    *(broker_pb2, controller_pb2, login_pb2, metadata_store_pb2, mirrors_pb2),
+    *(audit_pb2, broker_pb2, controller_pb2, login_pb2, metadata_store_pb2, mirrors_pb2),
     *(raft_pb2, restores_pb2, settings_pb2, transactions_pb2),
 )
 """The generated modules with services."""

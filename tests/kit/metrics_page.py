@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from semel.broker.probe import COMMON
+from semel.broker.metric_table import COMMON
 
 Page = dict[str, float]
 

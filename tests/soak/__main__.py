@@ -42,6 +42,10 @@ SOAKS: Final = {
     "damage": ("tests.soak.damage", "bytes of one node's files flipped, again and again"),
     "kombu": ("tests.soak.kombu", "Kombu's own tests on the transport and a real cluster"),
     "web": ("tests.soak.web", "the web console in a real Chromium, also while a master dies"),
+    "promtool": (
+        "tests.soak.promtool",
+        "the alert rules and all metrics pages before Prometheus' own tool, built with Go",
+    ),
     "fuzz": ("tests.soak.fuzz", "bad input to every decoder and to every port"),
     "pythons": (
         "tests.soak.pythons",

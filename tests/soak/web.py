@@ -27,8 +27,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from semel.client import Client, IdDedup, RetryPolicy, connect
+from semel.client import Client, IdDedup, RetryPolicy, Security, connect
 from tests.kit.cluster import Cluster
+from tests.kit.up_process import UpProcess
 from tests.kit.waiting import until
 from tests.kit.web_console import web_console
 
@@ -60,6 +61,7 @@ PAGES: Final = (
     "/producers",
     "/producer?name=loader&topic=orders&queue=0&sequence=3",
     "/verify?topic=orders",
+    "/audit",
     "/nothing",
 )
 PICTURES: Final = {
@@ -326,7 +328,18 @@ def groups(walk: Walk) -> None:
     walk.sees("reads on as planned")
     assert client.admin.describe_group("stopped").lag > lag
     walk.open("/group?name=billing")
-    until(lambda: page.locator("svg polyline").count() == 1, 15, "a line of lag")
+    until(lambda: page.locator("figure svg polyline").count() == 1, 15, "a line of lag")
+    until(lambda: page.locator("table svg polyline").count() == 2, 15, "a line for each queue")
+    assert page.get_by_role("img", name="Lag of orders/0 while it was watched").count() == 1
+    page.get_by_role("link", name="by age of the lock").click()
+    walk.sees("Held for")
+
+    def ages() -> list[str]:
+        return [str(each) for each in page.locator("tbody tr td:nth-child(9)").all_inner_texts()]
+
+    before = ages()
+    assert all(each.endswith((" s", " min")) for each in before[:2]), before
+    until(lambda: ages() != before, 15, "locks that grow older")
 
 
 def letters(walk: Walk) -> None:
@@ -366,6 +379,43 @@ def verify(walk: Walk) -> None:
     walk.sees("Proven: each message is stored exactly once.", seconds=60)
 
 
+def audit(walk: Walk) -> None:
+    walk.open("/audit")
+    walk.sees("No audit log is kept by controller 1")
+    walk.page.keyboard.press("g")
+    walk.page.keyboard.press("t")
+    walk.page.wait_for_url("**/topics")
+    walk.page.keyboard.press("g")
+    walk.page.keyboard.press("a")
+    walk.page.wait_for_url("**/audit")
+
+
+def metrics(walk: Walk) -> None:
+    found = walk.page.request.get(f"{walk.url}/metrics").text()
+    assert 'semel_web_requests_total{screen="audit",status="200"} ' in found
+    assert 'status="500"' not in found
+    assert "semel_web_live_pages" in found
+
+
+def audited(walk: Walk) -> None:
+    """The audit screen of a cluster with rules: who did what is found, and older pages follow."""
+    page = walk.page
+    walk.open("/audit")
+    walk.sees("CreateTopic")
+    page.get_by_label("With", exact=True).fill("orders.07")
+    page.get_by_label("Result", exact=True).select_option("done")
+    page.get_by_role("button", name="Search").click()
+    walk.sees("1 found")
+    walk.sees("name='orders.07'")
+    walk.open("/audit?result=done")
+    walk.sees("50 found")
+    page.get_by_role("link", name="Older").click()
+    walk.sees("10 found")
+    walk.sees("nothing older is left")
+    page.get_by_role("link", name="Newest").click()
+    walk.sees("older ones are left")
+
+
 TASKS: Final[tuple[Callable[[Walk], None], ...]] = (
     glance,
     keys,
@@ -378,15 +428,17 @@ TASKS: Final[tuple[Callable[[Walk], None], ...]] = (
     delays,
     transactions,
     verify,
+    audit,
+    metrics,
 )
 
 # --- all pages
 
 
-def accessible(walk: Walk, axe: Any) -> None:
+def accessible(walk: Walk, axe: Any, paths: tuple[str, ...] = PAGES) -> None:
     """No page has anything that axe complains about, at WCAG 2 AA."""
     options = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
-    for path in PAGES:
+    for path in paths:
         walk.open(path)
         if path == "/":
             walk.sees("is the only one")
@@ -397,10 +449,10 @@ def accessible(walk: Walk, axe: Any) -> None:
         assert told == [], (path, told)
 
 
-def readable_when_narrow(walk: Walk) -> None:
+def readable_when_narrow(walk: Walk, paths: tuple[str, ...] = PAGES) -> None:
     """No page is wider than the narrowest screen."""
     walk.page.set_viewport_size(NARROW)
-    for path in PAGES:
+    for path in paths:
         walk.open(path)
         if path == "/":
             walk.sees("is the only one")
@@ -443,6 +495,36 @@ def started(directory: Path) -> Iterator[Cluster]:
 
 
 @contextlib.contextmanager
+def ruled(directory: Path) -> Iterator[tuple[Client, str]]:
+    """An administrator of a cluster with rules and audit logs, and a console with the rights of
+    one."""
+    options = ("--secure", "--authorization", "--brokers", "1")
+    with UpProcess(directory, *options) as up:
+        ready = next(event for event in up.events if event["event"] == "ready")
+        files = Path(ready["ca"]).parent / "admin"
+        with (
+            connect(up.bootstrap, security=Security.read(files), keep_routes=False) as client,
+            web_console(SEMEL_CLIENT_CONFIG=str(files / "client.toml")) as url,
+        ):
+            for number in range(60):
+                client.admin.create_topic(f"orders.{number:02}", queues=1)
+            yield client, url
+
+
+def walk_audited(browser: Any, axe: Any, directory: Path) -> None:
+    """The task that needs a cluster with rules."""
+    with ruled(directory) as (client, url):
+        base, _, key = url.partition("login?")
+        walk = Walk(browser, base, client, "light")
+        walk.open(f"/login?{key}")
+        audited(walk)
+        accessible(walk, axe, ("/audit", "/audit?result=done"))
+        readable_when_narrow(walk, ("/audit",))
+        walk.check()
+        print("audited: ok", flush=True)
+
+
+@contextlib.contextmanager
 def chromium() -> Iterator[tuple[Any, Any]]:
     """A browser, and axe."""
     program = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -474,6 +556,8 @@ def main(arguments: list[str]) -> int:
         web_console("--bootstrap", cluster.bootstrap) as url,
         chromium() as (browser, axe),
     ):
+        if options.only in (None, audited.__name__):
+            walk_audited(browser, axe, Path(directory) / "ruled")
         fill(client)
         with Load(cluster.bootstrap):
             until(lambda: client.admin.find_topics("dead-letters").matched, 60, "a dead letter")

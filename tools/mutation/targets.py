@@ -366,8 +366,8 @@ def _in(room: str, *names: str) -> frozenset[str]:
 
 LEFT_OUT: Final = frozenset().union(
     # Wiring, settings, programs and metrics: tests of whole processes look at them.
-    _in(_BROKER, "__main__", "c_malloc", "config", "node", "numpy_features", "probe"),
-    _in(_BROKER, "readiness", "resources"),
+    _in(_BROKER, "__main__", "c_malloc", "config", "metric_table", "node", "numpy_features"),
+    _in(_BROKER, "probe", "readiness", "resources"),
     _in(f"{_BROKER}/background", "maintenance", "memory_bounds", "propose"),
     _in(f"{_BROKER}/log", "log_config", "store", "types"),
     _in(f"{_BROKER}/replica", "clock", "fatal", "newest_state"),
@@ -402,8 +402,8 @@ LEFT_OUT: Final = frozenset().union(
         "sync_transactions",
         "telling",
     ),
-    _in(f"{_CLIENT}/admin", "calls", "delay_history", "delays", "descriptions", "id_windows"),
-    _in(f"{_CLIENT}/admin", "group_pages", "inspection", "nodes", "quotas", "rights"),
+    _in(f"{_CLIENT}/admin", "audit", "calls", "delay_history", "delays", "descriptions"),
+    _in(f"{_CLIENT}/admin", "group_pages", "id_windows", "inspection", "nodes", "quotas", "rights"),
     _in(f"{_CLIENT}/admin", "rolling", "settings"),
     _in(
         f"{_CLIENT}/admin",

@@ -148,8 +148,9 @@ class BrokerConfig:
     off keeps it there for so long."""
 
     audit_log: Path | None = None
-    """File of the audit log, which gets a line of JSON for each refusal. It rotates
-    at 64 MiB, and 8 older files are kept; needs --authorization. Default: none."""
+    """File of the audit log, which gets a line of JSON for each refusal and each change by an
+    operator. It rotates at 64 MiB, and 8 older files are kept; needs --authorization. Default:
+    none."""
 
     security: Security | None = field(init=False, default=None)
     """What `tls_dir` holds."""

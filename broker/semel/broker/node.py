@@ -95,8 +95,8 @@ from semel.broker.tiers.cold_reads import ColdReads
 from semel.broker.tiers.place import TierPlace
 from semel.protos import compat
 from semel.protos.addresses import Address
-from semel.protos.bounds_probe import BoundsProbe
 from semel.protos.call_gates import CallGates
+from semel.protos.common_probe import CommonProbe
 from semel.protos.connection_limits import ConnectionLimits, Connections
 from semel.protos.errors import CorruptSegment, SemelError, Unavailable
 from semel.protos.grpc_port import GrpcPortWatch, bind, server_options
@@ -106,6 +106,7 @@ from semel.protos.listening import cannot_listen
 from semel.protos.live_settings import serve_settings
 from semel.protos.metrics import MetricsServer
 from semel.protos.rpc import ServerInterceptor
+from semel.protos.security.audit_service import serve_audit
 from semel.protos.security.call_quotas import CallQuotas
 from semel.protos.security.credentials import Contexts
 from semel.protos.security.networks import Networks
@@ -400,7 +401,7 @@ class BrokerNode:
             self.parting,
             self._tier,
             access,
-            BoundsProbe(self.gates, self.grpc_port, self._stream_connections),
+            CommonProbe(self.gates, self.grpc_port, self._stream_connections, config.security),
             quotas,
         )
         self._direct = direct = DirectStreams(
@@ -456,6 +457,7 @@ class BrokerNode:
         server.add_generic_rpc_handlers((routes_handler(self._routes),))
         serve_settings(server, config, CHANGEABLE, lambda: config.cluster_id)
         self._start(serve_health(server, partial(why_not_ready, replica), SERVICES))
+        serve_audit(server, config.audit_log, lambda: config.cluster_id)
         listen = bind(server, config.listen, config.security)
         self.address = str(listen)
         for opened, number, whom in (

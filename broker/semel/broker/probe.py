@@ -1,11 +1,12 @@
-"""The metrics of a broker node at `GET /metrics`: the table of all metrics, and the page.
+"""The metrics of a broker node at `GET /metrics`: gathering the figures of a page.
 
 How it works. A request for the page reads everything: the core's status, the log's figures, and the
 counters that the streams keep as plain numbers. Figures of the replicated state (what topics hold,
 how far consumer groups are behind) are the same on every replica, so only the master shows them,
 summed up by topic. After `_ROWS` queues or `_TOPICS` topics the page yields to the event loop.
 
-Not here: text and HTTP (`protos/metrics.py`), the meaning for an operator (docs/operations.md).
+Not here: the table of all metrics (`metric_table.py`), text and HTTP (`protos/metrics.py`), what an
+operator does about them (docs/alerts.md).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from semel.broker.background.queues_in_turns import queues_in_turns
 from semel.broker.background.tiering import is_tiered, tier_lag_us
 from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.load import Counters
+from semel.broker.metric_table import COMMON, METRICS, QUOTAS_USED
 from semel.broker.quotas.broker_quotas import BrokerQuotas
 from semel.broker.repair.scrub import Scrub
 from semel.broker.replica.clock import monotonic_ms
@@ -31,277 +33,19 @@ from semel.broker.replica.replica import Replica
 from semel.broker.resources import disk_room
 from semel.broker.server.fetch import FetchHandler
 from semel.broker.server.id_window_calls import describe_window
-from semel.broker.server.mirrors_service import MOVED_METRICS, MirrorsService
+from semel.broker.server.mirrors_service import MirrorsService
 from semel.broker.server.produce import ProduceHandler
 from semel.broker.snapshots.checkpoints import Checkpoints
 from semel.broker.state import QueueState, progress
 from semel.broker.tiers.place import TierPlace
-from semel.protos.bounds_probe import BoundsProbe, bounds_metrics
+from semel.protos.common_probe import CommonProbe
 from semel.protos.ids import NodeId, TopicId
-from semel.protos.metrics import Metric, Samples
+from semel.protos.metrics import Samples
 from semel.protos.security.access import AccessControl
 
 _ROWS: Final = 1_000
 _TOPICS: Final = 100
 ROLES: Final = ("master", "slave", "candidate", "learner", "joining", "removed")
-
-
-def _counter(name: str, unit: str, text: str, *labels: str) -> Metric:
-    return Metric(name=f"semel_broker_{name}", kind="counter", unit=unit, text=text, labels=labels)
-
-
-def _gauge(name: str, unit: str, text: str, *labels: str) -> Metric:
-    return Metric(name=f"semel_broker_{name}", kind="gauge", unit=unit, text=text, labels=labels)
-
-
-def _histogram(name: str, text: str) -> Metric:
-    return Metric(name=f"semel_broker_{name}", kind="histogram", unit="seconds", text=text)
-
-
-COMMON: Final = ("broker_group", "node")
-"""Labels of every sample."""
-
-METRICS: Final = (
-    _gauge("info", "1", "This program.", "version"),
-    # Raft
-    _gauge("role", "0 or 1", "1 for what this node is now.", "role"),
-    _gauge("serving_master", "0 or 1", "1 while this node answers producers and consumers."),
-    _gauge("raft_term", "term", "The current term; each election begins one."),
-    _counter("elections_total", "elections", "Elections in which this node stood."),
-    _gauge("raft_commit_index", "index", "Highest entry known to be on a majority."),
-    _gauge("raft_applied_index", "index", "Highest entry applied to the state."),
-    _gauge("log_first_index", "index", "First entry that is whole here."),
-    _gauge("log_end_index", "index", "Last entry in the log."),
-    _gauge("checkpoint_index", "index", "Entry of the newest checkpoint."),
-    _gauge("checkpoint_bytes", "bytes", "Size of the newest checkpoint."),
-    _histogram("checkpoint_seconds", "How long a checkpoint took, until it was durable."),
-    _histogram("checkpoint_pause_seconds", "How long nothing was served meanwhile."),
-    _gauge("muted", "0 or 1", "1 while no quorum may count this node: it lost its disk."),
-    _gauge("group_voters", "nodes", "Nodes that vote. Master only."),
-    _gauge(
-        "under_replicated_voters",
-        "nodes",
-        "Voters that do not follow: silent, non-counting, or still catching up. Master only.",
-    ),
-    _gauge("peer_behind_entries", "entries", "Entries that a peer lacks. Master only.", "peer"),
-    # Log and disk
-    _counter("log_appended_bytes_total", "bytes", "Bytes of entries taken into the log."),
-    _histogram("log_sync_seconds", "How long one fdatasync of the log took."),
-    _gauge("log_oldest_unsynced_seconds", "seconds", "Age of the oldest write not yet durable."),
-    _gauge("log_segment_bytes", "bytes", "Bytes in segments."),
-    _gauge("log_kept_bytes", "bytes", "Bytes in kept files."),
-    _gauge("log_cache_bytes", "bytes", "Bytes in the tail cache."),
-    _gauge("disk_free_bytes", "bytes", "What this process may still write to the file system."),
-    _gauge("disk_total_bytes", "bytes", "Size of that file system."),
-    _gauge(
-        "disk_full", "0 or 1", "1 while there is no room for another segment, or for term and vote."
-    ),
-    _gauge("damaged_entries", "entries", "Damaged here and not repaired yet."),
-    _gauge("lost_entries", "entries", "Damaged on every node: their messages are refused."),
-    _counter("scrub_passes_total", "passes", "Passes over the whole disk in search of damage."),
-    # Produce
-    _counter("produced_batches_total", "batches", "Batches stored and acknowledged."),
-    _counter("produced_messages_total", "messages", "Messages stored and acknowledged."),
-    _counter("produced_bytes_total", "bytes", "Bytes of those batches as they were sent."),
-    _counter("dedup_hits_total", "batches", "Batches that were stored already: duplicates."),
-    _counter("dedup_messages_total", "messages", "Messages in those."),
-    _counter(
-        "refused_batches_total", "batches", "Batches refused: fenced, out of order, too large."
-    ),
-    _histogram(
-        "produce_seconds",
-        "From a batch's arrival to its acknowledgement, waiting for its predecessor included.",
-    ),
-    _gauge("produce_streams", "streams", "Produce streams that are open."),
-    _gauge("waiting_requests", "requests", "Requests not admitted yet. Master only."),
-    _gauge("pending_bytes", "bytes", "Bytes of records not admitted yet. Master only."),
-    _gauge("unapplied_bytes", "bytes", "Bytes of entries not applied yet. Master only."),
-    _gauge("parked_batches", "batches", "Batches that wait for their predecessor. Master only."),
-    _gauge("parked_bytes", "bytes", "Bytes of those. Master only."),
-    # Transactions
-    _gauge("staged_bytes", "bytes", "Bytes that transactions have on hold. Master only."),
-    _gauge("stagers", "writers", "Writers with something on hold. Master only."),
-    _gauge(
-        "transactions_pinned", "transactions", "Commits that wait for their decision. Master only."
-    ),
-    _gauge(
-        "transactions_unpublished",
-        "transactions",
-        "Committed ones that a participant has not published yet. Coordinator's master only.",
-    ),
-    _gauge("transactions", "transactions", "Ids that are remembered. Coordinator's master only."),
-    _gauge(
-        "transaction_oldest_seconds",
-        "seconds",
-        "Age of the oldest pinned or unpublished transaction. Master only.",
-    ),
-    # Delayed messages
-    _gauge(
-        "delayed_messages", "messages", "Messages that are stored and not due yet. Master only."
-    ),
-    _gauge("delayed_bytes", "bytes", "Bytes of their batches. Master only."),
-    _gauge(
-        "delayed_parting_batches",
-        "batches",
-        "Delayed batches of queues that were split, not handed to their children yet. Master only.",
-    ),
-    _gauge(
-        "delayed_parting_stuck",
-        "queues",
-        "Of these, queues whose next batch cannot be read: all behind it waits. Master only.",
-    ),
-    _histogram(
-        "delayed_lateness_seconds",
-        "How long after its time each delayed message was released, by log time.",
-    ),
-    # Message ids
-    _gauge("id_window_ids", "ids", "Message ids that a topic remembers. Master only.", "topic"),
-    _gauge("id_window_bytes", "bytes", "What they count of its window. Master only.", "topic"),
-    _gauge(
-        "id_window_oldest_seconds",
-        "seconds",
-        "How far the window reaches: the age of its oldest id. Master only.",
-        "topic",
-    ),
-    _counter("id_lookups_total", "messages", "Messages with ids. Master only.", "topic"),
-    _counter(
-        "id_hits_total",
-        "messages",
-        "Messages dropped as known by their id. Master only.",
-        "topic",
-    ),
-    _counter(
-        "id_conflicts_total",
-        "messages",
-        "Messages whose id is known with other content. Master only.",
-        "topic",
-    ),
-    _counter(
-        "id_evictions_total", "ids", "Ids that the window has left behind. Master only.", "topic"
-    ),
-    # Fetch
-    _counter("fetched_messages_total", "messages", "Messages in replies to fetches."),
-    _counter("fetched_bytes_total", "bytes", "Bytes of the stored batches in those replies."),
-    _counter(
-        "fetched_shared_bytes_total",
-        "bytes",
-        "The part of them that was put into memory of clients on this machine.",
-    ),
-    _histogram("fetch_seconds", "How long it took to get a reply's bytes from cache or disk."),
-    _gauge("fetch_streams", "streams", "Fetch streams that are open."),
-    _gauge("fetch_unsent_bytes", "bytes", "Bytes of replies that clients have not taken off."),
-    # State
-    _gauge("queues", "queues", "Queues of this broker group."),
-    *MOVED_METRICS,
-    _gauge("producer_rows", "rows", "Rows of the sequence table: a producer on a queue."),
-    _gauge("topic_messages", "messages", "Messages stored of a topic. Master only.", "topic"),
-    _gauge("topic_bytes", "bytes", "Bytes stored of a topic. Master only.", "topic"),
-    _gauge(
-        "largest_queue_bytes", "bytes", "Bytes of a topic's largest queue. Master only.", "topic"
-    ),
-    _gauge(
-        "compaction_dirty_ratio",
-        "0 to 1",
-        "Part of a queue's bytes that was not compacted yet, of the topic's dirtiest queue. Master"
-        " only.",
-        "topic",
-    ),
-    _gauge("memory_bytes", "bytes", "Batches of topics in memory that this node has."),
-    _gauge(
-        "memory_pulling",
-        "0 or 1",
-        "1 while this node may lack bodies that others have: no other node may stop.",
-    ),
-    _gauge("memory_missing_bytes", "bytes", "Batches that it lacked when it looked last."),
-    _counter("memory_pulled_bytes_total", "bytes", "Batches that it got from its peers."),
-    _counter(
-        "memory_dropped_messages_total",
-        "messages",
-        "Messages in memory that this node, as master, has dropped because of a bound.",
-        "topic",
-    ),
-    _counter(
-        "memory_lost_messages_total",
-        "messages",
-        "Messages that were lost with the memory of a majority. Master only.",
-        "topic",
-    ),
-    _counter("compaction_passes_total", "passes", "Passes of compaction over a queue."),
-    _counter("compaction_read_bytes_total", "bytes", "Bytes of batches that they read."),
-    _counter("compaction_written_bytes_total", "bytes", "Bytes of batches that they wrote."),
-    # Tier
-    _gauge("tier_usable", "0 or 1", "1 while the object store is open. With --tier only."),
-    _gauge(
-        "tier_lag_seconds",
-        "seconds",
-        "For how long messages of a topic have been old enough for the object store and are not"
-        " there, of its queue where it is longest. Master only.",
-        "topic",
-    ),
-    _gauge(
-        "tier_cold_messages",
-        "messages",
-        "Messages of a topic that only the object store has. Master only.",
-        "topic",
-    ),
-    _counter(
-        "tier_errors_total", "errors", "Calls to the object store that failed. With --tier only."
-    ),
-    _counter("tier_written_bytes_total", "bytes", "Bytes of files written to the object store."),
-    _counter("tier_written_messages_total", "messages", "Messages in them."),
-    _counter("tier_cold_reads_total", "reads", "Reads of older messages from the object store."),
-    _counter("tier_cold_bytes_total", "bytes", "Bytes of batches that were made of them."),
-    _counter("tier_deleted_objects_total", "objects", "Objects deleted at the object store."),
-    _counter(
-        "refused_calls_total",
-        "calls",
-        "Calls, and messages of streams, that the rules did not allow. With --authorization only.",
-    ),
-    _gauge(
-        "rights_age_seconds",
-        "seconds",
-        "Time since the active controller last confirmed the rules that the node goes by. With"
-        " --authorization only.",
-    ),
-    _counter(
-        "quota_used_total",
-        "units",
-        "Bytes, messages or requests that counted for a quota of rates. The 100 quotas for which"
-        " others have waited longest.",
-        "owner",
-        "kind",
-    ),
-    _counter(
-        "quota_throttled_seconds_total",
-        "seconds",
-        "How long streams and calls were made to wait for one of these quotas, all together.",
-        "owner",
-        "kind",
-    ),
-    _gauge("quota_held_bytes", "bytes", "Bytes of batches that wait for quotas of their topics."),
-    _counter(
-        "audit_dropped_lines_total",
-        "lines",
-        "Lines of the audit log that were lost. With --authorization only.",
-    ),
-    _gauge(
-        "consumer_lag_messages",
-        "messages",
-        "Messages that a consumer group has not committed, also in queues that it gets after"
-        " those. Master only.",
-        *("consumer_group", "topic"),
-    ),
-    _gauge(
-        "consumer_queue_lag_messages_max",
-        "messages",
-        "The same for the queue where it is most. Master only.",
-        *("consumer_group", "topic"),
-    ),
-    _gauge(
-        "locks_held", "locks", "Queues that a consumer group reads. Master only.", "consumer_group"
-    ),
-    *bounds_metrics("broker"),
-)
 
 
 class Probe:
@@ -322,13 +66,13 @@ class Probe:
         parting: DelayedParting,
         tier: TierPlace | None = None,
         access: AccessControl | None = None,
-        bounds: BoundsProbe | None = None,
+        common: CommonProbe | None = None,
         quotas: BrokerQuotas | None = None,
     ) -> None:
         self._quotas = quotas
         self._tier = tier
         self._access = access
-        self._bounds = bounds
+        self._common = common
         self._parting = parting
         self._compaction = compaction
         self._memory = memory
@@ -361,8 +105,8 @@ class Probe:
         self._add_streams(page)
         if self._tier is not None:
             self._add_store(page, self._tier)
-        if self._bounds is not None:
-            self._bounds.add(page, "broker")
+        if self._common is not None:
+            self._common.add(page, "broker")
         if self._access is not None:
             page.add("semel_broker_refused_calls_total", self._access.refused)
             page.add("semel_broker_rights_age_seconds", self._access.age_s())
@@ -371,7 +115,7 @@ class Probe:
             page.add("semel_broker_quota_held_bytes", self._quotas.held_bytes)
             for meter in self._quotas.meters.shown():
                 labels = {"owner": meter.owner, "kind": meter.kind.value}
-                page.add("semel_broker_quota_used_total", int(meter.used), **labels)
+                page.add(QUOTAS_USED[meter.kind], int(meter.used), **labels)
                 page.add("semel_broker_quota_throttled_seconds_total", meter.throttled_s, **labels)
         if self._replica.is_master:
             self._add_waiting(page)
@@ -379,7 +123,7 @@ class Probe:
             page.add("semel_broker_delayed_messages", self._replica.state.delays.messages)
             page.add("semel_broker_delayed_bytes", self._replica.state.delays.bytes)
             page.add("semel_broker_delayed_parting_batches", self._parting.waiting_batches)
-            page.add("semel_broker_delayed_parting_stuck", len(self._parting.stuck))
+            page.add("semel_broker_delayed_parting_stuck_queues", len(self._parting.stuck))
             await self._add_topics(page)
             await self._add_compaction(page)
             await self._add_lost(page)
@@ -432,11 +176,12 @@ class Probe:
         page.add("semel_broker_log_kept_bytes", stats.kept_bytes)
         page.add("semel_broker_log_cache_bytes", stats.cache_bytes)
         page.add("semel_broker_disk_free_bytes", free)
-        page.add("semel_broker_disk_total_bytes", total)
+        page.add("semel_broker_disk_size_bytes", total)
         page.add("semel_broker_disk_full", self._replica.disk_full)
         page.add("semel_broker_damaged_entries", stats.damaged + len(log.damaged_records))
         page.add("semel_broker_lost_entries", len(self._replica.lost_entries))
         page.add("semel_broker_scrub_passes_total", self._scrub.passes)
+        page.add("semel_broker_id_index_behind", self._replica.ids.behind)
         page.add("semel_broker_memory_bytes", self._replica.bodies.bytes)
         page.add("semel_broker_memory_pulling", self._replica.bodies.missing_to > 0)
         page.add("semel_broker_memory_missing_bytes", self._memory.missing_bytes)
@@ -480,9 +225,9 @@ class Probe:
         since += [rows[name].changed_us for name in unpublished]
         now_us = self._replica.log_time_us()
         page.add("semel_broker_staged_bytes", staging.bytes)
-        page.add("semel_broker_stagers", len(staging.stagers))
-        page.add("semel_broker_transactions_pinned", len(staging.pins))
-        page.add("semel_broker_transactions_unpublished", len(unpublished))
+        page.add("semel_broker_staging_writers", len(staging.stagers))
+        page.add("semel_broker_pinned_transactions", len(staging.pins))
+        page.add("semel_broker_unpublished_transactions", len(unpublished))
         page.add("semel_broker_transactions", len(rows))
         oldest_us = max(0, now_us - min(since, default=now_us))
         page.add("semel_broker_transaction_oldest_seconds", oldest_us / 1_000_000)
@@ -583,10 +328,10 @@ class Probe:
                 held += bool(one.row.owner)
                 if number % _ROWS == 0:
                     await asyncio.sleep(0)
-            page.add("semel_broker_locks_held", held, consumer_group=group)
+            page.add("semel_broker_held_locks", held, consumer_group=group)
             for number, (topic, found) in enumerate(sorted(lags.items())):
                 labels = {"consumer_group": group, "topic": topic}
                 page.add("semel_broker_consumer_lag_messages", sum(found), **labels)
-                page.add("semel_broker_consumer_queue_lag_messages_max", max(found), **labels)
+                page.add("semel_broker_consumer_largest_queue_lag_messages", max(found), **labels)
                 if number % _TOPICS == 0:
                     await asyncio.sleep(0)

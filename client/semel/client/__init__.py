@@ -4,6 +4,7 @@ See `docs/client.md`. Errors live in `semel.protos.errors` and are re-exported h
 """
 
 from semel.client import _fork as _fork  # first: before gRPC is imported
+from semel.client.admin.audit import AuditEvent, AuditPage, UnreadLog
 from semel.client.admin.delay_history import DelayRelease
 from semel.client.admin.delays import DelayBucket, DelayedMessage, DelayStats
 from semel.client.admin.found_message import CancelResult, FoundMessage
@@ -72,6 +73,8 @@ __all__ = [
     "AsyncStage",
     "AsyncTable",
     "AsyncTransactions",
+    "AuditEvent",
+    "AuditPage",
     "BulkFuture",
     "BulkSummary",
     "CancelResult",
@@ -131,6 +134,7 @@ __all__ = [
     "TransactionInfo",
     "TransactionPart",
     "Transactions",
+    "UnreadLog",
     "UnreadableBatch",
     "UpgradeCheck",
     "VerifyProgress",

@@ -42,7 +42,8 @@ def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return broker(controller(function))
 
 
-def _chosen(brokers: Sequence[int], controllers: Sequence[int]) -> dict[str, Any]:
+def chosen(brokers: Sequence[int], controllers: Sequence[int]) -> dict[str, Any]:
+    """What these options mean for a call of `client.admin`."""
     if not brokers and not controllers:
         return {}
     return {"brokers": brokers, "controllers": controllers}
@@ -71,7 +72,7 @@ def show(
 ) -> None:
     """Shows settings as the nodes have them now."""
     with open_client(bootstrap) as client:
-        found = client.admin.show_settings(names, **_chosen(brokers, controllers))
+        found = client.admin.show_settings(names, **chosen(brokers, controllers))
     if settable:
         found = [each for each in found if each.changeable]
     rows = [{**each.as_dict(), "changed": each.changed} for each in found]
@@ -133,7 +134,7 @@ def set_value(
     if reset == (value is not None):
         raise click.UsageError("give either a VALUE or --reset")
     with open_client(bootstrap) as client:
-        changed = client.admin.change_setting(name, value, **_chosen(brokers, controllers))
+        changed = client.admin.change_setting(name, value, **chosen(brokers, controllers))
     text = "\n".join(
         f"{each.kind} {each.id}: {name} is {each.value}"
         + (f", it was {each.before}" if each.before != each.value else " already")

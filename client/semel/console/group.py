@@ -79,7 +79,7 @@ def _described(found: GroupDescription) -> Any:
         ],
     )
     queues = render.table(
-        ["topic", "queue", "committed", "end", "lag", "token", "lock owner"],
+        ["topic", "queue", "committed", "end", "lag", "token", "lock owner", "held", "uncommitted"],
         [
             [
                 queue.topic,
@@ -89,6 +89,8 @@ def _described(found: GroupDescription) -> Any:
                 queue.lag,
                 queue.token,
                 render.member(queue.owner),
+                render.lock_age(queue.lock),
+                render.uncommitted(queue.lock),
             ]
             for queue in found.queues
         ],

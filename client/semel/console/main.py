@@ -49,6 +49,7 @@ _COMMANDS: Final = {
     ),
     "acl": ("semel.console.acl:acl", "Rules of who may do what: grant, revoke, list, check."),
     "quota": ("semel.console.quota:quota", "How much users and topics may have: set, list, show."),
+    "audit": ("semel.console.audit:audit", "Who did what, and what was refused."),
     "whoami": ("semel.console.acl:whoami", "Who you are for the cluster."),
     "verify": (
         "semel.console.verify:verify",

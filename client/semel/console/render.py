@@ -25,6 +25,8 @@ from semel.protos.errors import SemelError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from semel.client.admin.descriptions import LockAge
+
 PIPE_WIDTH: Final = 240
 """Width in columns of a table that goes into a pipe, so that nothing is cut short."""
 BAR_WIDTH: Final = 30
@@ -102,6 +104,20 @@ def brief(milliseconds: int) -> str:
         if milliseconds >= 2 * unit_ms:
             return f"{milliseconds // unit_ms} {unit}"
     return f"{milliseconds // 1000} s"
+
+
+def lock_age(lock: LockAge | None) -> str:
+    """How long a lock has been held; "over" what the present master has seen of it."""
+    if lock is None:
+        return ""
+    return f"over {brief(lock.held_ms)}" if lock.older else brief(lock.held_ms)
+
+
+def uncommitted(lock: LockAge | None) -> str:
+    """How long what was delivered waits for a commit, and how long it may."""
+    if lock is None or not lock.uncommitted_ms:
+        return ""
+    return f"{brief(lock.uncommitted_ms)} of {brief(lock.lock_ms)}"
 
 
 def plural(count: int, noun: str) -> str:

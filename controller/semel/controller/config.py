@@ -82,9 +82,9 @@ class ControllerConfig:
     cluster may do everything."""
 
     audit_log: Path | None = None
-    """File of the audit log, which gets a line of JSON for each refusal, each login and each
-    change of rules and users. It rotates at 64 MiB, and 8 older files are kept; needs
-    --authorization or --login-listen. Default: none."""
+    """File of the audit log, which gets a line of JSON for each refusal, each login, each change by
+    an operator, and each change of rules and users. It rotates at 64 MiB, and 8 older files are
+    kept; needs --authorization or --login-listen. Default: none."""
 
     login_listen: str = ""
     """HOST:PORT of the port on which clients without a certificate log in, with a token or a user

@@ -31,8 +31,8 @@ from semel.controller.server import ControllerService, Restart
 from semel.controller.store import ControllerAddress, MetadataStore
 from semel.protos import compat, listening
 from semel.protos.addresses import Address
-from semel.protos.bounds_probe import BoundsProbe
 from semel.protos.call_gates import CallGates
+from semel.protos.common_probe import CommonProbe
 from semel.protos.connection_limits import ConnectionLimits
 from semel.protos.errors import InternalError, InvalidRequest, SemelError, Unavailable
 from semel.protos.grpc_port import GrpcPortWatch, bind, server_options
@@ -42,6 +42,7 @@ from semel.protos.metrics import MetricsServer
 from semel.protos.rpc import ServerInterceptor
 from semel.protos.security.access import AccessControl
 from semel.protos.security.audit import AuditLog
+from semel.protos.security.audit_service import serve_audit
 from semel.protos.security.call_quotas import CallQuotas
 from semel.protos.security.credentials import Contexts
 from semel.protos.security.guard import Guard
@@ -182,6 +183,9 @@ class ControllerNode:
         serve_settings(
             server, config, CHANGEABLE, lambda: succession.cluster_id, service.check_administrator
         )
+        serve_audit(
+            server, config.audit_log, lambda: succession.cluster_id, service.check_administrator
+        )
         store.attach(server)
         listen = bind(server, config.listen, config.security)
         self.port, self.address = listen.port, config.advertise or str(listen)
@@ -191,7 +195,9 @@ class ControllerNode:
         health: list[asyncio.Future[None]] = [*map(asyncio.ensure_future, self._health(server))]
         exits.push_async_callback(_cancel, health)  # its watches end first, then the server
         await server.start()
-        await self._serve_metrics(succession, BoundsProbe(gates, self.grpc_port))
+        await self._serve_metrics(
+            succession, CommonProbe(gates, self.grpc_port, security=config.security)
+        )
         exits.callback(succession.close_watches)  # the watches end first, then the server
         await store.start(
             ControllerAddress(controller_id=config.controller_id, address=self.address)
@@ -259,7 +265,7 @@ class ControllerNode:
         self._logins = port.service
         self.login_address = port.address
 
-    async def _serve_metrics(self, succession: Succession, bounds: BoundsProbe) -> None:
+    async def _serve_metrics(self, succession: Succession, common: CommonProbe) -> None:
         config = self.config
         if config.metrics_port is None:
             return
@@ -270,7 +276,7 @@ class ControllerNode:
             self._access,
             self._audit,
             lambda: self._logins,
-            bounds,
+            common,
         )
         metrics = MetricsServer(
             host,

@@ -3,7 +3,8 @@
 How it works. Each request for the page reads all figures from the parts that own them. A standby
 knows nothing about the cluster and shows only itself.
 
-Not here: text and HTTP (`protos/metrics.py`), the meaning for an operator (docs/operations.md).
+Not here: text and HTTP (`protos/metrics.py`), what an operator does about them
+(docs/alerts.md).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final, Protocol
 
 from semel.controller.active.active_controller import ActiveController
 from semel.controller.brokers.liveness import MASTER
-from semel.protos.bounds_probe import BoundsProbe, bounds_metrics
+from semel.protos.common_probe import CommonProbe, common_metrics
 from semel.protos.metrics import Metric, Samples
 from semel.protos.security.access import AccessControl
 from semel.protos.security.audit import AuditLog
@@ -75,7 +76,7 @@ METRICS: Final = (
     _counter(
         "refused_logins_total", "logins", "Logins that were refused. With --login-listen only."
     ),
-    *bounds_metrics("controller"),
+    *common_metrics("controller"),
 )
 
 
@@ -106,11 +107,11 @@ class Probe:
         access: AccessControl | None = None,
         audit: AuditLog | None = None,
         logins: Callable[[], LoginCounts | None] = lambda: None,
-        bounds: BoundsProbe | None = None,
+        common: CommonProbe | None = None,
     ) -> None:
         """`logins` gives the counts of the port for logins; None while there is none."""
         self._access = access
-        self._bounds = bounds
+        self._common = common
         self._audit = audit
         self._logins = logins
         self._controller_id = controller_id
@@ -122,8 +123,8 @@ class Probe:
         active = self._active()
         page.add("semel_controller_info", 1, version=version("semel"))
         page.add("semel_controller_in_office", active is not None)
-        if self._bounds is not None:
-            self._bounds.add(page, "controller")
+        if self._common is not None:
+            self._common.add(page, "controller")
         if self._access is not None:
             page.add("semel_controller_refused_calls_total", self._access.refused)
         if self._audit is not None:

@@ -1,6 +1,6 @@
 """Metrics of both servers: their meaning, a histogram, and the page that is served over HTTP.
 
-How it works. A part lists its metrics as a table of `Metric` in its `probe.py`. It keeps plain
+How it works. A part lists its metrics as a table of `Metric`. It keeps plain
 numbers where things happen, and gathers them into `Samples` when the page is read. `render` turns
 them into Prometheus text; docs/metrics.md is made from the same tables. Only histograms count
 continuously; everything else costs nothing as long as nobody reads the page.
@@ -18,7 +18,7 @@ Invariants
    makes one page at a time. So a stranger on this port costs a bounded amount of memory,
    descriptors and work.
 
-Not here: the metrics themselves (`broker/probe.py`, `controller/probe.py`).
+Not here: the metrics themselves (`broker/metric_table.py`, `controller/probe.py`).
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ _CONNECTIONS_MAX: Final = 8
 _TIMEOUT_S: Final = 10.0
 _REQUEST_BYTES_MAX: Final = 16 << 10
 _OK: Final = "200 OK"
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+"""The type of the page, as Prometheus knows it."""
 _PAGES: Final = b"GET /metrics, /livez and /readyz are all there is\n"
 
 
@@ -293,7 +295,7 @@ async def _answer(
     writer: asyncio.StreamWriter, status: str, body: bytes, *, head_only: bool = False
 ) -> None:
     head = (
-        f"HTTP/1.0 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
+        f"HTTP/1.0 {status}\r\nContent-Type: {CONTENT_TYPE}\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
     writer.write(head.encode() + (b"" if head_only else body))

@@ -18,6 +18,7 @@ from semel.web.pages import SCREENS, asset, link, section
         ("/group/reset", "/groups"),
         ("/transaction", "/transactions"),
         ("/producer", "/producers"),
+        ("/audit", "/audit"),
         ("/login", ""),
         ("/nothing", ""),
     ],

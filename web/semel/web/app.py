@@ -1,4 +1,4 @@
-"""The web console as an ASGI application: its routes, its files, its health.
+"""The web console as an ASGI application: its routes, its files, its health and metrics.
 
 Not here: the server (`serving.py`), one request (`visits.py`).
 """
@@ -22,7 +22,9 @@ from semel.protos.errors import InvalidRequest, SemelError, UnknownTopic
 from semel.web import pages
 from semel.web.access import Access
 from semel.web.config import WebConfig
+from semel.web.probe import Measured, WebFigures, show_metrics
 from semel.web.screens import (
+    audit,
     cluster,
     delays,
     groups,
@@ -78,19 +80,26 @@ def make_app(config: WebConfig, access: Access) -> Starlette:
         transactions,
         producers,
         verify,
+        audit,
     )
+    figures = WebFigures()
     app = Starlette(
         routes=[
             *(route for screen in screens for route in screen.routes),
             Route("/livez", _alive),
             Route("/readyz", _ready),
+            Route("/metrics", show_metrics),
             Mount("/static", _Kept(directory=pages.STATIC)),
         ],
-        middleware=[Middleware(Shield, names=frozenset(names))],
+        middleware=[
+            Middleware(Measured, figures=figures),
+            Middleware(Shield, names=frozenset(names)),
+        ],
         exception_handlers={HTTPException: _on_http_error, Exception: _on_bug},
         lifespan=lifespan,
     )
     app.state.site = site
+    app.state.figures = figures
     return app
 
 

@@ -41,6 +41,7 @@ SCREENS: Final = (
     Screen("/transactions", "Transactions", "x"),
     Screen("/producers", "Producers", "p"),
     Screen("/verify", "Verify", "v"),
+    Screen("/audit", "Audit", "a"),
 )
 
 
@@ -96,6 +97,8 @@ def _environment() -> jinja2.Environment:
         "iso": render.iso,
         "plural": render.plural,
         "member": render.member,
+        "lock_age": render.lock_age,
+        "uncommitted": render.uncommitted,
         "line": decoding.line,
         "harmless": decoding.harmless,
         "id_text": decoding.id_text,

@@ -15,6 +15,7 @@ Not here: headers of all responses (`shield.py`).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -96,6 +97,7 @@ def page(handler: Handler) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         return await _answer(request, handler)
 
+    functools.update_wrapper(endpoint, handler, updated=())  # its module says which screen it is of
     return endpoint
 
 

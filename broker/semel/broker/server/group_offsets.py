@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from semel.broker.replica.clock import monotonic_ms
 from semel.broker.replica.replica import Replica
 from semel.broker.server.checks import check_group, check_room_for_group
 from semel.broker.state import GroupDeleted, OffsetReset, progress
@@ -38,7 +39,7 @@ class GroupOffsetCalls:
                 rows += 1
                 if rows % _ROWS_AT_ONCE == 0:
                     await asyncio.sleep(0)
-                reply.states.add(
+                told = reply.states.add(
                     group=group,
                     queue=queue_ref(queue.key),
                     committed_offset=row.committed_offset,
@@ -48,6 +49,14 @@ class GroupOffsetCalls:
                     high_watermark=queue.log_end_offset,
                     metadata=row.metadata if request.group else b"",
                 )
+                clock = self._replica.lock_clock
+                if row.owner and clock is not None:
+                    age = clock.age(group, queue.key, row.token, monotonic_ms())
+                    if age is not None:
+                        told.lock.held_ms = int(age.held_ms)
+                        told.lock.older = age.older
+                        told.lock.uncommitted_ms = max(0, int(age.uncommitted_ms))
+                        told.lock.lock_ms = age.lock_ms
         return reply
 
     async def SumGroups(  # noqa: N802

@@ -101,7 +101,7 @@ from semel.broker.state.apply.state_machine import State
 from semel.broker.state.apply.tiered import ColdRetention, TierState
 from semel.broker.state.apply.transactions import Transactions
 from semel.broker.state.lag import Progress, progress
-from semel.broker.state.lock_clock import LockClock
+from semel.broker.state.lock_clock import LockAge, LockClock
 from semel.broker.state.log_clock import LogClock, VoterClocks, majority_time_us
 from semel.broker.state.verify.batch_verifier import BatchVerifier, QueueReport
 from semel.broker.state.verify.table_verifier import TableVerifier
@@ -161,6 +161,7 @@ __all__ = [
     "KeptBatch",
     "KnownIds",
     "LiveRecords",
+    "LockAge",
     "LockClock",
     "LockGranted",
     "LockRefused",

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from semel.broker.state.apply.locks import METADATA_ONLY, GroupQueue
 from semel.broker.state.apply.queues import QueueState
@@ -41,12 +41,28 @@ class _Held:
     lock_ms: int
     session_ms: int
     session_deadline_ms: float
+    since_ms: float
+    """When it was granted, or when this master began."""
+    older: bool
+    """It was granted before this master began."""
     lock_deadline_ms: float | None = None
     """None if no delivered message is uncommitted."""
     delivered_end: int = -1
     """End offset of the messages that were delivered under this token."""
     named_ms: float | None = None
     """When `expired` named the lock."""
+
+
+class LockAge(NamedTuple):
+    """How long a lock has been held, as far as this master knows."""
+
+    held_ms: float
+    older: bool
+    """It was granted before this master began: it is older than that."""
+    uncommitted_ms: float
+    """How long messages have been delivered since the last commit, and are not committed; 0 if none
+    are. At `lock_ms` the lock ends. It begins anew with a new master, and after a stop of it."""
+    lock_ms: int
 
 
 class LockClock:
@@ -75,6 +91,7 @@ class LockClock:
                 lock_ms=state.lock_ms,
                 session_ms=state.session_ms,
                 now_ms=now_ms,
+                older=True,
             )
             end = queues[key].log_end_offset
             if state.committed_offset < end:
@@ -116,13 +133,16 @@ class LockClock:
         lock_ms: int,
         session_ms: int,
         now_ms: float,
+        older: bool = False,
     ) -> None:
-        """A lock was granted at apply."""
+        """A lock was granted at apply; `older` for one of an earlier master's."""
         self._held[group, key] = _Held(
             token=token,
             lock_ms=lock_ms,
             session_ms=session_ms,
             session_deadline_ms=now_ms + session_ms,
+            since_ms=now_ms,
+            older=older,
         )
 
     def on_renewed(self, group: str, key: QueueKey, token: int, now_ms: float) -> bool:
@@ -168,6 +188,19 @@ class LockClock:
     def on_reset(self, group: str, key: QueueKey) -> None:
         """A reset was applied: nobody holds the lock."""
         self._held.pop((group, key), None)
+
+    def age(self, group: str, key: QueueKey, token: int, now_ms: float) -> LockAge | None:
+        """How long the lock of this token has been held; None if it is not."""
+        held = self._current(group, key, token)
+        if held is None:
+            return None
+        deadline_ms = held.lock_deadline_ms
+        return LockAge(
+            held_ms=now_ms - held.since_ms,
+            older=held.older,
+            uncommitted_ms=0.0 if deadline_ms is None else held.lock_ms - (deadline_ms - now_ms),
+            lock_ms=held.lock_ms,
+        )
 
     def refresh_all(self, now_ms: float) -> None:
         """Gives full time to every holder whose lock was not named as expired."""

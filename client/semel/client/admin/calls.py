@@ -21,6 +21,7 @@ from semel.client.admin.descriptions import (
     GroupDescription,
     GroupQueue,
     GroupSummary,
+    LockAge,
     MemberDescription,
     NodeDescription,
     ProduceOutcome,
@@ -388,6 +389,7 @@ class AdminCore:
                 lag=_lag(state),
                 owner=state.owner,
                 token=state.token,
+                lock=LockAge.of(state.lock) if state.HasField("lock") else None,
             )
             for state in states
             if (name := topic_name(state.queue.topic_id)) is not None

@@ -206,6 +206,30 @@ class MemberDescription(Described):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LockAge(Described):
+    """How long a member has held a queue's lock, as far as the present master knows."""
+
+    held_ms: int
+    older: bool
+    """The lock was granted before the master began, so it is older than that."""
+    uncommitted_ms: int
+    """How long messages have been delivered since the last commit and are not committed; 0 if none
+    are."""
+    lock_ms: int
+    """After so long without a commit the lock ends."""
+
+    @classmethod
+    def of(cls, told: Any) -> LockAge:
+        """What a broker has told."""
+        return cls(
+            held_ms=told.held_ms,
+            older=told.older,
+            uncommitted_ms=told.uncommitted_ms,
+            lock_ms=told.lock_ms,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupQueue(Described):
     """A consumer group's state on one queue."""
 
@@ -220,6 +244,8 @@ class GroupQueue(Described):
     owner: str
     """Member that holds the lock; empty for none."""
     token: int
+    lock: LockAge | None = None
+    """None without a lock, and from brokers that do not tell it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

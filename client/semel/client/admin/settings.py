@@ -62,7 +62,9 @@ class SettingChange(Described):
 
 
 @dataclass(frozen=True, slots=True)
-class _Node:
+class AskedNode:
+    """A node or controller that is asked directly."""
+
     kind: Literal["broker", "controller"]
     id: int
     address: str
@@ -73,13 +75,13 @@ class _Node:
 
 def chosen_nodes(
     status: ClusterStatus, brokers: Collection[int] | None, controllers: Collection[int] | None
-) -> list[_Node]:
+) -> list[AskedNode]:
     """Returns the broker nodes and controllers of these numbers; all if both are None. Raises
     InvalidRequest for a number that is not known. Pure."""
     every = brokers is None and controllers is None
-    known = [_Node("controller", one.id, one.address) for one in status.controllers]
+    known = [AskedNode("controller", one.id, one.address) for one in status.controllers]
     known += [
-        _Node("broker", one.id, one.address) for group in status.groups for one in group.nodes
+        AskedNode("broker", one.id, one.address) for group in status.groups for one in group.nodes
     ]
     wanted = {("broker", number) for number in brokers or ()}
     wanted |= {("controller", number) for number in controllers or ()}
@@ -90,7 +92,7 @@ def chosen_nodes(
 
 
 async def show_settings(
-    cluster: Cluster, nodes: Collection[_Node], names: Collection[str]
+    cluster: Cluster, nodes: Collection[AskedNode], names: Collection[str]
 ) -> list[SettingInfo]:
     """Returns the settings `names`, all without any, of the nodes that have them. Raises
     InvalidRequest for one that no node has, Unavailable for a node that does not answer."""
@@ -120,7 +122,7 @@ async def show_settings(
 
 
 async def change_setting(
-    cluster: Cluster, nodes: Collection[_Node], name: str, value: int | None
+    cluster: Cluster, nodes: Collection[AskedNode], name: str, value: int | None
 ) -> list[SettingChange]:
     """Changes a setting on those of the nodes that have it; None gives it the value again that each
     was started with. Raises InvalidRequest, Unavailable; nothing is changed then, unless a node
@@ -165,8 +167,8 @@ def _allowed(setting: settings_pb2.Setting) -> str:
 
 
 async def _ask(
-    cluster: Cluster, nodes: Collection[_Node], method: str, request: Any
-) -> list[tuple[_Node, Any]]:
+    cluster: Cluster, nodes: Collection[AskedNode], method: str, request: Any
+) -> list[tuple[AskedNode, Any]]:
     """Asks all at once. Raises the first error, which names the node."""
     call = cluster.connections.call
     replies = await asyncio.gather(

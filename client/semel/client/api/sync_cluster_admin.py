@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any, Literal
 
+from semel.client.admin.audit import AUDIT_LINES, AuditPage, read_audit
 from semel.client.admin.descriptions import (
     ClusterStatus,
 )
@@ -256,6 +257,30 @@ class ClusterAdmin:
         session = self._session
         nodes = chosen_nodes(self.cluster_status(), brokers, controllers)
         return session.run(change_setting(session.cluster, nodes, name, value))
+
+    def read_audit(
+        self,
+        positions: Mapping[str, str] | None = None,
+        *,
+        search: str = "",
+        result: str = "",
+        limit: int = AUDIT_LINES,
+        brokers: Collection[int] | None = None,
+        controllers: Collection[int] | None = None,
+    ) -> AuditPage:
+        """Returns a page of the audit logs of the broker nodes and controllers of these numbers, of
+        all if none are given, the newest lines first: refusals, logins, changes of rules, users and
+        quotas, and what operators did.
+
+        `search` is in one of a line's values, whatever its case; `result` is what it tells, such as
+        `denied`. A page has the `positions` of the next one, and may be empty although others
+        follow: it ends when enough was looked at. Nodes that do not answer are named in it. Raises
+        PermissionDenied, and the error of the nodes if none answers.
+        """
+        session = self._session
+        nodes = chosen_nodes(self.cluster_status(), brokers, controllers)
+        work = read_audit(session.cluster, nodes, positions or {}, search, result, limit)
+        return session.run(work)
 
     def restart_cluster(
         self,

@@ -13,8 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from google.protobuf.message import Message
+
 from semel.protos.errors import Unauthenticated
 from semel.protos.security.audit import AuditLog
+from semel.protos.security.audited import told_of
 from semel.protos.security.enforcement import Caller, CallGuard, Enforcer, Names, Refusal
 from semel.protos.security.guard import Guard
 from semel.protos.security.identity import ADMIN
@@ -63,7 +66,7 @@ class AccessControl:
         self._guard = guard
         self._version = -1
         self._audit = audit
-        self.enforcer = Enforcer(names, self._on_refused)
+        self.enforcer = Enforcer(names, self._on_refused, self._on_done)
         self.checks = CallGuard(self.enforcer, self._authenticate, decides)
 
     @property
@@ -94,6 +97,18 @@ class AccessControl:
                 f"this node serves only callers with a certificate of cluster {self._cluster}"
             )
         return certified(peer, str(context.peer()))
+
+    def _on_done(self, caller: Caller, method: str, request: Message) -> None:
+        if self._audit is not None:
+            self._audit.write(
+                {
+                    "who": caller.principal,
+                    "from": caller.address,
+                    "method": method,
+                    "change": told_of(request),
+                    "result": "done",
+                }
+            )
 
     def _on_refused(self, refusal: Refusal) -> None:
         self.refused += 1

@@ -37,6 +37,7 @@ from semel.protos.errors import (
     Unavailable,
     UnknownTopic,
 )
+from semel.protos.security.audited import is_audited
 from semel.protos.security.declared import Declared, Name, Need, declared
 from semel.protos.security.rules import (
     Action,
@@ -114,7 +115,10 @@ class Enforcer:
         self,
         names: Names,
         on_refused: Callable[[Refusal], None],
+        on_done: Callable[[Caller, str, Message], None] = lambda caller, method, request: None,
     ) -> None:
+        """`on_done` gets each change by an operator that was made, and who made it."""
+        self.on_done = on_done
         self._names = names
         self._on_refused = on_refused
         self._book: RuleBook | None = None
@@ -308,17 +312,20 @@ class CallGuard:
 
     def single(self, method: str, behavior: Single) -> Single:
         """`behavior`, which answers one request with one reply, behind the check."""
-        what = declared(method)
+        what, audited = declared(method), is_audited(method)
         if what.public:
             return behavior
 
         async def guarded(request: Any, context: Any) -> Any:
             caller = await self._caller(method, context)
-            if not self._decides():
-                return await behavior(request, context)
-            self._enforcer.check_call(what, request, caller)
-            reply = await behavior(request, context)
-            return self._enforcer.told(what, reply, caller)
+            if self._decides():
+                self._enforcer.check_call(what, request, caller)
+                reply = self._enforcer.told(what, await behavior(request, context), caller)
+            else:
+                reply = await behavior(request, context)
+            if audited and not caller.node:
+                self._enforcer.on_done(caller, method, request)
+            return reply
 
         return guarded
 

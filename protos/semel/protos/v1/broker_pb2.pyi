@@ -697,7 +697,7 @@ class DescribeGroupOffsetsRequest(_message.Message):
     def __init__(self, group: _Optional[str] = ...) -> None: ...
 
 class GroupQueueState(_message.Message):
-    __slots__ = ("group", "queue", "committed_offset", "token", "owner", "log_start_offset", "high_watermark", "metadata")
+    __slots__ = ("group", "queue", "committed_offset", "token", "owner", "log_start_offset", "high_watermark", "metadata", "lock")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -706,6 +706,7 @@ class GroupQueueState(_message.Message):
     LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
     HIGH_WATERMARK_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
+    LOCK_FIELD_NUMBER: _ClassVar[int]
     group: str
     queue: _common_pb2.QueueRef
     committed_offset: int
@@ -714,7 +715,20 @@ class GroupQueueState(_message.Message):
     log_start_offset: int
     high_watermark: int
     metadata: bytes
-    def __init__(self, group: _Optional[str] = ..., queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., committed_offset: _Optional[int] = ..., token: _Optional[int] = ..., owner: _Optional[str] = ..., log_start_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ..., metadata: _Optional[bytes] = ...) -> None: ...
+    lock: LockAge
+    def __init__(self, group: _Optional[str] = ..., queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., committed_offset: _Optional[int] = ..., token: _Optional[int] = ..., owner: _Optional[str] = ..., log_start_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ..., metadata: _Optional[bytes] = ..., lock: _Optional[_Union[LockAge, _Mapping]] = ...) -> None: ...
+
+class LockAge(_message.Message):
+    __slots__ = ("held_ms", "older", "uncommitted_ms", "lock_ms")
+    HELD_MS_FIELD_NUMBER: _ClassVar[int]
+    OLDER_FIELD_NUMBER: _ClassVar[int]
+    UNCOMMITTED_MS_FIELD_NUMBER: _ClassVar[int]
+    LOCK_MS_FIELD_NUMBER: _ClassVar[int]
+    held_ms: int
+    older: bool
+    uncommitted_ms: int
+    lock_ms: int
+    def __init__(self, held_ms: _Optional[int] = ..., older: _Optional[bool] = ..., uncommitted_ms: _Optional[int] = ..., lock_ms: _Optional[int] = ...) -> None: ...
 
 class DescribeGroupOffsetsReply(_message.Message):
     __slots__ = ("states",)

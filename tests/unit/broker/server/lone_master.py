@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from semel.broker.state import State
+from semel.broker.state import LockClock, State
 
 
 class Master:
@@ -10,6 +10,7 @@ class Master:
 
     def __init__(self, state: State) -> None:
         self.state = state
+        self.lock_clock = LockClock()
 
     def log_time_us(self) -> int:
         """The time of the newest entry."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from semel.broker.probe import METRICS, Probe
+from semel.broker.metric_table import METRICS
+from semel.broker.probe import Probe
+from semel.broker.replica.clock import monotonic_ms
 from semel.broker.server.group_offsets import GroupOffsetCalls
 from semel.broker.state import State
 from semel.client.admin.calls import _lag
@@ -44,7 +46,7 @@ async def lags(state: State) -> dict[str, list[int]]:
     page = Samples(METRICS, {})
     await probe._add_consumers(page)
     sums = dict(page.rows.get("semel_broker_consumer_lag_messages", ()))
-    highest = dict(page.rows.get("semel_broker_consumer_queue_lag_messages_max", ()))
+    highest = dict(page.rows.get("semel_broker_consumer_largest_queue_lag_messages", ()))
     assert {group: [sum(found), max(found)] for group, found in told.items()} == {
         group: [sums[group, topic], highest[group, topic]] for group, topic in sums
     }
@@ -86,3 +88,20 @@ async def test_page_and_call_agree_before_and_after_splits() -> None:
 
 async def test_a_group_of_no_queues_has_no_lag() -> None:
     assert await lags(begun().state) == {}
+
+
+async def test_the_call_tells_the_age_of_locks() -> None:
+    group = begun()
+    token = acquire(group, KEY).token
+    replica: Any = Master(group.state)
+    clock, ago_ms = replica.lock_clock, monotonic_ms() - 5_000
+    clock.on_granted("g", KEY, token, lock_ms=60_000, session_ms=60_000, now_ms=ago_ms)
+    clock.on_delivered("g", KEY, token, 20, ago_ms + 1_000)
+    request = broker_pb2.DescribeGroupOffsetsRequest(group="g")
+    [told] = (await GroupOffsetCalls(replica).DescribeGroupOffsets(request, None)).states
+    assert 5_000 <= told.lock.held_ms < 65_000
+    assert told.lock.held_ms - 1_001 <= told.lock.uncommitted_ms < told.lock.held_ms
+    assert (told.lock.older, told.lock.lock_ms) == (False, 60_000)
+    replica.lock_clock = None  # it is no master any more
+    [told] = (await GroupOffsetCalls(replica).DescribeGroupOffsets(request, None)).states
+    assert not told.HasField("lock")

@@ -8,6 +8,7 @@ import pytest
 
 from semel.broker.state import (
     CommitOutcome,
+    LockAge,
     LockClock,
     LockGranted,
     LockRefused,
@@ -425,3 +426,31 @@ def test_new_master_starts_with_full_time_for_all(group: Group) -> None:
     made.restore(group.state.groups.held(), group.state.queues, 1_000)
     made.on_renewed("g", KEY, 1, 9_000)
     assert made.expired(9_099) == []
+
+
+def test_a_lock_tells_its_age_and_for_how_long_nothing_was_committed() -> None:
+    made = clock()
+    assert made.age("g", KEY, 1, 70) == LockAge(70, False, 0, 500)
+    made.on_delivered("g", KEY, 1, 10, 100)
+    made.on_delivered("g", KEY, 1, 20, 200)
+    assert made.age("g", KEY, 1, 300) == LockAge(300, False, 200, 500)
+    made.on_committed("g", KEY, 1, 15, 310)
+    assert made.age("g", KEY, 1, 330) == LockAge(330, False, 20, 500)
+    made.on_committed("g", KEY, 1, 20, 340)
+    assert made.age("g", KEY, 1, 350) == LockAge(350, False, 0, 500)
+    made.on_granted("g", KEY, 2, lock_ms=500, session_ms=100, now_ms=360)
+    assert made.age("g", KEY, 2, 370) == LockAge(10, False, 0, 500)
+    assert made.age("g", KEY, 1, 370) is None
+    made.on_released("g", KEY, 2)
+    assert made.age("g", KEY, 2, 380) is None
+
+
+def test_a_new_master_says_that_a_lock_is_older_than_it_knows(group: Group) -> None:
+    acquire(group)
+    made = LockClock()
+    made.restore(group.state.groups.held(), group.state.queues, 1_000)
+    age = made.age("g", KEY, 1, 1_250)
+    assert age is not None
+    assert (age.held_ms, age.older, age.uncommitted_ms) == (250, True, 250)
+    made.refresh_all(1_300)
+    assert made.age("g", KEY, 1, 1_300) == age._replace(held_ms=300, uncommitted_ms=0)

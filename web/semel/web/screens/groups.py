@@ -6,21 +6,30 @@ Not here: resetting offsets (`resets.py`).
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from starlette.responses import Response
 from starlette.routing import Route
 
+from semel.client.admin.descriptions import GroupQueue
 from semel.console import render
-from semel.web.lag_lines import HEIGHT, WIDTH, LagPoint, add_point, line_of
+from semel.web import lag_lines
+from semel.web.lag_lines import GroupLines
 from semel.web.paging import Page, page_of
 from semel.web.visits import Visit, page
 
 GROUPS_SHOWN = 10
 QUEUES_SHOWN = 100
 MEMBERS_SHOWN = 100
-REMEMBERED = 20
-"""Groups whose lag is remembered for a visitor."""
+ORDERS: dict[str, Callable[[GroupQueue], int]] = {
+    "lag": lambda queue: -queue.lag,
+    "held": lambda queue: -queue.lock.held_ms if queue.lock else 1,
+    "uncommitted": lambda queue: -queue.lock.uncommitted_ms if queue.lock else 1,
+}
+"""How queues are ordered, beside by topic: the most first."""
+REMEMBERED = 5
+"""Groups whose lines are remembered for a visitor."""
 
 
 async def show_list(visit: Visit) -> Response:
@@ -50,28 +59,29 @@ async def show_figures(visit: Visit) -> Response:
 async def _figures(visit: Visit) -> dict[str, Any]:
     name = visit.query.needed("name")
     group = await visit.client.admin.describe_group(name)
-    lines: dict[str, list[LagPoint]] = visit.session.memory.setdefault("lag", {})
-    points = lines.pop(name, [])
-    while len(lines) >= REMEMBERED:
-        lines.pop(next(iter(lines)))
-    lines[name] = points
-    add_point(points, time.monotonic(), group.lag)
     order = visit.query.text("order")
     queues = group.queues
-    if order == "lag":
-        queues = sorted(queues, key=lambda queue: -queue.lag)
+    if order in ORDERS:
+        queues = sorted(queues, key=ORDERS[order])
+    shown = page_of(queues, visit.query.whole("page", 1, low=1), size=QUEUES_SHOWN)
+    remembered: dict[str, GroupLines] = visit.session.memory.setdefault("lag", {})
+    lines = remembered.pop(name, GroupLines())
+    while len(remembered) >= REMEMBERED:
+        remembered.pop(next(iter(remembered)))
+    remembered[name] = lines
+    looked = [((queue.topic, queue.queue), queue.lag) for queue in shown.rows]
+    lines.add(time.monotonic(), group.lag, looked)
     return {
         "group": group,
         "order": order,
-        "page": page_of(queues, visit.query.whole("page", 1, low=1), size=QUEUES_SHOWN),
+        "page": shown,
         "members": group.members[:MEMBERS_SHOWN],
         "members_left": max(0, len(group.members) - MEMBERS_SHOWN),
         "locks": sum(bool(queue.owner) for queue in group.queues),
-        "line": line_of(points),
-        "most": max(point.lag for point in points),
-        "watched_s": round(points[-1].time_s - points[0].time_s),
-        "width": WIDTH,
-        "height": HEIGHT,
+        "lines": lines,
+        "most": max(point.lag for point in lines.whole),
+        "watched_s": round(lines.whole[-1].time_s - lines.whole[0].time_s),
+        "drawn": lag_lines,
         "ranges": render.ranges,
     }
 
