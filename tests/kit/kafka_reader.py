@@ -46,7 +46,7 @@ def _librdkafka(bootstrap: str, group: str, topic: str, instance: str | None) ->
 
 
 def _kafka_python(bootstrap: str, group: str, topic: str, instance: str | None) -> None:
-    from kafka import KafkaConsumer
+    from kafka import KafkaConsumer  # type: ignore[import-untyped]
 
     consumer = KafkaConsumer(
         topic,
@@ -69,8 +69,8 @@ def _kafka_python(bootstrap: str, group: str, topic: str, instance: str | None) 
 
 
 async def _aiokafka(bootstrap: str, group: str, topic: str, instance: str | None) -> None:
-    from aiokafka import AIOKafkaConsumer
-    from aiokafka.errors import KafkaError
+    from aiokafka import AIOKafkaConsumer  # type: ignore[import-untyped]
+    from aiokafka.errors import KafkaError  # type: ignore[import-untyped]
 
     consumer = AIOKafkaConsumer(
         topic,
