@@ -26,7 +26,13 @@ from semel.client.core.retry import Backoff, BackoffPolicy
 from semel.client.mirror.mirror_progress import MirrorProgress, TopicProgress
 from semel.client.transport.cluster import Cluster
 from semel.protos import compat
-from semel.protos.errors import FencedError, InvalidRequest, QueueMoved, SemelError
+from semel.protos.errors import (
+    FencedError,
+    InvalidRequest,
+    QueueMoved,
+    SemelError,
+    Unavailable,
+)
 from semel.protos.ids import GroupId
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import control_pb2, controller_pb2, mirrors_pb2, mirrors_pb2_grpc
@@ -123,6 +129,8 @@ class MirrorWork:
         self._free = asyncio.Semaphore(CALLS_AT_ONCE)
         self._followed: set[tuple[int, int]] = set()
         self._following: list[asyncio.Task[Any]] = []
+        self._version = 0
+        """That of the newest routes of the source."""
         self._looked = False
         self._done = asyncio.Event()
 
@@ -178,6 +186,9 @@ class MirrorWork:
 
     async def _look(self, tasks: compat.TaskGroup) -> None:
         routes = await self._source.controller("GetRoutes", controller_pb2.GetRoutesRequest())
+        if routes.version < self._version:  # a broker's copy, while no controller answers
+            raise Unavailable("nobody at the source tells its newest routes")
+        self._version = routes.version
         self._source.routes.on_routes(routes)
         by_name = {topic.name: topic for topic in routes.topics}
         wanted = [by_name[name] for name in matching(by_name, self._patterns)]
