@@ -14,6 +14,7 @@ Invariants
    sets of tasks, as asyncio keeps them, are iterated in an order that repeats.
 2. A dead process does nothing any more: neither handles nor threads nor `finally` blocks of its
    coroutines, which are kept until the run is over.
+3. Time goes on: who does something again and again without waiting ends the run.
 
 Not here: clocks as processes see them (`hosting.py`).
 """
@@ -33,6 +34,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tests.world.threads import SimThread
+
+
+STILL_MAX = 300_000
+"""Events at one moment; whole clusters that start at once have some thousand."""
 
 
 class Killed(BaseException):
@@ -253,6 +258,7 @@ class SimLoop(asyncio.BaseEventLoop):
         """Runs events up to the time `until`, or until something is `broken`."""
         ready, timers = self._ready, self._timers  # type: ignore[attr-defined]
         errors = self.errors
+        began = self.steps  # of this moment
         events._set_running_loop(self)
         try:
             while not (self.broken or errors):
@@ -266,7 +272,7 @@ class SimLoop(asyncio.BaseEventLoop):
                         break
                     handle = heapq.heappop(timers)[2]
                     if when > self.now and not handle._cancelled:
-                        self.now = when
+                        self.now, began = when, self.steps
                 else:
                     break
                 if handle._cancelled:
@@ -279,6 +285,8 @@ class SimLoop(asyncio.BaseEventLoop):
                         process.parked.append(handle)
                         continue
                 self.steps += 1
+                if self.steps - began > STILL_MAX:
+                    errors.append(f"time stands still at {self.now}: {process} does {handle!r}")
                 handle._run()
                 if process is not None and process.after_event is not None and process.alive:
                     process.after_event()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import threading
+import time
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -10,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.world import loop
 from tests.world.disk import Disk
 from tests.world.loop import Killed, Process
 from tests.world.world import World
@@ -36,6 +40,66 @@ def test_time_passes_only_while_nothing_is_ready() -> None:
     world.loop.run(100)
     world.end()
     assert seen == [10, 20, 30]
+
+
+def test_a_world_whose_time_stands_still_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "STILL_MAX", 1_000)
+    world = World(1)
+
+    async def main() -> None:
+        await asyncio.sleep(5)
+        while True:
+            await asyncio.sleep(0)
+
+    started(world, main)
+    world.loop.run(100)
+    assert world.now == 5
+    assert world.loop.errors[0].startswith("time stands still at 5.0: h#1 does ")
+    world.end()
+
+
+def test_many_events_of_different_moments_do_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "STILL_MAX", 1_000)
+    world = World(1)
+
+    async def main() -> None:
+        for _ in range(50):
+            for _ in range(900):
+                await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
+
+    started(world, main)
+    world.loop.run(100)
+    assert not world.loop.errors
+    world.end()
+
+
+def test_a_signal_ends_a_run_once_the_baton_is_back() -> None:
+    """Else the thread would run on beside the loop, and the end of the world would wait for ever."""
+    world = World(1)
+    seen: list[str] = []
+
+    def stop(*_: Any) -> None:
+        raise SystemExit
+
+    async def main() -> None:
+        world.threads.spawn(work, "worker")
+        await asyncio.sleep(1)
+
+    def work() -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        time.sleep(0.1)
+        seen.append("the thread went on")
+
+    old = signal.signal(signal.SIGUSR1, stop)
+    try:
+        started(world, main)
+        with pytest.raises(SystemExit):
+            world.loop.run(10)
+        assert seen == ["the thread went on"]
+        world.end()
+    finally:
+        signal.signal(signal.SIGUSR1, old)
 
 
 def test_a_dead_process_does_nothing_more() -> None:

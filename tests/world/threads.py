@@ -12,6 +12,8 @@ Invariants
 1. Exactly one thread of the run is running.
 2. A thread of a dead process gets the baton once more, to unwind with `Killed`.
 3. The loop never blocks: a lock that it wants and a thread holds is an error of the run.
+4. What a signal raises on the loop (Ctrl-C, a time limit) is raised when the baton is back, so that
+   a run can be ended at any moment.
 
 Not here: which modules get these instead of `threading` (`hosting.py`).
 """
@@ -32,12 +34,18 @@ SWITCH: Final = 0.03
 """How often a thread is switched away from where it lets go of its last lock."""
 
 
+def _closed() -> _thread.LockType:
+    """A gate that somebody has to open."""
+    gate = _thread.allocate_lock()
+    gate.acquire()
+    return gate
+
+
 class _Carrier:
     """An operating system's thread, used for one simulated thread after the other."""
 
     def __init__(self, threads: Threads) -> None:
-        self.gate = _thread.allocate_lock()
-        self.gate.acquire()
+        self.gate = _closed()
         self.job: Callable[[], None] | None = None
         self._threads = threads
         _thread.start_new_thread(self._run, ())
@@ -50,7 +58,7 @@ class _Carrier:
             self.job()
             self.job = None
             self._threads.idle.append(self)
-            self._threads.main_gate.release()
+            self._threads.give_back()
 
 
 class SimThread:
@@ -97,9 +105,10 @@ class SimThread:
             self._carrier = threads.idle.pop() if threads.idle else _Carrier(threads)
             self._carrier.job = self._body
         before, threads.current = threads.current, self
-        self._carrier.gate.release()
-        threads.main_gate.acquire()
-        threads.current = before
+        try:
+            threads.hand_over(self._carrier.gate)
+        finally:
+            threads.current = before
 
     def unwind(self) -> None:
         """Ends the thread; called on the loop, after the process died."""
@@ -119,7 +128,7 @@ class SimThread:
         """Called in the thread: gives the baton back until it is woken. Raises Killed."""
         if self.process.alive:
             assert self._carrier is not None
-            self._threads.main_gate.release()
+            self._threads.give_back()
             self._carrier.gate.acquire()
         if not self.process.alive:
             raise Killed
@@ -141,8 +150,8 @@ class Threads:
     def __init__(self, loop: SimLoop, random: Random) -> None:
         self.loop = loop
         self.random = random
-        self.main_gate = _thread.allocate_lock()
-        self.main_gate.acquire()
+        self._main_gate = _closed()
+        self._handed_over = False
         self.idle: list[_Carrier] = []
         self.current: SimThread | None = None
         loop.spawn_thread = self.spawn
@@ -151,6 +160,29 @@ class Threads:
         thread = SimThread(self, run, name, copy_context())
         thread.start()
         return thread
+
+    def hand_over(self, gate: _thread.LockType) -> None:
+        """Called on the loop: gives the baton to the thread behind the gate, and waits until it is
+        back."""
+        raised: BaseException | None = None
+        self._handed_over = True
+        gate.release()
+        while True:
+            try:
+                self._main_gate.acquire()
+                break
+            except BaseException as error:  # raised by a signal
+                raised = error
+                if not self._handed_over:
+                    break
+        if raised is not None:
+            self._main_gate = _closed()  # nobody knows whether the old one is open, or will be
+            raise raised
+
+    def give_back(self) -> None:
+        """Called in a thread: the loop has the baton again."""
+        gate, self._handed_over = self._main_gate, False
+        gate.release()
 
     def maybe_switch(self) -> None:
         """Called when a lock was released: an operating system may switch threads here, too."""
