@@ -131,8 +131,8 @@ class Delayed:
                 continue
             batch = held.pop(place)
             cancelled = set() if len(found) == 1 else batch.cancelled
-            sent = [row for at, row in enumerate(_rows(batch)) if at not in cancelled]
-            got = [row for part in found for row in _rows(part)]
+            sent = [row for at, row in enumerate(messages_of(batch)) if at not in cancelled]
+            got = [row for part in found for row in messages_of(part)]
             if sorted(sent, key=repr) != sorted(got, key=repr):
                 yield f"of {batch.header} the parts have {len(got)} messages, {len(sent)} waited"
             for part in found:
@@ -140,7 +140,7 @@ class Delayed:
                 others = [one for one in children.values() if one is not mine]
                 misled = any(
                     name is not None and any(slot_of_key(name) in slots for slots in others)
-                    for _, name, _ in _rows(part)
+                    for _, name, _ in messages_of(part)
                 )
                 same = "topic_id", "producer_id", "epoch", "session", "deliver_at_us"
                 differs = any(
@@ -213,8 +213,8 @@ class Delayed:
                 yield batch, rows
 
 
-def _rows(batch: DelayedBatch) -> list[tuple[int, bytes | None, str]]:
-    """Sequence, key and digest of each row."""
+def messages_of(batch: DelayedBatch) -> list[tuple[int, bytes | None, str]]:
+    """Sequence, key and digest of each message."""
     columns = decode_columns(batch.body, batch.header)
     count = batch.header.count
     keys = [None] * count if columns.keys is None else columns.keys.to_pylist()

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tests.checking.history import (
     Answer,
@@ -52,20 +52,22 @@ from tests.checking.raw_log import (
     overlay,
 )
 from tests.checking.states import check_states
-from tests.checking.stored import Queue, Row
+from tests.checking.stored import Queue, Row, Stored
 
 _SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """What a cluster has of a lost one."""
+    """What a cluster has of a lost one, or of the source of its mirror."""
 
-    rows: Sequence[Row]
+    rows: Sequence[Row] = ()
     """Messages that came from there."""
-    luggage: Mapping[Job, Luggage]
-    topics: Mapping[int, str]
+    luggage: Mapping[Job, Luggage] = field(default_factory=dict)
+    topics: Mapping[int, str] = field(default_factory=dict)
     """Names by topic id."""
+    batches: Mapping[tuple[Queue, int], Stored] = field(default_factory=dict)
+    """Batches there, by queue and base offset, of which copies came."""
 
 
 class Violation(AssertionError):
@@ -166,6 +168,7 @@ def _fold(logs: Sequence[NodeLog], problems: list[str], restored: Restored | Non
             first = next(iter(folds.values()))
             first.rows += restored.rows
             first.topics |= restored.topics
+            first.batches |= restored.batches
         folded = merged(folds)
     problems += folded.problems
     if not problems:

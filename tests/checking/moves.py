@@ -5,6 +5,10 @@ anything there, by rules of its own: of the broker it shares only the records. `
 what all groups of a run say together. The follower of a log leaves there what a queue has when it
 is sealed, and takes it from there when the queue is activated.
 
+A queue of another cluster is mirrored by steps of one job for all such queues: copies come, and
+slices, of which the newest that is whole *settles*. A promotion activates the queue as the settled
+slice says, without the copies behind its end.
+
 Invariants checked here
 1. A queue that a job activates was sealed by that job, and never goes on at the source, nor is
    dropped at the target.
@@ -16,6 +20,7 @@ Not here: batches, rows and locks (`raw_log.py`, `tests/world`).
 
 from __future__ import annotations
 
+import hashlib
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -93,6 +98,12 @@ class Places:
         """The group's part in each queue, with the newest job."""
         self.ends: dict[Queue, int] = {}
         """End of the copies of each incoming queue."""
+        self.settled: dict[Queue, bytes] = {}
+        """The slice that would be promoted, of each mirrored queue that has one."""
+        self._mirrors: dict[Queue, int] = {}
+        """For each mirrored queue the epoch of the program that goes on with it."""
+        self._parts: dict[Queue, bytes] = {}
+        """What has come of the next slice of a mirrored queue."""
 
     def frozen(self, queue: Queue) -> bool:
         """Whether nothing may change in the queue."""
@@ -104,15 +115,33 @@ class Places:
 
     def opens(self, step: control_pb2.MoveQueue) -> bool:
         """Whether the step needs what another group's log says: it activates the queue."""
-        return step.step == control_pb2.MOVE_STEP_ACTIVATE and self._is(step, At.INCOMING)
+        activates = step.step == control_pb2.MOVE_STEP_ACTIVATE and self._is(step, At.INCOMING)
+        return activates or self.promotes(step) is not None
+
+    def settles(self, step: control_pb2.MoveQueue) -> bytes | None:
+        """The slice that a mirror's step settles; None if it is no such step, or no new slice."""
+        data = self._parts.get(_queue(step), b"")
+        new = self.settled.get(_queue(step)) != data
+        whole = new and hashlib.sha256(data).digest() == step.digest
+        ends = step.step == control_pb2.MOVE_STEP_SETTLE and self._goes_on(step)
+        return data if ends and whole else None
+
+    def promotes(self, step: control_pb2.MoveQueue) -> bytes | None:
+        """The slice by which a mirror's step activates the queue; None if it does not."""
+        data = self.settled.get(_queue(step))
+        fits = data is not None and hashlib.sha256(data).digest() == step.digest
+        return data if step.step == control_pb2.MOVE_STEP_PROMOTE and fits else None
 
     def on_created(self, queue: Queue) -> None:
         self.here.add(queue)
 
     def on_deleted(self, queue: Queue) -> None:
         self.here.discard(queue)
-        self.places.pop(queue, None)
-        self.ends.pop(queue, None)
+        self._forget(queue)
+
+    def _forget(self, queue: Queue) -> None:
+        for known in (self.places, self.ends, self.settled, self._mirrors, self._parts):
+            known.pop(queue, None)
 
     def coming(self, queue: Queue) -> int | None:
         """The move that brings the queue here; None if none does."""
@@ -144,9 +173,15 @@ class Places:
     def _is(self, step: control_pb2.MoveQueue, at: At) -> bool:
         return self.places.get(_queue(step)) == (at, step.job)
 
+    def _goes_on(self, step: control_pb2.MoveQueue) -> bool:
+        """Whether the step is one of the mirror that goes on with the queue."""
+        return self._mirrors.get(_queue(step)) == step.mirror_epoch
+
     def _step(self, step: control_pb2.MoveQueue, queue: Queue) -> tuple[Did, At | None]:
         """The change that a step makes, and the group's new part in the queue, if that changes."""
         nothing = Did.NOTHING, None
+        if queue in self._mirrors or step.step == control_pb2.MOVE_STEP_MIRROR:
+            return self._mirror_step(step, queue)
         newest = self.places[queue][1] if queue in self.places else -1
         match step.step:
             case control_pb2.MOVE_STEP_HOLD:
@@ -176,6 +211,34 @@ class Places:
                 if self._is(step, At.INCOMING) or (step.job > newest and queue not in self.here):
                     return Did.DROPPED, At.AWAY
         return nothing
+
+    def _mirror_step(self, step: control_pb2.MoveQueue, queue: Queue) -> tuple[Did, At | None]:
+        """The same for the queue of another cluster, as long as it is not promoted."""
+        match step.step:
+            case control_pb2.MOVE_STEP_MIRROR if queue not in self._mirrors:
+                if queue not in self.here and queue not in self.places:
+                    self._mirrors[queue] = step.mirror_epoch
+                    return Did.BEGUN, At.INCOMING
+            case control_pb2.MOVE_STEP_MIRROR:
+                if step.mirror_epoch > self._mirrors[queue]:
+                    self._mirrors[queue] = step.mirror_epoch
+                    self._parts.pop(queue, None)
+            case control_pb2.MOVE_STEP_FLOOR if self._goes_on(step):
+                self.ends[queue] = max(self.ends[queue], step.offset)
+            case control_pb2.MOVE_STEP_PART if self._goes_on(step):
+                before = b"" if step.offset == 0 else self._parts.get(queue, b"")
+                if step.offset == len(before):
+                    self._parts[queue] = before + step.part
+            case control_pb2.MOVE_STEP_SETTLE if self._goes_on(step):
+                if (data := self.settles(step)) is not None:
+                    self.settled[queue] = data
+                self._parts.pop(queue, None)
+            case control_pb2.MOVE_STEP_PROMOTE if self.promotes(step) is not None:
+                del self._mirrors[queue], self.settled[queue]
+                return Did.ACTIVATED, At.HERE
+            case control_pb2.MOVE_STEP_UNMIRROR:
+                self._forget(queue)
+        return Did.NOTHING, None
 
 
 def _queue(step: control_pb2.MoveQueue) -> Queue:

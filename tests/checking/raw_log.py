@@ -548,6 +548,8 @@ def _fold_move(result: Fold, places: Places, step: control_pb2.MoveQueue) -> Non
         )
     elif did is Did.ACTIVATED:
         luggage = cast(Luggage, places.journeys.luggage[job])
+        if step.step == control_pb2.MOVE_STEP_PROMOTE:  # copies behind the slice's end are dropped
+            places.ends[queue] = min(places.ends[queue], luggage.end_offset)
         if places.ends[queue] != luggage.end_offset:
             result.problems.append(
                 f"entry {result.last_index + 1}: queue {queue} is activated with copies up to"

@@ -13,6 +13,7 @@ SOAKS: Final = {
     "raft": ("tests.sim.soak", "the Raft core in a simulated cluster, many thousand seeds"),
     "sim": ("tests.world.soak", "whole simulated clusters: production nodes, controller, SDK"),
     "restores": ("tests.world.two_lives", "clusters that are lost and restored from their tiers"),
+    "mirrors": ("tests.world.two_sites", "clusters at two sites, mirrored, lost and promoted"),
     "deliveries": ("tests.world.parts.deliveries", "the same, with consumers that reject messages"),
     "metadata": (
         "tests.unit.controller.store.embedded.soak",
@@ -78,7 +79,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _end(number: int, _: FrameType | None) -> NoReturn:
-    """Like Ctrl-C: what a soak has started ends with it."""
+    """Like Ctrl-C: what a soak has started ends with it. A second signal ends it at once, whatever
+    it is doing."""
+    signal.signal(number, signal.SIG_DFL)
     raise SystemExit(128 + number)
 
 

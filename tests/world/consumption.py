@@ -146,6 +146,15 @@ class Consumption:
                 if key == parent:
                     self._locks[group, child] = _Lock(committed=0)
 
+    def progress(self, group: str, key: QueueKey) -> int:
+        """What a group has committed of a queue; -1 for nothing."""
+        lock = self._locks.get((group, key))
+        return -1 if lock is None else lock.committed
+
+    def on_child(self, child: QueueKey, parent: QueueKey) -> None:
+        """A queue comes from another cluster, where a split has made it."""
+        self._parents[child] = parent
+
     def on_sealed(self, key: QueueKey, job: int) -> dict[Place, Seen]:
         """A queue begins to move: its locks have ended, and nothing changes in it."""
         locks = self._locks_of(key)

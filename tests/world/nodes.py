@@ -202,6 +202,8 @@ class BrokerHost:
         self.wiped = False
         self.retired = False
         """True once it has left its group; it is not started again."""
+        self.right_time = False
+        """Its wall clock is right when it starts; else nodes' clocks are far apart."""
         self.away_s = 0.0
         """How long it stays away after the next death, if above 0."""
         self._instead: tuple[BrokerConfig, SimFiles, IdDisk] | None = None
@@ -266,6 +268,8 @@ class BrokerHost:
                 process.wall_offset = old.wall_offset
                 process.clock_rate = old.clock_rate
             process.clock_offset = self.world.random.uniform(0, 1000)
+            if self.right_time:
+                process.wall_offset = -process.clock_offset
             process.on_death.append(self._peers_hear)
 
         self.world.start(self.name, self.starts, self._main, prepare)
@@ -365,9 +369,11 @@ class SimStore(MemoryStore):
 class ControllerHost:
     """The controller's machine; what it stored survives."""
 
-    def __init__(self, world: World, name: str = "c1") -> None:
+    def __init__(self, world: World, name: str = "c1", cluster_id: str = "") -> None:
+        """`cluster_id` is by default that of all worlds of one cluster."""
         self.world = world
         self.name = name
+        self.cluster_id = cluster_id
         self.table = Table()
         self.level_max = world.level_max
         """Highest feature level of the program that its next process runs."""
@@ -378,10 +384,12 @@ class ControllerHost:
         """True: it dies behind the write, before anybody hears of it; false: before the write."""
         self.answer_lost = False
         """True: it lives, and never hears that the write is durable."""
+        self.retired = False
+        """True once its machine is gone; it is not started again."""
         world.crashes[self.name] = self._on_crash
 
     def start(self) -> None:
-        if self.name in self.world.hosts:
+        if self.retired or self.name in self.world.hosts:
             return
         self.starts += 1
         self.crash_in = None
@@ -395,9 +403,9 @@ class ControllerHost:
 
     async def _main(self) -> None:
         config = ControllerConfig(
-            data=Path("/sim/c1"),
-            listen=CONTROLLER,
-            cluster_id=CLUSTER,
+            data=Path(f"/sim/{self.name}"),
+            listen=f"{self.name}:7070",
+            cluster_id=self.cluster_id or CLUSTER,
             level_max=self.level_max,
         )
         node = ControllerNode(config, store=SimStore(self))
@@ -423,13 +431,14 @@ def broker_config(
     joins: bool,
     group_id: GroupId,
     controllers: tuple[str, ...] = (CONTROLLER,),
+    cluster_id: str = "",
     **options: Any,
 ) -> BrokerConfig:
     """Small and quick enough that everything rare happens soon."""
     members = {NodeId(one): broker_address(one) for one in founders}
     return BrokerConfig(
         data=Path(f"/sim/b{number}"),
-        cluster_id=CLUSTER,
+        cluster_id=cluster_id or CLUSTER,
         group_id=group_id,
         node_id=NodeId(number),
         listen=broker_address(number),

@@ -32,6 +32,7 @@ from tests.checking.moves import Journeys
 from tests.checking.raw_log import NodeLog
 from tests.world.clients import READS, TOPIC, ClientHost, SimRuntime
 from tests.world.consumption import Told
+from tests.world.creator import Creator
 from tests.world.ensemble import Ensemble, GroupControllerHost
 from tests.world.groups import BrokerGroup
 from tests.world.hosting import hosted
@@ -47,8 +48,6 @@ from tests.world.world import World
 
 _PIN_MS = 400
 T = TypeVar("T")
-DUE_IN_SECOND_MAX = 4
-"""Messages that may be due in one second in worlds with limits."""
 BOOT_S = 20.0
 PATIENCE_S = 30.0
 """A run comes to rest within this time plus BACKLOG times what its plan took: messages that are to
@@ -164,8 +163,7 @@ class Run:
 
     def _create(self) -> None:
         """The topic, which the first program makes."""
-        world, plan = self.world, self.plan
-        creator = _Creator(world, "a1", plan, self.rules)
+        creator = Creator(self.world, "a1", self.plan, self.home_groups, self.rules)
         creator.bootstrap = self.bootstrap
         creator.security = self.security_of(creator)
         creator.start()
@@ -203,7 +201,8 @@ class Run:
             log,
             joins=joins,
             group_id=group.group_id,
-            controllers=tuple(self.bootstrap.split(",")),
+            controllers=tuple(self.bootstrap_of(group).split(",")),
+            cluster_id=self.cluster_of(group),
             checkpoint_records=plan.checkpoint_records,
             retention_check_ms=400,
             retained_log_bytes=1_024,
@@ -235,7 +234,21 @@ class Run:
 
     def group_of(self, host: BrokerHost) -> BrokerGroup:
         """The broker group of a node."""
-        return self.groups[host.config.group_id - 1]
+        (found,) = (one for one in self.groups if one.group_id == host.config.group_id)
+        return found
+
+    def bootstrap_of(self, group: BrokerGroup) -> str:
+        """The addresses of the controllers of a broker group."""
+        return self.bootstrap
+
+    def cluster_of(self, group: BrokerGroup) -> str:
+        """The id of a broker group's cluster; empty for the one of all worlds."""
+        return ""
+
+    @property
+    def home_groups(self) -> range | None:
+        """The broker groups of the topic; None for those that the controllers choose."""
+        return range(1, len(self.plan.groups) + 1) if self.plan.more_groups else None
 
     def join(self, group: BrokerGroup) -> BrokerHost | None:
         """A new, empty node that waits to be added; None when there have been enough."""
@@ -540,35 +553,6 @@ class Run:
                 raise Failed(f"{host.name}: a live record cannot be read: {error}") from None
             if bytes(found) != bytes(record_of(frame, position, length)):
                 raise Failed(f"{host.name}: the record at {position} of entry {index} is another")
-
-
-class _Creator(ClientHost):
-    """Makes the topic, and says who may do what."""
-
-    def __init__(self, world: World, name: str, plan: Plan, rules: tuple[str, ...]) -> None:
-        super().__init__(world, name)
-        self._plan = plan
-        self._rules = rules
-
-    async def work(self, client: Any) -> None:
-        plan = self._plan
-        await client.admin.create_topic(
-            TOPIC,
-            queues=plan.queues,
-            groups=range(1, len(plan.groups) + 1) if plan.more_groups else None,
-            retention_bytes=plan.retention_bytes or None,
-            delay_per_second_max=_limit(plan),
-            if_not_exists=True,
-        )
-        if self._rules:
-            await client.admin.change_access_rules(add=self._rules)
-        self.done = True
-
-
-def _limit(plan: Plan) -> int | None:
-    """What may be due in one second; older programs, which are to be upgraded, know no limit."""
-    limited = "limits" in plan.parts and "upgrades" not in plan.parts
-    return DUE_IN_SECOND_MAX if limited else None
 
 
 def run_plan(

@@ -11,7 +11,8 @@ import pytest
 from tests.world import planted_restores as planted
 from tests.world.lost_cluster import Comeback
 from tests.world.planted import Plant
-from tests.world.two_lives import first_failure, run_until_seen
+from tests.world.stories import failure_of, until_seen
+from tests.world.two_lives import run_lives
 
 RARE = {
     "at rest": 4,
@@ -28,7 +29,7 @@ RARE = {
 
 @pytest.mark.timeout(300)
 def test_a_restored_cluster_goes_on_where_its_tier_ended() -> None:
-    run_until_seen(range(20), Counter(RARE))
+    until_seen(run_lives, range(20), Counter(RARE))
 
 
 @pytest.mark.timeout(300)
@@ -43,7 +44,7 @@ def test_a_restored_cluster_goes_on_where_its_tier_ended() -> None:
     ids=["lost", "stored", "published", "progress"],
 )
 def test_a_planted_bug_of_restores_is_found(plant: Plant, told: str, seeds: range) -> None:
-    assert told in first_failure(seeds, plant)
+    assert told in failure_of(run_lives, seeds, plant)
 
 
 @pytest.mark.timeout(300)
@@ -59,4 +60,4 @@ def test_a_planted_bug_of_restores_is_found(plant: Plant, told: str, seeds: rang
 def test_clients_of_the_second_life_find_it_too(plant: Plant, told: str) -> None:
     """Without looking at what came back: by what they send, read and commit."""
     with patch.object(Comeback, "wrong", lambda self: ""):
-        assert told in first_failure(range(2), plant)
+        assert told in failure_of(run_lives, range(2), plant)

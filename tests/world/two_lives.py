@@ -16,12 +16,9 @@ forgotten, and one that is never stored because a lost one counts as stored.
 
 from __future__ import annotations
 
-import argparse
-import sys
-import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -32,14 +29,13 @@ from unittest.mock import patch
 from semel.protos.errors import InvalidRequest, SemelError
 from tests.checking.exactly_once import Report
 from tests.checking.raw_log import NodeLog
-from tests.world import nodes
+from tests.world import nodes, stories
 from tests.world import run as run_module
 from tests.world.clients import ClientHost, Loader
 from tests.world.lost_cluster import Comeback, LostCluster, published_of
 from tests.world.nemesis import Nemesis
 from tests.world.object_store import URL
 from tests.world.plan import Plan, Step, make_plan
-from tests.world.planted import Plant
 from tests.world.registry import with_parts
 from tests.world.run import Failed, Result, Run
 from tests.world.tier_checks import TierChecks
@@ -162,7 +158,10 @@ class SecondLife(Run):
         (group,) = self.groups
         folded = group.invariants.folded
         self._comeback = Comeback(
-            self._lost, checks, folded.places.journeys, folded.consumption.told
+            left=self._lost,
+            checks=checks,
+            journeys=folded.places.journeys,
+            told=folded.consumption.told,
         )
         folded.on_restore, folded.on_tier = self._comeback.on_step, checks.on_record
         later, self.plan = self.plan, replace(self.plan, steps=self._during)
@@ -255,56 +254,6 @@ def run_lives(
     return seen, error, [line for each in runs for line in each.world.trace or []]
 
 
-def run_until_seen(seeds: Iterable[int], wanted: Counter[str]) -> Counter[str]:
-    """Runs seeds in order until all of `wanted` has happened so often. Raises AssertionError when a
-    seed fails, and when the seeds end before."""
-    seen, tried = Counter[str](), 0
-    for seed in seeds:
-        found, error, _ = run_lives(seed)
-        assert not error, f"seed {seed}: {error}"
-        seen += found
-        tried += 1
-        if not wanted - seen:
-            return seen
-    raise AssertionError(f"too rare in {tried} seeds, by so many: {dict(wanted - seen)}")
-
-
-def first_failure(seeds: Iterable[int], plant: Plant) -> str:
-    """The error with which the planted bug is found. Raises AssertionError if it is not."""
-    for seed in seeds:
-        _, error, _ = run_lives(seed, plant=plant())
-        if error:
-            return error
-    raise AssertionError(f"{plant.__name__} survived {seeds}")
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="./run soak restores", description=__doc__)
-    parser.add_argument("--seeds", default="0:500", metavar="A:B", help="half-open range")
-    parser.add_argument("--trace", action="store_true", help="one seed only: the whole trace")
-    options = parser.parse_args(arguments)
-    first, _, end = options.seeds.partition(":")
-    if not (first.isdigit() and end.isdigit() and int(first) < int(end)):
-        parser.error(f"want --seeds A:B with A < B, not {options.seeds!r}")
-    if options.trace:
-        _, error, trace = run_lives(int(first), traced=True)
-        print("\n".join([*trace, error or "no failure"]))
-        return 1 if error else 0
-    seen, failed, began = Counter[str](), 0, time.monotonic()
-    for number, seed in enumerate(range(int(first), int(end)), 1):
-        found, error, _ = run_lives(seed)
-        seen += found
-        if error:
-            failed += 1
-            print(f"\nseed {seed} failed: {error}", flush=True)
-        seconds = time.monotonic() - began
-        print(f"\r{number} seeds, {failed} failed, {seconds:.0f} s ", end="", flush=True)
-    print()
-    for name, times in sorted(seen.items()):
-        print(f"{times:>12,}  {name}")
-    return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return stories.main(run_lives, "restores", arguments)
