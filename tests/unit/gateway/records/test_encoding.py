@@ -175,6 +175,7 @@ def test_a_gap_brings_consumers_past_it(read: Callable[[bytes], ReadBatch]) -> N
     ):
         found = read(batch)
         assert found.records == []
+        assert found.max_timestamp == -1, "no time"
         assert (found.base_offset, found.next_offset) == (40, 45)
 
 

@@ -73,6 +73,14 @@ def test_headers_that_say_nothing_sensible_are_refused(headers: Pairs, count: in
         sent(headers, count)
 
 
+def test_any_record_that_has_a_header_twice_is_refused() -> None:
+    once: Pairs = [("semel-message-id", b"a")]
+    rows = [once, once, once + once, once]
+    batch = of_kafka_python([Record(1, b"k", b"v", headers) for headers in rows])
+    with pytest.raises(InvalidRecords, match="twice"):
+        decode_produced(batch, bytes_max=BYTES_MAX)
+
+
 @pytest.mark.parametrize(
     ("text", "us"),
     [

@@ -19,7 +19,12 @@ from semel.gateway.records.varint_columns import (
 )
 from tests.kit.kafka_batches import varint
 
-edges = [edge for bits in range(0, 63, 7) for edge in (1 << bits, (1 << bits) - 1, -(1 << bits))]
+# Where numbers get another byte, on both sides.
+edges = [
+    edge
+    for bits in range(6, 63, 7)
+    for edge in ((1 << bits) - 1, 1 << bits, -(1 << bits), -(1 << bits) - 1)
+]
 longs = st.sampled_from(edges) | st.integers(-(1 << 63), (1 << 63) - 1)
 
 
@@ -32,6 +37,13 @@ def test_columns_are_written_row_by_row(one: list[int], other: list[int]) -> Non
         varint(left) + varint(-300) + varint(right) + b"\0"
         for left, right in zip(one, other, strict=False)
     ]
+
+
+@pytest.mark.parametrize("edge", edges)
+def test_neighbours_that_differ_in_size_are_written(edge: int) -> None:
+    numbers = np.array([edge, edge - 1, edge + 1, edge // 2])
+    for row in (numbers, numbers[:2], numbers[1:3], numbers[[0, 3]]):
+        assert written(row).to_pylist() == list(map(varint, row.tolist()))
 
 
 @given(st.lists(longs, min_size=1, max_size=30), st.integers(0, 3))
