@@ -194,6 +194,12 @@ def test_rows_with_one_due_time_are_a_run() -> None:
     assert found.due_runs() == [(0, 1, 0), (1, 3, 5000), (3, 5, 0), (5, 6, 7000), (6, 7, 5000)]
 
 
+def test_many_thousands_of_records_are_read() -> None:
+    """Offset deltas of three bytes, and more fields than are taken by a kept index."""
+    records = [Record(1, b"%d" % row, b"v" * (row % 3)) for row in range(17_000)]
+    assert rows_of(decode_produced(of_aiokafka(records), bytes_max=BYTES_MAX)) == records
+
+
 def test_headers_of_one_record_may_be_many_where_others_have_none() -> None:
     many: Pairs = [(f"n{at}", b"%d" % at) for at in range(200)]
     records = [Record(1, None, b"v", many if row == 70 else []) for row in range(100)]

@@ -120,6 +120,10 @@ def test_a_lying_count_is_noticed(count: int) -> None:
     assert type(refusal(lying)) is CorruptRecords
 
 
+def test_a_batch_without_a_record_is_refused() -> None:
+    assert type(refusal(with_records(PLAIN, b"", count=0))) is CorruptRecords
+
+
 def test_a_batch_of_very_many_records_is_refused_before_they_are_read() -> None:
     count = RECORDS_MAX + 1
     wrong = with_records(PLAIN, bytes(7 * count), count=count)
