@@ -337,6 +337,11 @@ async def test_kinds_do_not_mix(one: Gateway, client: Client, topic: str) -> Non
     assert refused.error_code is ErrorCode.inconsistent_group_protocol
     codes = await one.commit(f"{topic}-semel", topic, {0: 1})
     assert codes == {0: ErrorCode.inconsistent_group_protocol}
+    topics = [{"name": topic, "partition_indexes": [0]}]
+    fetched = await one.ask(ApiKey.OFFSET_FETCH, group_id=f"{topic}-semel", topics=topics)
+    assert fetched.error_code is ErrorCode.inconsistent_group_protocol
+    (deleted,) = (await one.ask(ApiKey.DELETE_GROUPS, groups_names=[f"{topic}-semel"])).results
+    assert deleted.error_code is ErrorCode.group_id_not_found
     listed = [group.group_id for group in (await one.ask(ApiKey.LIST_GROUPS)).groups]
     assert f"{topic}-kafka" in listed
     assert f"{topic}-semel" not in listed

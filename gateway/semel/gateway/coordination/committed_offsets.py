@@ -56,7 +56,8 @@ OWNER: Final = "kafka-gateway"
 """Owns the locks of all Kafka groups, whichever gateway coordinates them."""
 LOCK_MS: Final = 24 * 3600 * 1000
 """The longest there is: nothing is delivered under these locks that must be committed in time."""
-SESSION_MS: Final = 10_000
+SESSION_MS: Final = 30_000
+"""If a gateway dies and no other one follows, its groups' offsets can be reset so much later."""
 CALL_S: Final = 10.0
 """Seconds for a call; Kafka's clients wait for 30 s unless told otherwise."""
 ATTEMPTS: Final = 6
@@ -140,9 +141,7 @@ class CommittedOffsets:
                 locks=[_ref(lock) for lock in locks],
             )
             try:
-                reply = await self._cluster.call_master(
-                    home, "RenewLocks", request, SESSION_MS / 1000
-                )
+                reply = await self._cluster.call_master(home, "RenewLocks", request, CALL_S)
             except SemelError as error:
                 logger.info("renew failed group=%s error=%s", self._group_id, error.message)
                 continue

@@ -35,7 +35,7 @@ from semel.gateway.coordination.committed_offsets import (
     read_offsets,
 )
 from semel.gateway.coordination.gateway_membership import GatewayMembership
-from semel.gateway.coordination.roles import Refused, Role, Roles
+from semel.gateway.coordination.roles import Refused, Role, Roles, is_kafka
 from semel.gateway.dispatch import GatewayPlace
 from semel.gateway.groups.group_table import GroupTable, taken
 from semel.gateway.groups.kafka_group import KafkaGroup
@@ -62,7 +62,10 @@ _Result = TypeVar("_Result")
 TICK_S: Final = 0.05
 STALL_S: Final = 0.5
 """A tick that comes so much late shows that this process stood still."""
-RENEW_S: Final = 3.0
+RENEW_S: Final = 10.0
+CALLS_MAX: Final = 32
+"""Groups whose locks are renewed, or that are given up, at a time."""
+LOOK_S: Final = 1.0
 IDLE_S: Final = 3.0
 """A group that nobody is in, and nobody asked for in so long, is given up."""
 GROUP_NAME_MAX: Final = 249
@@ -184,6 +187,8 @@ class GroupService:
         role, group = self._roles.held.get(group_id), self._table.find(group_id)
         if role is None:
             info = await self._roles.look_up(group_id)
+            if info is not None and not is_kafka(info):
+                raise Refused(GroupError.INCONSISTENT_GROUP_PROTOCOL)
             if info is not None and info.members:
                 raise Refused(GroupError.NOT_COORDINATOR)
         elif group is not None and group.members and wanted is not None:
@@ -214,7 +219,7 @@ class GroupService:
         if group is not None:
             return group.describe()
         info = await self._roles.look_up(group_id)
-        if info is None:
+        if info is None or not is_kafka(info):
             return GroupDescription(state=GroupState.DEAD)
         if info.members:
             raise Refused(GroupError.NOT_COORDINATOR)
@@ -245,7 +250,7 @@ class GroupService:
             info = await self._roles.look_up(group_id)
         except Refused as refused:
             return refused.error
-        if info is None:
+        if info is None or not is_kafka(info):
             return GroupError.GROUP_ID_NOT_FOUND
         if info.members:
             return GroupError.NOT_COORDINATOR
@@ -313,18 +318,23 @@ class GroupService:
             self._deliver(self._table.on_time(_now_ms()))
 
     async def _look_after_roles(self) -> None:
+        room = asyncio.Semaphore(CALLS_MAX)
         while True:
-            await asyncio.sleep(min(RENEW_S, IDLE_S))
+            await asyncio.sleep(LOOK_S)
             async with compat.TaskGroup() as tasks:
-                idle = set(self._table.idle())
                 for role in list(self._roles.held.values()):
-                    group = self._table.find(role.group_id)
-                    if (
-                        group is None or role.group_id in idle
-                    ) and time.monotonic() - role.used_s >= IDLE_S:
-                        tasks.create_task(self._roles.give_up(role))
-                    else:
-                        tasks.create_task(self._renew(role))
+                    tasks.create_task(self._look_after(role, room))
+
+    async def _look_after(self, role: Role, room: asyncio.Semaphore) -> None:
+        """Gives a group up that nobody is in, and renews the locks of the others."""
+        async with room:
+            now = time.monotonic()
+            group = self._table.find(role.group_id)
+            if (group is None or group.is_left) and now - role.used_s >= IDLE_S:
+                await self._roles.give_up(role)
+            elif now - role.renewed_s >= RENEW_S:
+                role.renewed_s = now
+                await self._renew(role)
 
     async def _renew(self, role: Role) -> None:
         try:

@@ -60,6 +60,8 @@ class Role:
         self.offsets = offsets
         self.used_s = time.monotonic()
         """When it was asked for last."""
+        self.renewed_s = self.used_s
+        """When its locks were renewed last."""
 
 
 class Roles:
@@ -96,28 +98,28 @@ class Roles:
         if group_id in self.held:
             return self._membership.own
         info = await self.look_up(group_id)
-        for member in info.members if info is not None else ():
+        # Whoever asks about a group of another kind hears what is wrong when it joins.
+        for member in info.members if info is not None and is_kafka(info) else ():
             place = place_of(member.address)
             if not await self._membership.is_gone(member.member_id, place):
                 return place
         return self._membership.own
 
     async def look_up(self, group_id: str) -> controller_pb2.GroupInfo | None:
-        """Returns what the controllers know of a Kafka group; None if there is none. One of another
-        kind is nobody's to coordinate. Raises Refused."""
+        """Returns what the controllers know of a group of any kind; None if there is none. Raises
+        Refused."""
         try:
-            infos = await self._list(group_id)
+            (info,) = await self._list(group_id)
         except UnknownGroup:
             return None
         except SemelError as error:
             raise Refused(_group_error(error)) from error
-        kafka = [info for info in infos if info.kind == GroupKind.GROUP_KIND_KAFKA]
-        return kafka[0] if kafka else None
+        return info
 
     async def names(self) -> list[str]:
         """Returns the names of all Kafka groups. Raises SemelError."""
         infos = await self._list("")
-        return [info.group for info in infos if info.kind == GroupKind.GROUP_KIND_KAFKA]
+        return [info.group for info in infos if is_kafka(info)]
 
     async def give_up(self, role: Role) -> None:
         """Leaves the group, for any gateway to claim."""
@@ -194,6 +196,11 @@ class Roles:
         request = controller_pb2.ListGroupsRequest(group=group_id)
         reply = await session.await_run(session.cluster.controller("ListGroups", request, CALL_S))
         return list(reply.groups)
+
+
+def is_kafka(info: controller_pb2.GroupInfo) -> bool:
+    """Whether a group is one of Kafka's clients."""
+    return info.kind == GroupKind.GROUP_KIND_KAFKA
 
 
 def _group_error(error: SemelError) -> GroupError:

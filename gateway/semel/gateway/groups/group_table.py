@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from semel.gateway.groups.kafka_group import KafkaGroup
-from semel.gateway.groups.results import GroupError, GroupLimits, GroupState, Reply
+from semel.gateway.groups.results import GroupError, GroupLimits, Reply
 
 
 class GroupTable:
@@ -26,11 +26,6 @@ class GroupTable:
     def find(self, group_id: str) -> KafkaGroup | None:
         """The group, if it is coordinated here."""
         return self._groups.get(group_id)
-
-    @property
-    def groups(self) -> tuple[KafkaGroup, ...]:
-        """All groups, in the order in which they came."""
-        return tuple(self._groups.values())
 
     @property
     def is_full(self) -> bool:
@@ -65,14 +60,6 @@ class GroupTable:
     def take(self) -> list[Reply]:
         """Returns the answers to be sent, once."""
         return [reply for group in self._groups.values() for reply in taken(group)]
-
-    def idle(self) -> list[str]:
-        """The groups that nobody is in, or about to join."""
-        return [
-            group.group_id
-            for group in self._groups.values()
-            if group.state is GroupState.EMPTY and not group.pending
-        ]
 
 
 def taken(group: KafkaGroup) -> list[Reply]:

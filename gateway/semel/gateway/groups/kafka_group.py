@@ -96,6 +96,11 @@ class KafkaGroup:
         self._unsynced: set[str] = set()
         """Members that have not asked for their assignment in this generation."""
 
+    @property
+    def is_left(self) -> bool:
+        """Whether nobody is in, or about to join."""
+        return self.state is GroupState.EMPTY and not self.pending
+
     # --- JoinGroup --------------------------------------------------------------------------------
 
     def join(self, join: Join, ticket: Ticket, now_ms: int) -> None:
