@@ -25,7 +25,8 @@ _EACH = 4
 """Good requests of each version."""
 
 
-def _requests() -> list[bytes]:
+def kafka_requests() -> list[bytes]:
+    """Returns good requests of all APIs and versions, without their lengths."""
     rng = random.Random(27)
     found = []
     for key, served in TABLE.items():
@@ -55,4 +56,4 @@ def _read(data: bytes) -> None:
 
 def kafka_request_targets() -> list[Target]:
     """Requests to the gateway's port."""
-    return [Target(name="Kafka requests", corpus=_requests(), run=_read)]
+    return [Target(name="Kafka requests", corpus=kafka_requests(), run=_read)]

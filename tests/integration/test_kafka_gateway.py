@@ -10,6 +10,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from semel.client import Client
 from semel.protos.errors import UnknownTopic
 from tests.kit.cluster import Cluster
 from tests.kit.kafka_gateway import KafkaGatewayProcess, consume, produce
+from tests.soak.kafka_requests import besiege
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
@@ -244,3 +246,7 @@ def test_a_gateway_that_cannot_begin_says_why_in_one_line() -> None:
     assert (away.returncode, away.stderr.count("\n")) == (1, 1)
     open_port = run("--listen", "0.0.0.0:0")
     assert (open_port.returncode, "--insecure" in open_port.stderr) == (1, True)
+
+
+def test_bad_requests_of_all_apis_disturb_nobody(tmp_path: Path) -> None:
+    assert besiege(tmp_path, requests=2_000, seed=27) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -22,7 +24,9 @@ WAIT_S = 60.0
 class KafkaGatewayProcess:
     """A gateway on a port of this machine that it keeps when it is started again."""
 
-    def __init__(self, bootstrap: str, *arguments: str) -> None:
+    def __init__(self, bootstrap: str, *arguments: str, log: Path | None = None) -> None:
+        """What it says goes to `log`."""
+        self.log = log
         self.address = f"127.0.0.1:{free_ports(1)[0]}"
         self.metrics = ""
         self._command = [
@@ -33,15 +37,30 @@ class KafkaGatewayProcess:
 
     def start(self) -> None:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("SEMEL_")}
-        self._process = subprocess.Popen(
-            self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=clean
-        )
+        with contextlib.ExitStack() as stack:
+            errors = None if self.log is None else stack.enter_context(self.log.open("a"))
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=clean,
+            )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         ready = json.loads(line)
         assert ready["event"] == "ready", line
         assert ready["address"] == self.address, line
         self.metrics = ready.get("metrics", "")
+
+    def resident_bytes(self) -> int:
+        """Returns its resident memory, from /proc."""
+        assert self._process is not None
+        for line in Path(f"/proc/{self._process.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) << 10
+        raise AssertionError("the gateway has no resident memory")
 
     def kill(self) -> None:
         """Ends it as a crash does."""

@@ -48,6 +48,10 @@ SOAKS: Final = {
         "the alert rules and all metrics pages before Prometheus' own tool, built with Go",
     ),
     "fuzz": ("tests.soak.fuzz", "bad input to every decoder and to every port"),
+    "kafka-requests": (
+        "tests.soak.kafka_requests",
+        "bad requests to a Kafka gateway, beside a producer and a consumer",
+    ),
     "pythons": (
         "tests.soak.pythons",
         "all units and many worlds on every other Python of the machine",

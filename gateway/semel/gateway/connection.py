@@ -25,7 +25,8 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 from kio.schema.errors import ErrorCode
@@ -242,32 +243,30 @@ class KafkaConnection(asyncio.BufferedProtocol):
             except InvalidRequest as error:
                 self.close(error.message)
                 return
-            task = asyncio.get_running_loop().create_task(self._run(running, work))
-            running.task = task
+            running.task = asyncio.get_running_loop().create_task(self._run(running, work))
 
     def _may_overlap(self, head: RequestHead) -> bool:
         if head.api_key not in OVERLAPPING or len(self._running) >= OVERLAP_MAX:
             return False
         return all(each.head.api_key in OVERLAPPING for each in self._running)
 
-    def _work(self, waiting: _Waiting) -> Coroutine[Any, Any, Any]:
-        """Decodes a request and returns its handler's coroutine. Raises InvalidRequest for what
-        closes the connection."""
+    def _work(self, waiting: _Waiting) -> Callable[[], Awaitable[Any]]:
+        """Decodes a request and returns its handler, ready to be called. Raises InvalidRequest for
+        what closes the connection."""
         head = waiting.head
         if not is_served(head.api_key, head.version):
             if head.api_key == ApiKey.API_VERSIONS:
-                return unsupported_version()
+                return unsupported_version
             raise InvalidRequest(
                 f"version {head.version} of the API with key {head.api_key} is not served"
             )
         client_id, request = read_request(waiting.frame, head)
         context = self._owner.context(head, client_id, self)
-        handler = self._owner.dispatcher.handler(context.api_key)
-        return cast("Coroutine[Any, Any, Any]", handler(request, context))
+        return partial(self._owner.dispatcher.handler(context.api_key), request, context)
 
-    async def _run(self, running: _Running, work: Coroutine[Any, Any, Any]) -> None:
+    async def _run(self, running: _Running, work: Callable[[], Awaitable[Any]]) -> None:
         try:
-            response = await work
+            response = await work()
             running.parts = [] if response is None else encode_response(running.head, response)
         except asyncio.CancelledError:
             raise

@@ -253,8 +253,21 @@ async def test_a_mistake_of_ours_closes_the_connection_alone(
         await other.answer()
 
 
-async def test_a_client_that_sends_much_at_once_is_not_read_any_more() -> None:
+async def test_who_goes_away_at_once_leaves_nothing_behind() -> None:
     async with serving() as port:
+        for _ in range(20):
+            client = await Client.to(port)
+            for number in range(30):
+                client.send(produce(number))
+            client.writer.transport.abort()
+        async with compat.timeout(10):
+            while port.server.connections.count:
+                await asyncio.sleep(0.001)
+        assert port.server.held_bytes == 0
+
+
+async def test_a_client_that_sends_much_at_once_is_not_read_any_more() -> None:
+    async with serving(stop_s=0.1) as port:
         client = await Client.to(port)
         for number in range(2_000):
             client.send(produce(number))
