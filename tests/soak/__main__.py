@@ -47,6 +47,14 @@ SOAKS: Final = {
         "tests.soak.promtool",
         "the alert rules and all metrics pages before Prometheus' own tool, built with Go",
     ),
+    "container": (
+        "tests.soak.container",
+        "the image, built by Debian's buildah, and a broker group run from it",
+    ),
+    "helm": (
+        "tests.soak.helm",
+        "the chart, rendered by Helm, validated, and run as processes of this machine",
+    ),
     "fuzz": ("tests.soak.fuzz", "bad input to every decoder and to every port"),
     "kafka-requests": (
         "tests.soak.kafka_requests",
