@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import struct
 import subprocess
@@ -22,9 +23,10 @@ from confluent_kafka.cimpl import NewTopic
 from kafka import KafkaConsumer, KafkaProducer  # type: ignore[import-untyped]
 from kafka import TopicPartition as PlainPartition
 
-from semel.client import Client
+from semel.client import Client, connect
 from semel.protos.errors import UnknownTopic
-from tests.kit.cluster import Cluster
+from tests.kit.authority import Authority
+from tests.kit.cluster import CLUSTER_ID, Cluster
 from tests.kit.kafka_gateway import KafkaGatewayProcess, consume, produce
 from tests.soak.kafka_requests import besiege
 
@@ -237,6 +239,28 @@ def test_metrics_tell_what_goes_on(gateway: KafkaGatewayProcess) -> None:
             assert part in answer.read().decode()
 
 
+def test_with_tls_only_clients_with_a_certificate_are_let_in(
+    shared_cluster: Cluster, client: Client, tmp_path: Path
+) -> None:
+    client.admin.create_topic("tls", queues=1)
+    authority = Authority(tmp_path, CLUSTER_ID)
+    ca, both = authority.write_machine("127.0.0.1")
+    flags = ["--certificate", str(both), "--key", str(both), "--clients-ca", str(ca)]
+    settings = {
+        "security.protocol": "ssl",
+        "ssl.ca.location": str(ca),
+        "ssl.certificate.location": str(both),
+        "ssl.key.location": str(both),
+    }
+    with KafkaGatewayProcess(shared_cluster.bootstrap, *flags) as gateway:
+        stored = produce(gateway.address, "tls", [bytes(100_000)] * 20, settings=settings)
+        assert [place.offset for place in stored] == list(range(20))
+        for without in ({}, {"security.protocol": "ssl", "ssl.ca.location": str(ca)}):
+            stranger = Producer({"bootstrap.servers": gateway.address, **without})
+            with pytest.raises(KafkaException):
+                stranger.list_topics(timeout=1.0)
+
+
 def test_a_gateway_that_cannot_begin_says_why_in_one_line() -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "semel.console", "kafka-gateway", *arguments]
@@ -244,9 +268,26 @@ def test_a_gateway_that_cannot_begin_says_why_in_one_line() -> None:
 
     away = run("--bootstrap", "127.0.0.1:1", "--listen", "127.0.0.1:0")
     assert (away.returncode, away.stderr.count("\n")) == (1, 1)
-    open_port = run("--listen", "0.0.0.0:0")
+    open_port = run("--listen", "0.0.0.0:0", "--advertise", "here.example:9092")
     assert (open_port.returncode, "--insecure" in open_port.stderr) == (1, True)
+    nowhere = run("--listen", "0.0.0.0:0", "--insecure")
+    assert (nowhere.returncode, "--advertise" in nowhere.stderr) == (1, True)
 
 
 def test_bad_requests_of_all_apis_disturb_nobody(tmp_path: Path) -> None:
     assert besiege(tmp_path, requests=2_000, seed=27) == 0
+
+
+def test_a_cluster_of_one_s_own_has_a_gateway_beside_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "semel.console", "up", "--data", str(tmp_path), "--brokers"]
+    command += ["1", "--port", "0", "--kafka", "0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            ready = json.loads(process.stdout.readline())
+            with connect(ready["bootstrap"]) as client:
+                client.admin.create_topic("orders", queues=1)
+            assert len(produce(ready["kafka"], "orders", [b"v"])) == 1
+        finally:
+            process.terminate()
+            assert process.wait(30) == 0

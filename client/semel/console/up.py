@@ -23,16 +23,17 @@ import importlib.util
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from semel.console import cluster_file, render, up_web, zookeeper
+from semel.console import cluster_file, render, up_kafka, up_web, zookeeper
 from semel.console.cluster_file import ClusterPlan
 from semel.console.options import examples, json_option
 from semel.console.supervisor import Supervisor
+from semel.console.up_beside import Beside
 from semel.protos import compat
 from semel.protos.addresses import Address
 from semel.protos.errors import DataDirectoryError, InvalidRequest, TimedOut, Unavailable
@@ -119,6 +120,13 @@ PORT_WAIT_S: Final = 3.0
     metavar="PORT",
     help="Serve the web console, too, at this port of 127.0.0.1; 0 takes a free one.",
 )
+@click.option(
+    "--kafka",
+    "kafka_port",
+    type=click.IntRange(0, 65_535),
+    metavar="PORT",
+    help="Serve Kafka's clients, too, at this port of 127.0.0.1; 0 takes a free one.",
+)
 @click.option("--no-restart", is_flag=True, help="Leave a node that died dead.")
 @json_option
 def up(
@@ -135,6 +143,7 @@ def up(
     authorization: bool,
     insecure: bool,
     web_port: int | None,
+    kafka_port: int | None,
     no_restart: bool,
     as_json: bool,
 ) -> int:
@@ -146,6 +155,8 @@ def up(
         raise click.UsageError("--tier-restore: name the tier of the lost cluster with --tier")
     if web_port is not None:
         up_web.check()
+    if kafka_port is not None:
+        up_kafka.check()
     data = data.absolute()
     data.mkdir(parents=True, exist_ok=True)
     with _locked(data):
@@ -163,9 +174,12 @@ def up(
             tier_restore,
             authorization,
         )
-        return asyncio.run(
-            _run(plan, data, web_port=web_port, restart=not no_restart, as_json=as_json)
-        )
+        beside: dict[str, Beside] = {}
+        if web_port is not None:
+            beside["web"] = up_web.web_beside(plan, data, web_port)
+        if kafka_port is not None:
+            beside["kafka"] = up_kafka.kafka_beside(plan, data, kafka_port)
+        return asyncio.run(_run(plan, data, beside, restart=not no_restart, as_json=as_json))
 
 
 def _check_counts(brokers: int | None, controllers: int | None, groups: int | None) -> None:
@@ -334,7 +348,12 @@ def _check_ports(plan: ClusterPlan) -> None:
 
 
 async def _run(
-    plan: ClusterPlan, directory: Path, *, web_port: int | None, restart: bool, as_json: bool
+    plan: ClusterPlan,
+    directory: Path,
+    beside: Mapping[str, Beside],
+    *,
+    restart: bool,
+    as_json: bool,
 ) -> int:
     from semel.console.up_view import JsonView, LiveView
     from semel.console.watch import ClusterWatch
@@ -356,11 +375,12 @@ async def _run(
         watch = await stack.enter_async_context(ClusterWatch(plan, security))
         stop.on_second = nodes.kill_now
         if await _until_ready(nodes, watch, stop):
-            seconds, url = time.monotonic() - began, ""
-            if web_port is not None:
-                web = up_web.WebBeside(plan, directory, web_port)
-                url = (await stack.enter_async_context(web)).url
-            view.on_ready(nodes, seconds, url)
+            seconds = time.monotonic() - began
+            places = {
+                name: (await stack.enter_async_context(program)).place
+                for name, program in beside.items()
+            }
+            view.on_ready(nodes, seconds, places)
             nodes.serving = True
         while not stop.is_set():
             nodes.check()

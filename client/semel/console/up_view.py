@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from semel.protos.v1.controller_pb2 import ClusterStatusReply
 
 EVENTS_SHOWN = 5
+BESIDE = {"web": "web console", "kafka": "Kafka's clients"}
+"""Programs beside the cluster, as people call them."""
 
 
 class Pids(Protocol):
@@ -37,8 +40,8 @@ class View(Protocol):
 
     wants_status: bool
 
-    def on_ready(self, pids: Pids, seconds: float, web: str) -> None:
-        """The cluster serves now, and the web console at a URL, unless it is empty."""
+    def on_ready(self, pids: Pids, seconds: float, beside: Mapping[str, str]) -> None:
+        """The cluster serves now; `beside` has the places of the programs beside it, by name."""
 
     def on_event(self, event: NodeEvent) -> None:
         """A node came or went, after `on_ready`."""
@@ -63,7 +66,7 @@ class JsonView:
         self._directory = directory
         self._out = render.Output(as_json=True)
 
-    def on_ready(self, pids: Pids, seconds: float, web: str) -> None:
+    def on_ready(self, pids: Pids, seconds: float, beside: Mapping[str, str]) -> None:
         """Prints the `ready` line."""
         metrics = targets.addresses(self._directory)
         nodes = [
@@ -85,7 +88,7 @@ class JsonView:
                 "cluster_id": self._plan.cluster_id,
                 **_secure(self._plan, self._directory),
                 **({"authorization": True} if self._plan.authorization else {}),
-                **({"web": web} if web else {}),
+                **beside,
                 "seconds": round(seconds, 3),
                 "nodes": nodes,
             }
@@ -159,7 +162,7 @@ class LiveView:
             self._draw()
         self._live.stop()
 
-    def on_ready(self, pids: Pids, seconds: float, web: str) -> None:
+    def on_ready(self, pids: Pids, seconds: float, beside: Mapping[str, str]) -> None:
         """Shows the table."""
         self._pids = pids
         self._headline = (
@@ -168,9 +171,10 @@ class LiveView:
         )
         if targets.addresses(self._directory):
             self._note = f"metrics: targets for Prometheus in {self._directory}/{targets.FILE_NAME}"
-        if web:
-            self._note = " · ".join(filter(None, (f"web console: {web}", self._note)))
-            self._say(f"web console: {web}")
+        for name, place in beside.items():
+            text = f"{BESIDE[name]}: {place}"
+            self._note = " · ".join(filter(None, (text, self._note)))
+            self._say(text)
         for name in _secure(self._plan, self._directory).values():
             self._say(f"TLS: {name}")
         if self._plan.authorization:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -60,6 +61,11 @@ class GatewayConfig:
             advertised = Address.parse(self.advertise, what="advertised address")
             if not advertised.port:
                 raise InvalidRequest("an advertised address needs its port")
+        elif _is_everywhere(address.host):
+            raise InvalidRequest(
+                f"{self.listen} is no address that clients can go to: say with --advertise which"
+                " one they use"
+            )
         if (self.certificate is None) is not (self.key is None):
             raise InvalidRequest("TLS needs a certificate and its key")
         if self.clients_ca is not None and self.certificate is None:
@@ -76,3 +82,11 @@ class GatewayConfig:
     def codec(self) -> RecordCodec:
         """The codec of the record batches that consumers get."""
         return RecordCodec[self.compression.upper()]
+
+
+def _is_everywhere(host: str) -> bool:
+    """Whether a host means every address of the machine."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False

@@ -14,6 +14,8 @@ from semel.protos.errors import UnknownTopic
 UNKNOWN_S: Final = 0.5
 """Seconds for which a topic that is unknown is not asked for again: clients ask often."""
 UNKNOWN_MAX: Final = 10_000
+CALLS_MAX: Final = 16
+"""Topics that are looked up together: one request may name very many."""
 STALE_S: Final = 2.0
 """Seconds for which a route counts as new."""
 RENEWAL_S: Final = 1.0
@@ -39,6 +41,7 @@ class TopicBook:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self._calls = asyncio.Semaphore(CALLS_MAX)
         self._opening: dict[str, _Opening] = {}
         self._unknown: dict[str, float] = {}
         """Until when topics are taken for unknown."""
@@ -91,7 +94,8 @@ class TopicBook:
         if self._unknown.get(name, 0.0) > now:
             raise UnknownTopic(f"there is no topic {name!r}")
         try:
-            return await self._cluster.topic(name)
+            async with self._calls:
+                return await self._cluster.topic(name)
         except UnknownTopic:
             if len(self._unknown) >= UNKNOWN_MAX:
                 self._unknown.clear()

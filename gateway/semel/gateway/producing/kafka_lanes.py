@@ -288,8 +288,8 @@ class KafkaProducers:
         self._number(lane, lane.window, batch)
 
     def _number(self, lane: KafkaLane, window: KafkaWindow, batch: NumberedBatch) -> None:
-        numbers = window.numbers(batch.base_sequence, batch.count)
         try:
+            numbers = window.numbers(batch.base_sequence, batch.count)
             payload = batch.encode(window.producer_id, window.epoch, window.session, numbers)
         except SemelError as error:
             batch.finish(BatchOutcome(error=error))

@@ -25,6 +25,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from semel.gateway.records import widen
+from semel.protos.errors import InvalidRequest
 
 EPOCH_BITS: Final = 48
 EPOCHS: Final = 1 << 15
@@ -55,12 +56,13 @@ def number(kafka_epoch: int, base_sequence: int, count: int, last_sequence: int)
     """Returns the sequences of a batch of `count` records.
 
     `base_sequence` is the client's, `last_sequence` the last one that the table is known to have,
-    or will have once what is under way is stored; -1 for none.
+    or will have once what is under way is stored; -1 for none. Raises InvalidRequest.
     """
     assert 0 <= kafka_epoch < EPOCHS
     first = kafka_epoch << EPOCH_BITS
     wide = widen(base_sequence, max(last_sequence - first, -1))
-    assert wide + count <= 1 << EPOCH_BITS, "nobody can have sent so many records"
+    if wide + count > 1 << EPOCH_BITS:
+        raise InvalidRequest(f"sequence {base_sequence} is of no record that can have been sent")
     base = first + wide
     previous = base - 1
     if not wide and last_sequence < first:

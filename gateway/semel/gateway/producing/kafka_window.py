@@ -99,7 +99,7 @@ class KafkaWindow:
     # ------------------------------------------------------------------------------- from a client
 
     def numbers(self, base_sequence: int, count: int) -> Numbers:
-        """Returns the sequences of a batch that has just come."""
+        """Returns the sequences of a batch that has just come. Raises InvalidRequest."""
         expected = max(self._known, *(each.last for each in self._in_flight.values()), -1)
         return number(kafka_epoch(self.epoch), base_sequence, count, expected)
 
