@@ -62,7 +62,7 @@ def plan_of(seed: int) -> SitesPlan:
     first = replace(
         plan,
         clients=tuple(clients),
-        steps=tuple([*own, *_steps(random, _MEANTIME, duration_s, (4, 8, 14))]),
+        steps=(*own, *_steps(random, _MEANTIME, duration_s, (4, 8, 14))),
         more_groups=(),
         victim=random.randrange(1, 7),
         retention_bytes=0,

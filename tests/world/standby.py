@@ -6,9 +6,9 @@ what its log had committed is held against each of them: so a slice must be one 
 whatever has become of the mirror and of both clusters meanwhile.
 
 Invariants
-1. A slice settles only when all messages that it counts are here, and if its queue was split, after
-   slices of its children. Of two slices of a queue the later one is not behind: neither in messages,
-   nor in what producers and groups have done.
+1. A slice settles only when all messages that it counts are here; that of a queue which was split
+   only after slices of its children. Of two slices of a queue the later one is not behind: neither
+   in messages, nor in what producers and groups have done.
 2. By its rows each message of the source up to its end is stored, and none behind, except delayed
    ones that wait. No group is further than it was, or than there are messages.
 3. Of each delayed batch that a promoted slice names there is a copy.

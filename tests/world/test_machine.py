@@ -75,7 +75,7 @@ def test_many_events_of_different_moments_do_not_end_it(monkeypatch: pytest.Monk
 
 
 def test_a_signal_ends_a_run_once_the_baton_is_back() -> None:
-    """Else the thread would run on beside the loop, and the end of the world would wait for ever."""
+    """Else the thread would run on beside the loop, and the end of the world would never come."""
     world = World(1)
     seen: list[str] = []
 

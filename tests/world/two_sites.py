@@ -175,7 +175,7 @@ class TwoSites(Run):
         )
 
     def _is_copied(self) -> bool:
-        """Whether all programs of the near site have ended, and a promotion would have all of it."""
+        """Whether the near site has ended its work, and a promotion would have all of it."""
         if not all(one.done for one in self.clients if not isinstance(one, MirrorProgram)):
             return False
         source, target = (group.judge() for group in self.groups)
@@ -227,9 +227,12 @@ class TwoSites(Run):
     def _lose(self, near: BrokerGroup) -> None:
         """The near site is no more."""
         controllers = [one for one in self.controllers if one.name == "c1"]
-        for host in (*near.hosts.values(), *controllers):
+        for host in near.hosts.values():
             host.retired = True
-            self.world.crash(host.name, "its site is lost")
+        for controller in controllers:
+            controller.retired = True
+        for name in self.site_of(near=True):
+            self.world.crash(name, "its site is lost")
         self.groups = [group for group in self.groups if group is not near]
         self.controllers = [one for one in self.controllers if one not in controllers]
 
