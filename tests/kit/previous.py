@@ -36,19 +36,6 @@ class Previous:
     flags: Sequence[str]
     """Flags that its brokers and controllers get, and this tree's do not."""
 
-    def run(self, code: str, *arguments: str, timeout_s: float = 120) -> str:
-        """The output of a program with its SDK. Asserts that it ends well."""
-        done = subprocess.run(
-            [str(self.python), "-c", code, *arguments],
-            cwd=self.python.parent,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=timeout_s,
-        )
-        assert done.returncode == 0, done.stderr[-4_000:]
-        return done.stdout
-
     def takes(self, node: Node) -> None:
         """From its next start on, the node runs this program."""
         assert node.command[0] == sys.executable, "it runs this tree"
