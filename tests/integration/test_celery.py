@@ -120,12 +120,11 @@ def test_delays_retries_and_dead_letters(
     assert (letter.attempts, letter.reason) == (1, "rejected")
 
 
-@pytest.mark.parametrize("pool", ["threads", "prefork"])
-def test_workers_of_many_send_and_are_controlled(
-    start_worker: StartWorker, sender: Celery, journal: Path, pool: str
+def test_a_worker_of_many_processes_sends_and_is_controlled(
+    start_worker: StartWorker, sender: Celery, journal: Path
 ) -> None:
     sender.send_task(f"{TASKS}.pass_on", ("inner",))
-    with start_worker("one", f"--pool={pool}", "--concurrency=2") as worker:
+    with start_worker("one", "--pool=prefork", "--concurrency=2") as worker:
         until(lambda: len(lines(journal)) == 1, within_s=40, what="the inner task")
         assert lines(journal)[0].startswith("inner ")
         answers = sender.control.ping(timeout=3)
