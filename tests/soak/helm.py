@@ -173,6 +173,17 @@ def check_objects(objects: list[dict[str, Any]]) -> None:
                 assert grace >= int(hook["command"][-1].split()[1]) + 60
 
 
+def check_validator(tools: Tools, objects: list[dict[str, Any]], place: Path) -> None:
+    """A field that Kubernetes does not know is noticed."""
+    (each, *_) = [each for each in objects if each["kind"] == "StatefulSet"]
+    planted = {**each, "spec": {**each["spec"], "replica": 3}}
+    try:
+        tools.validate([planted], place)
+    except AssertionError:
+        return
+    raise AssertionError("a misspelt field passes the validator")
+
+
 def check_refusals(tools: Tools) -> None:
     """Values that cannot be meant are refused with a reason."""
     for values, reason in REFUSED.items():
@@ -329,8 +340,13 @@ def check_running(tools: Tools, directory: Path) -> None:
         (container,) = job["spec"]["template"]["spec"]["containers"]
         script = machine.here(container["args"][0])
         environment = joining[0].environment()
-        for _ in range(2):  # the second one finds nothing to do
-            subprocess.run(["/bin/sh", "-ec", script], env=environment, check=True, timeout=300)
+
+        def grow() -> bool:
+            command = ["/bin/sh", "-ec", script]
+            return not subprocess.run(command, env=environment, timeout=300, check=False).returncode
+
+        until(grow, 180, "a Job that ends well")  # it is tried again until the pods are there
+        assert grow(), "the Job finds something to do"
         machine.wait_ready()
         assert len(machine.group()["nodes"]) == 5
         print("the Job has grown the group to five", flush=True)
@@ -363,6 +379,7 @@ def main(arguments: list[str] | None = None) -> int:
             check_objects(objects)
             tools.validate(objects, Path(name) / "objects.yaml")
             print(f"{values.name}: {len(objects)} objects, valid", flush=True)
+        check_validator(tools, objects, Path(name) / "planted.yaml")
         check_refusals(tools)
         print(f"{len(REFUSED)} contradictions are refused", flush=True)
         check_running(tools, Path(name))
