@@ -31,7 +31,8 @@ class Case:
     @property
     def title(self) -> str:
         """For people."""
-        return self.name or f"{self.alert or 'nothing'} with {', '.join(self.series)}"
+        shown = ", ".join(self.series)
+        return self.name or f"{self.alert or 'nothing'} at minute {self.minute} with {shown}"
 
 
 def of_node(alert: str, metric: str, values: str, minute: int, labels: str = "") -> Case:

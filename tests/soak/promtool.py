@@ -35,7 +35,7 @@ from tests.kit.up_process import UpProcess
 from tools.alerts import PARTS, RULES, STANDARD, known_series
 
 MODULE: Final = "github.com/prometheus/prometheus"
-VERSION: Final = "v0.305.0"
+VERSION: Final = "v0.316.0"
 FIRING: Final = 'count by (alertname) (ALERTS{alertstate="firing"})'
 
 
@@ -130,7 +130,7 @@ def cluster(directory: Path) -> Iterator[dict[str, bytes]]:
             admin = client.admin
             admin.create_topic("orders", queues=2, dedup=IdDedup(window_bytes=1 << 20))
             admin.create_topic("tiered", queues=1, tier_after_ms=3_600_000)
-            admin.create_topic("memory", queues=1, storage="memory", memory_bytes=1 << 20)
+            admin.create_topic("memory", queues=1, storage="memory", memory_bytes=16 << 20)
             admin.create_topic("latest", queues=1, compaction=Compaction())
             admin.set_quotas("topic:orders", {"write-bytes": 1 << 20, "messages": 1_000})
             with client.producer("loader") as producer:
@@ -148,8 +148,9 @@ def cluster(directory: Path) -> Iterator[dict[str, bytes]]:
                     f"{node.kind} {node.id}": secure_page(node.metrics, context, name)
                     for node in up.nodes
                 }
-        with urllib.request.urlopen(f"{ready['web']}metrics", timeout=30) as answer:
-            pages["web console"] = answer.read()
+        for path in ("livez", "metrics"):  # what was asked for before is counted on the page
+            with urllib.request.urlopen(f"{ready['web']}{path}", timeout=30) as answer:
+                pages["web console"] = answer.read()
         yield pages
 
 

@@ -391,6 +391,7 @@ def audit(walk: Walk) -> None:
 
 
 def metrics(walk: Walk) -> None:
+    walk.open("/audit")
     found = walk.page.request.get(f"{walk.url}/metrics").text()
     assert 'semel_web_requests_total{screen="audit",status="200"} ' in found
     assert 'status="500"' not in found
