@@ -456,7 +456,7 @@ class BrokerNode:
         )
         server.add_generic_rpc_handlers((routes_handler(self._routes),))
         serve_settings(server, config, CHANGEABLE, lambda: config.cluster_id)
-        self._start(serve_health(server, partial(why_not_ready, replica), SERVICES))
+        self._start(serve_health(server, partial(why_not_ready, replica), SERVICES)())
         serve_audit(server, config.audit_log, lambda: config.cluster_id)
         listen = bind(server, config.listen, config.security)
         self.address = str(listen)

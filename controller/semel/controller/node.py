@@ -192,8 +192,9 @@ class ControllerNode:
         running: list[asyncio.Future[None]] = []
         exits.push_async_callback(_cancel, running)
         exits.push_async_callback(_stop_server, server, config.stop_ms / 1000)
-        health: list[asyncio.Future[None]] = [*map(asyncio.ensure_future, self._health(server))]
-        exits.push_async_callback(_cancel, health)  # its watches end first, then the server
+        watching: list[asyncio.Future[None]] = []
+        exits.push_async_callback(_cancel, watching)  # watches end first, then the server
+        health = self._health(server)
         await server.start()
         await self._serve_metrics(
             succession, CommonProbe(gates, self.grpc_port, security=config.security)
@@ -202,6 +203,7 @@ class ControllerNode:
         await store.start(
             ControllerAddress(controller_id=config.controller_id, address=self.address)
         )
+        watching += [asyncio.ensure_future(run()) for run in health]
         running.append(asyncio.ensure_future(self._run(store, succession)))
         await self._decided(succession)
         await self._serve_logins(succession)
@@ -290,14 +292,14 @@ class ControllerNode:
         self._exits.push_async_callback(metrics.close)
         self.metrics_address = metrics.address
 
-    def _health(self, server: grpc.aio.Server) -> list[Coroutine[Any, Any, None]]:
-        """Adds gRPC's health service to the server; what is returned must run as long."""
+    def _health(self, server: grpc.aio.Server) -> list[Callable[[], Coroutine[Any, Any, None]]]:
+        """Adds gRPC's health service to the server; what is returned must run meanwhile."""
         try:
             from semel.protos.health import serve_health
         except ImportError:
             log.info("there is no health service of gRPC: it needs semel[broker]")
             return []
-        names = ["Controller", "Settings"]
+        names = ["Audit", "Controller", "Settings"]
         if self._given_store is None and self.config.metadata_kind == EMBEDDED:
             names.append("MetadataGroup")
         services = [f"semel.protos.v1.{name}" for name in names]

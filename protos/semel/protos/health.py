@@ -103,8 +103,8 @@ class HealthService:
 
 def serve_health(
     server: grpc.aio.Server, why_not_ready: Callable[[], str], services: Collection[str]
-) -> Coroutine[Any, Any, None]:
-    """Adds the service to a server; what is returned must run as long as the server."""
+) -> Callable[[], Coroutine[Any, Any, None]]:
+    """Adds the service to a server; what is returned must run as long as the server serves."""
     service = HealthService(why_not_ready, services)
     add_HealthServicer_to_server(service, server)
-    return service.run()
+    return service.run

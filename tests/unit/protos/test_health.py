@@ -59,7 +59,7 @@ class Node:
         meters = Meters(asyncio.get_running_loop().time)
         checks = CallQuotas(meters, self.guard)
         server = grpc.aio.server(interceptors=[ServerInterceptor(checks=checks, gates=CallGates())])
-        self.running = asyncio.ensure_future(serve_health(server, lambda: self.missing, NAMED))
+        self.running = asyncio.ensure_future(serve_health(server, lambda: self.missing, NAMED)())
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         try:

@@ -20,8 +20,8 @@ from semel.broker.server.queue_calls import QueueCalls
 SERVICES: Final = tuple(
     f"semel.protos.v1.{name}"
     for name in (
-        *("Broker", "BrokerStream", "Controller", "Members", "Mirrors", "Moves", "RaftPeer"),
-        *("Restores", "Settings", "Snapshots", "Transactions"),
+        *("Audit", "Broker", "BrokerStream", "Controller", "Members", "Mirrors", "Moves"),
+        *("RaftPeer", "Restores", "Settings", "Snapshots", "Transactions"),
     )
 )
 """All services at a broker's port but gRPC's own. `Controller` tells routes (`routes.py`)."""
