@@ -10,9 +10,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any, ClassVar, Final
 
+from semel.client import connect_async
 from semel.protos.errors import SemelError
+from semel.protos.security.identity import ADMIN, Identity
 from tests.checking.raw_log import Fold
 from tests.world.clients import AUDITS, TOPIC, ClientHost
+from tests.world.identities import security
 from tests.world.plan import Plan, with_clients
 from tests.world.registry import Part, add_part, program
 from tests.world.run import Run
@@ -30,6 +33,16 @@ class Verifier(ClientHost):
     async def work(self, client: Any) -> None:
         while not (self.stopping and self.quiet()):
             await asyncio.sleep(0.1)
+        if self.security is None:
+            await self._verify(client)
+            return
+        operator = Identity(ADMIN, self.name, self.security.cluster)
+        async with connect_async(
+            self.bootstrap, keep_routes=False, security=security(operator)
+        ) as own:
+            await self._verify(own)
+
+    async def _verify(self, client: Any) -> None:
         for _ in range(_TRIES):
             try:
                 found = await client.admin.verify(TOPIC, timeout=3.0)
