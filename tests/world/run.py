@@ -53,6 +53,9 @@ PATIENCE_S = 30.0
 """A run comes to rest within this time plus BACKLOG times what its plan took: messages that are to
 be tried again, under locks of 200 ms, take several times as long as sending them."""
 BACKLOG = 4
+IDLE = 3
+"""So many times longer take those of programs whose rows expire all the while: each copy of theirs
+is fenced anew."""
 
 
 class Failed(AssertionError):
@@ -127,7 +130,7 @@ class Run:
             client.start()
         self._run_until(world.now + plan.duration_s)
         self._heal(nemesis)
-        patience_s = PATIENCE_S + BACKLOG * plan.duration_s
+        patience_s = PATIENCE_S + BACKLOG * plan.duration_s * (IDLE if "idle" in plan.parts else 1)
         self._run_until(world.now + patience_s, self._at_rest)
         if not self._at_rest():
             raise Failed(f"not at rest {patience_s:g} s after all was healed: {self._state()}")

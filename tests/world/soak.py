@@ -34,6 +34,8 @@ ALONE: Final = "alone"
 THIRD: Final = "third"
 _STRIDE = 5
 _SHRUNK_MAX = 3
+_SHRINK_S: Final = 300.0
+"""Shrinking ends then: a world that does not come to rest takes long each time."""
 _TRACE_LINES = 80
 
 
@@ -170,7 +172,12 @@ def explain(seed: int, *, theme: str | None = None, more: tuple[str, ...] = ()) 
     """The shrunk plan of a failing seed, with its trace."""
     plan = _plan(seed, theme=theme, more=more)
     _, first, _ = run_plan(plan)
-    small = shrink(plan, lambda plan: _kind(run_plan(plan)[1]) == _kind(first))
+    end_s = time.monotonic() + _SHRINK_S
+
+    def fails(plan: Plan) -> bool:
+        return time.monotonic() < end_s and _kind(run_plan(plan)[1]) == _kind(first)
+
+    small = shrink(plan, fails)
     _, error, trace = run_plan(small, traced=True)
     return "\n".join([describe(small), *trace[-_TRACE_LINES:], error])
 
