@@ -145,9 +145,15 @@ class Roles:
         self._on_ended(role)
 
     def _begin(self, group_id: str, call: Any) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(call, name=f"semel-kafka-role-{group_id}")
+        async def alone() -> Any:
+            try:
+                return await call
+            finally:
+                # At once: who finds a call that has ended would wait for it without ever waiting.
+                del self._calls[group_id]
+
+        task = asyncio.get_running_loop().create_task(alone(), name=f"semel-kafka-role-{group_id}")
         self._calls[group_id] = task
-        task.add_done_callback(lambda _: self._calls.pop(group_id, None))
         return task
 
     async def _claim(self, group_id: str) -> GroupError | None:

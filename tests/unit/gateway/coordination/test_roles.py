@@ -1,0 +1,43 @@
+"""Who coordinates a group: one call at a time, and nobody waits for one that has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from semel.gateway.coordination.roles import Role, Roles
+
+
+class ClaimingRoles(Roles):
+    """Roles whose claims succeed without a cluster."""
+
+    def __init__(self) -> None:
+        nothing: Any = None
+        super().__init__(nothing, nothing, lambda role: None)
+        self.claims = 0
+
+    async def _claim(self, group_id: str) -> None:
+        self.claims += 1
+        await asyncio.sleep(0)
+        nothing: Any = None
+        self.held[group_id] = Role(group_id, nothing)
+
+
+async def test_a_claim_in_the_turn_in_which_a_call_ends_begins_one_of_its_own() -> None:
+    """It spun for ever: the call had ended, and its callback had not run."""
+    roles = ClaimingRoles()
+    claims: list[asyncio.Task[Role]] = []
+
+    async def leave() -> None:
+        claims.append(asyncio.create_task(roles.claim("g")))
+
+    await roles._begin("g", leave())
+    role = await claims[0]
+    assert (role.group_id, roles.claims) == ("g", 1)
+
+
+async def test_claims_at_one_time_share_a_call() -> None:
+    roles = ClaimingRoles()
+    one, two = await asyncio.gather(roles.claim("g"), roles.claim("g"))
+    assert one is two
+    assert roles.claims == 1
