@@ -54,6 +54,8 @@ class Program:
     """True when the TOML file may also have options that no config dataclass defines."""
     changeable: Collection[str]
     """Fields of its config that can be changed while it runs."""
+    in_file: Collection[str] = ()
+    """Further options that the TOML file may have."""
 
 
 PROGRAMS = (
@@ -63,6 +65,7 @@ PROGRAMS = (
         command=controller,
         file_has_switches=False,
         changeable=OF_CONTROLLERS,
+        in_file=("log_format",),
     ),
 )
 UNITS = (
@@ -107,7 +110,8 @@ def _facts(program: Program, option: click.Option) -> Iterator[str]:
         yield f"default: {default}"
     name = option.name or ""
     yield f"`{program.command.context_settings['auto_envvar_prefix']}_{name.upper()}`"
-    if isinstance(option, SettingOption) or (program.file_has_switches and not option.is_eager):
+    in_file = isinstance(option, SettingOption) or name in program.in_file
+    if in_file or (program.file_has_switches and not option.is_eager):
         yield f"TOML `{name}`"
     if isinstance(option, SettingOption):
         at_once = option.field in program.changeable

@@ -246,7 +246,7 @@ class Run:
         found = []
         for node in self.cluster.brokers:
             text = node.log_file.read_text(errors="replace")
-            for term in re.findall(r"semel\.broker\.replica\.\w+ role=master term=(\d+) ", text):
+            for term in re.findall(r" role changed role=master term=(\d+) ", text):
                 found.append(Mastered(node=node.id, term=int(term), at_s=0.0))
         assert found, "no node has ever said that it is master"
         return found

@@ -273,6 +273,7 @@ TARGETS: Final = {
                     "producer/identity",
                     "producer/memory",
                     "producer/rare_fields",
+                    "tracing/traced_intake",
                     "transport/produce_stream",
                     "transport/streams",
                     "transactions/staging",
@@ -312,6 +313,8 @@ TARGETS: Final = {
                 "dead_letters/listing",
                 "dead_letters/redrive",
                 "dead_letters/redrive_lock",
+                "tracing/carrying",
+                "tracing/receiving",
             )
         ),
         tests=_CLIENT_TESTS,
@@ -416,6 +419,8 @@ LEFT_OUT: Final = frozenset().union(
     ),
     _in(f"{_CLIENT}/admin", "upgrade", "upgrade_check", "verify"),
     _in(f"{_CLIENT}/transactions", "transaction_info"),
+    _in(f"{_CLIENT}/reading", "untraced"),
+    _in(f"{_CLIENT}/tracing", "spans", "tracing"),
     # Files, sockets, threads and processes.
     _in(f"{_BROKER}/control_plane", "load", "reports"),
     _in(

@@ -43,10 +43,13 @@ from semel.protos.addresses import Address
 from semel.protos.errors import InvalidRequest, SemelError
 from semel.protos.ids import GroupId, NodeId
 from semel.protos.levels import LEVEL_MAX
+from semel.protos.logs import log_format_option, set_up, tell_end
 from semel.protos.programs import start_anew
 from semel.protos.security.exposure import check_exposed, insecure_option
 from semel.protos.settings import option
 from semel.protos.systemd import ServiceManager
+
+logger = logging.getLogger("semel.broker")
 
 KEPT_BACK = 16
 """Number of file descriptors reserved for files, so that the log can roll when connections use all
@@ -214,6 +217,7 @@ def _optional_address(context: click.Context, parameter: click.Parameter, value:
 @insecure_option
 @click.option("--json", "as_json", is_flag=True, help="Say when it listens as one JSON line.")
 @click.option("--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR.")
+@log_format_option()
 @click.pass_obj
 def main(
     files: FileLayer | None,
@@ -221,18 +225,20 @@ def main(
     config: Path | None,
     as_json: bool,
     log_level: str,
+    log_format: str,
     insecure: bool,
     **given: Any,
 ) -> None:
     """Runs one broker node until it gets SIGINT or SIGTERM."""
     node = given["node"]
-    logging.basicConfig(
+    set_up(
+        log_format,
+        process=f"broker-{node}",
         level=log_level.upper(),
-        stream=sys.stderr,
-        format=f"%(asctime)s %(levelname)s node={node} %(name)s %(message)s",
+        text=f"%(asctime)s %(levelname)s node={node} %(name)s %(message)s",
     )
     if given["durability"] == INTERVAL:
-        logging.warning("durability=interval: acknowledgements do not wait for the disk")
+        logger.warning("durability=interval: acknowledgements do not wait for the disk")
     try:
         settings = settings_of(**given)
         check_exposed(settings.listen, settings.security, insecure=insecure)
@@ -245,7 +251,7 @@ def main(
         run = _uvloop_run() or asyncio.run
         status = run(_run(settings, as_json, files))
     except (SemelError, OSError) as error:
-        print(f"error: node {node}: {error}", file=sys.stderr)
+        tell_end(f"node {node}: {error}")
         status = 1
     if status == ANEW:
         start_anew("semel.broker")

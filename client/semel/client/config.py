@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from semel.client.login import Login
 from semel.protos.addresses import Address
@@ -20,6 +20,9 @@ from semel.protos.batch import BATCH_BYTES_DEFAULT, HEADER_BYTES, Codec
 from semel.protos.errors import InvalidRequest
 from semel.protos.levels import LEVEL_MAX
 from semel.protos.security.credentials import Security
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
 
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:7070"
 RETRY_STEP_MS_MAX: Final = 7 * 24 * 3600 * 1000
@@ -94,6 +97,10 @@ class ClientConfig:
     login: Login | None = None
     """In place of a certificate: how the client logs in, with a token or a password. It then has a
     certificate for a short time, which it renews by itself."""
+    tracing: bool | TracerProvider = False
+    """Makes spans of OpenTelemetry for what is sent, received and committed, and has messages carry
+    their trace context: True with the global tracer provider, or the provider to use. Needs the
+    extra `otel`. By default off, which costs nothing."""
     level_max: int = LEVEL_MAX
     """The highest feature level that the client uses, by default the highest it knows. With a lower
     one it behaves as an older program would, to rehearse an upgrade."""
@@ -113,6 +120,10 @@ class ClientConfig:
         require(
             self.login is None or isinstance(self.login, Login),
             f"login must be a Login, not {type(self.login).__name__}",
+        )
+        require(
+            isinstance(self.tracing, bool) or hasattr(self.tracing, "get_tracer"),
+            f"tracing must be True, False or a TracerProvider, not {self.tracing!r}",
         )
         require(
             self.login is None or self.security is None,

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from semel.client.core import letters
+from semel.client.core.batch_context import context_of
 from semel.client.core.due_in_second import DueInSecond
 from semel.client.core.letters import Origin
 from semel.protos.arrow_records import (
@@ -88,6 +89,7 @@ class Rows:
 
     __slots__ = (
         "_columns",
+        "_context",
         "_headers",
         "_ids",
         "_keys",
@@ -157,6 +159,7 @@ class Rows:
         self._values: list[bytes | None] | None = None
         self._keys: list[bytes | None] | None = None
         self._headers: list[list[tuple[str, bytes]]] | None = None
+        self._context: list[tuple[str, bytes]] | None = None
         self._ids: list[bytes | None] | None = None
         self._stamps: list[int] | None = None
         self._sequences: list[int] | None = None
@@ -245,11 +248,33 @@ class Rows:
             if headers is None:
                 self._headers = [[] for _ in range(self.count)]
             else:
-                self._headers = [
-                    [(pair["key"], pair["value"]) for pair in pairs or ()]
-                    for pairs in headers.to_pylist()
-                ]
+                self._headers = _pairs_of(headers)
         return self._headers
+
+    @property
+    def context(self) -> list[tuple[str, bytes]]:
+        """Headers that the stored batch carries for all its messages."""
+        if self._context is None:
+            self._context = []
+            if self.header.count and self._has(BatchFlags.HEADERS):
+                columns = self.columns
+                if self.row_start or not self.count:
+                    columns = decode_columns(self._stored[BROKER_HEADER_BYTES:], self.header)
+                assert columns.headers is not None, "the flag says so"
+                self._context = context_of(_pairs_of(columns.headers.slice(0, 1))[0])
+        return self._context
+
+    def headers_of(self, start: int, end: int) -> list[list[tuple[str, bytes]]]:
+        """Returns the headers of those of rows `[start, end)` that have any, and of some between
+        them, without decoding those of the others."""
+        headers = self.columns.headers if self._has(BatchFlags.HEADERS) else None
+        if headers is None:
+            return []
+        rows = np.flatnonzero(np.diff(offsets_of(headers)[start : end + 1]))
+        if not len(rows):
+            return []
+        first, last = int(rows[0]), int(rows[-1])
+        return _pairs_of(headers.slice(start + first, last - first + 1))
 
     @property
     def message_ids(self) -> list[bytes | None]:
@@ -304,6 +329,10 @@ class Rows:
             ],
             schema=ARROW_SCHEMA,
         )
+
+
+def _pairs_of(headers: pa.Array) -> list[list[tuple[str, bytes]]]:
+    return [[(pair["key"], pair["value"]) for pair in pairs or ()] for pairs in headers.to_pylist()]
 
 
 def _pieces(column: pa.Array) -> list[bytes | None]:
@@ -366,6 +395,14 @@ class Message:
     @property
     def headers(self) -> list[tuple[str, bytes]]:
         return self._rows.headers[self._row]
+
+    @property
+    def carried_headers(self) -> list[tuple[str, bytes]]:
+        """Its headers, and those that its batch carries for all its messages."""
+        headers, context = self.headers, self._rows.context
+        if not context or {name for name, _ in headers} & {name for name, _ in context}:
+            return headers
+        return [*headers, *context]
 
     @property
     def origin(self) -> Origin:

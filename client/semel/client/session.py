@@ -13,7 +13,8 @@ import os
 import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from semel.client.admin.calls import AdminCore
 from semel.client.client_file import chosen
@@ -28,6 +29,8 @@ from semel.client.login import LoggedIn
 from semel.client.producer.intake import Intake
 from semel.client.producer.memory import ProducerMemory
 from semel.client.producer.producer import ProducerCore
+from semel.client.reading.pulling import Puller
+from semel.client.reading.untraced import UNTRACED, Untraced
 from semel.client.transactions.commit import TransactionCore
 from semel.client.transactions.staging import StageCore, StagerIdentity
 from semel.client.transport.cluster import Cluster
@@ -36,6 +39,9 @@ from semel.client.transport.runtime import Runtime, shared_runtime
 from semel.protos import compat
 from semel.protos.errors import Closed, InvalidRequest, SemelError, TimedOut
 from semel.protos.security.credentials import Security
+
+if TYPE_CHECKING:
+    from semel.client.tracing.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +69,7 @@ class Session:
         controllers = parse_bootstrap(bootstrap)
         self.bootstrap = bootstrap
         self.config = build(ClientConfig, options)
+        self._tracing = _tracing(self.config)
         self._logged_in: LoggedIn | None = None
         if self.config.login is not None:
             self._logged_in = LoggedIn(self.config.login)
@@ -184,7 +191,10 @@ class Session:
         if config.source_positions and not name:
             raise InvalidRequest("source_positions needs a named producer: producer(name, ...)")
         return self._with_intake(
-            config, lambda intake: ProducerCore(self.cluster, name or "", config, intake), blocking
+            config,
+            lambda intake: ProducerCore(self.cluster, name or "", config, intake),
+            blocking,
+            name or "",
         )
 
     def new_stage(
@@ -205,8 +215,20 @@ class Session:
             config, lambda intake: StageCore(self.cluster, config, intake, identity), blocking
         )
 
+    def receiving(
+        self, puller: Puller, group: str = "", client_id: Callable[[], str] = str
+    ) -> Untraced:
+        """Returns what a reader or consumer tells about its work."""
+        if self._tracing is None:
+            return UNTRACED
+        return self._tracing.receiving(puller, group, client_id)
+
     def _with_intake(
-        self, config: ProducerConfig, make: Callable[[Intake], _Core], blocking: bool
+        self,
+        config: ProducerConfig,
+        make: Callable[[Intake], _Core],
+        blocking: bool,
+        name: str = "",
     ) -> _Core:
         cores: list[_Core] = []
 
@@ -217,7 +239,8 @@ class Session:
             self.run(cores[0].open_topic(topic))
 
         self.producer_memory.admit(config.buffer_bytes)
-        intake = Intake(
+        make_intake = Intake if self._tracing is None else partial(self._tracing.intake, name)
+        intake = make_intake(
             config,
             wake=wake,
             open_topic=open_topic if blocking else None,
@@ -227,6 +250,22 @@ class Session:
         cores.append(core)
         self.runtime.call_soon(core.start)
         return core
+
+
+def _tracing(config: ClientConfig) -> Tracing | None:
+    """Returns the client's tracing, or None. Imports OpenTelemetry only if it is wanted. Raises
+    InvalidRequest if that is not installed."""
+    if config.tracing is False:
+        return None
+    try:
+        from semel.client.tracing.tracing import Tracing
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("opentelemetry"):
+            raise
+        raise InvalidRequest(
+            "tracing needs OpenTelemetry's API: pip install 'semel[otel]'"
+        ) from None
+    return Tracing(config.tracing)
 
 
 def consumer_arguments(group: object, topics: list[str] | str) -> list[str]:

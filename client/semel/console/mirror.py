@@ -5,6 +5,7 @@ Not here: the work (`client/semel/client/mirror/`).
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ import click
 from semel.console import completion, render
 from semel.console.options import confirm, examples, json_option, watch_options, yes_option
 from semel.console.units import Duration
+from semel.protos.logs import log_format_option, set_up
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -84,6 +86,7 @@ def _required_to(function: Any) -> Any:
 @click.option(
     "--every", type=Duration(), default="1s", show_default=True, help="How often progress is told."
 )
+@log_format_option(envvar="SEMEL_LOG_FORMAT")
 @json_option
 @click.pass_context
 def mirror(
@@ -94,9 +97,11 @@ def mirror(
     settle: int,
     once: bool,
     every: int,
+    log_format: str,
     as_json: bool,
 ) -> int:
     """Copies topics to another cluster, continuously, until Ctrl-C."""
+    set_up(log_format, process="mirror", level=logging.WARNING)
     if ctx.invoked_subcommand is not None:
         if source or target or topics:
             raise click.UsageError(f"options go behind {ctx.invoked_subcommand}")

@@ -12,6 +12,7 @@ Invariants
 from __future__ import annotations
 
 import json
+import logging
 import re
 import sys
 import time
@@ -21,11 +22,14 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeAlias
 
 from semel.protos.errors import SemelError
+from semel.protos.logs import is_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from semel.client.admin.descriptions import LockAge
+
+logger = logging.getLogger(__name__)
 
 PIPE_WIDTH: Final = 240
 """Width in columns of a table that goes into a pipe, so that nothing is cut short."""
@@ -38,13 +42,19 @@ NOTHING: Final = "–"
 
 
 def error(message: str) -> None:
-    """Prints one line on stderr."""
-    print("error: " + " ".join(message.split()), file=sys.stderr, flush=True)
+    """Prints one line on stderr; a command whose log is JSON logs it."""
+    if is_json():
+        logger.error("the command fails reason=%s", message)
+    else:
+        print("error: " + " ".join(message.split()), file=sys.stderr, flush=True)
 
 
 def warn(message: str) -> None:
-    """Prints one line on stderr that must not be overlooked."""
-    print("warning: " + " ".join(message.split()), file=sys.stderr, flush=True)
+    """Prints one line on stderr that must not be overlooked, or logs it."""
+    if is_json():
+        logger.warning("a warning for the operator text=%s", message)
+    else:
+        print("warning: " + " ".join(message.split()), file=sys.stderr, flush=True)
 
 
 def os_error(failure: OSError) -> str:

@@ -34,6 +34,7 @@ from semel.console.cluster_file import SECURITY, ClusterPlan, NodePlan
 from semel.protos import compat
 from semel.protos.addresses import Address
 from semel.protos.errors import Unavailable
+from semel.protos.logs import JSON, TEXT, reason_in
 
 STOP_GRACE_S: Final = 6.0
 Command = Callable[[ClusterPlan, NodePlan, Path], list[str]]
@@ -94,12 +95,14 @@ class Supervisor:
         restart: bool,
         on_event: Callable[[NodeEvent], None],
         command: Command | None = None,
+        log_format: str = TEXT,
     ) -> None:
         self._plan = plan
         self._directory = directory
         self._restart = restart
         self._on_event = on_event
         self._command = command or measured_command
+        self._log_format = log_format
         self._tasks: list[asyncio.Task[None]] = []
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         """Running processes by the node's name."""
@@ -203,6 +206,8 @@ class Supervisor:
             *(sys.executable, "-I", "-S", str(launcher), str(os.getpid())),
             *self._command(self._plan, node, self._directory),
         ]
+        if self._log_format == JSON and node.kind != "zookeeper":
+            command += ["--log-format", JSON]
         with self._open_log(node) as log:
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -210,8 +215,7 @@ class Supervisor:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                # gRPC says at this level why a TLS handshake failed.
-                env={**os.environ, "GRPC_VERBOSITY": "INFO"} if self._plan.secure else None,
+                env=self._environment(),
             )
         self._processes[node.name] = process
         self._tell(NodeEvent(event="started", node=node, pid=process.pid))
@@ -219,6 +223,12 @@ class Supervisor:
             # The signal was sent while this process was being started.
             process.terminate()
         return process
+
+    def _environment(self) -> dict[str, str] | None:
+        """What gRPC's own lines are to be: they say why a TLS handshake failed, and are no JSON."""
+        if self._log_format == JSON:
+            return {"GRPC_VERBOSITY": "NONE", **os.environ}
+        return {**os.environ, "GRPC_VERBOSITY": "INFO"} if self._plan.secure else None
 
     @contextlib.contextmanager
     def _open_log(self, node: NodePlan) -> Iterator[int]:
@@ -236,9 +246,8 @@ class Supervisor:
         path = self.log_path(node)
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[-200:]
         lines = [line for line in lines if line.strip()]
-        named = [line for line in lines if line.startswith("error: ")]
-        line = (named or lines or ["it said nothing"])[-1]
-        return f"{line.removeprefix('error: ')} ({path})"
+        reasons = [reason for line in lines if (reason := reason_in(line)) is not None]
+        return f"{(reasons or lines or ['it said nothing'])[-1]} ({path})"
 
     def _tell(self, event: NodeEvent) -> None:
         if self.serving:

@@ -20,6 +20,7 @@ import contextlib
 import dataclasses
 import fcntl
 import importlib.util
+import logging
 import os
 import signal
 import time
@@ -37,6 +38,7 @@ from semel.console.up_beside import Beside
 from semel.protos import compat
 from semel.protos.addresses import Address
 from semel.protos.errors import DataDirectoryError, InvalidRequest, TimedOut, Unavailable
+from semel.protos.logs import log_format_option, set_up
 from semel.protos.security.identity import ADMIN, Identity
 
 if TYPE_CHECKING:
@@ -128,6 +130,7 @@ PORT_WAIT_S: Final = 3.0
     help="Serve Kafka's clients, too, at this port of 127.0.0.1; 0 takes a free one.",
 )
 @click.option("--no-restart", is_flag=True, help="Leave a node that died dead.")
+@log_format_option(envvar="SEMEL_LOG_FORMAT")
 @json_option
 def up(
     data: Path,
@@ -145,9 +148,11 @@ def up(
     web_port: int | None,
     kafka_port: int | None,
     no_restart: bool,
+    log_format: str,
     as_json: bool,
 ) -> int:
     """Runs a whole cluster on this machine until Ctrl-C."""
+    set_up(log_format, process="up", level=logging.WARNING)
     _check_counts(brokers, controllers, groups)
     _check_metadata(metadata)
     _check_tier(tier)
@@ -176,10 +181,12 @@ def up(
         )
         beside: dict[str, Beside] = {}
         if web_port is not None:
-            beside["web"] = up_web.web_beside(plan, data, web_port)
+            beside["web"] = up_web.web_beside(plan, data, web_port, log_format)
         if kafka_port is not None:
-            beside["kafka"] = up_kafka.kafka_beside(plan, data, kafka_port)
-        return asyncio.run(_run(plan, data, beside, restart=not no_restart, as_json=as_json))
+            beside["kafka"] = up_kafka.kafka_beside(plan, data, kafka_port, log_format)
+        return asyncio.run(
+            _run(plan, data, beside, log_format, restart=not no_restart, as_json=as_json)
+        )
 
 
 def _check_counts(brokers: int | None, controllers: int | None, groups: int | None) -> None:
@@ -351,6 +358,7 @@ async def _run(
     plan: ClusterPlan,
     directory: Path,
     beside: Mapping[str, Beside],
+    log_format: str,
     *,
     restart: bool,
     as_json: bool,
@@ -370,7 +378,9 @@ async def _run(
         view: View = (
             JsonView(plan, directory) if as_json else stack.enter_context(LiveView(plan, directory))
         )
-        nodes = Supervisor(plan, directory, restart=restart, on_event=view.on_event)
+        nodes = Supervisor(
+            plan, directory, restart=restart, on_event=view.on_event, log_format=log_format
+        )
         await stack.enter_async_context(nodes)
         watch = await stack.enter_async_context(ClusterWatch(plan, security))
         stop.on_second = nodes.kill_now

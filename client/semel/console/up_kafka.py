@@ -15,6 +15,7 @@ from pathlib import Path
 from semel.console.cluster_file import ClusterPlan
 from semel.console.up_beside import Beside
 from semel.protos.errors import InvalidRequest
+from semel.protos.logs import TEXT
 
 
 def check() -> None:
@@ -23,7 +24,7 @@ def check() -> None:
         raise InvalidRequest("the Kafka gateway needs kio: pip install 'semel[kafka]'")
 
 
-def kafka_beside(plan: ClusterPlan, directory: Path, port: int) -> Beside:
+def kafka_beside(plan: ClusterPlan, directory: Path, port: int, log_format: str = TEXT) -> Beside:
     """Returns the gateway of a cluster, to be entered; its place is HOST:PORT. Raises
     InvalidRequest for a cluster with TLS."""
     if plan.secure:
@@ -34,6 +35,9 @@ def kafka_beside(plan: ClusterPlan, directory: Path, port: int) -> Beside:
     return Beside(
         "Kafka gateway",
         directory / "logs" / "kafka-gateway.log",
-        ("kafka-gateway", "--listen", f"127.0.0.1:{port}", "--bootstrap", plan.bootstrap),
+        (
+            *("kafka-gateway", "--listen", f"127.0.0.1:{port}", "--bootstrap", plan.bootstrap),
+            *("--log-format", log_format),
+        ),
         "address",
     )

@@ -17,6 +17,7 @@ from semel.console import cluster_file
 from semel.console.cluster_file import CLIENT_FILE, ClusterPlan
 from semel.console.up_beside import Beside
 from semel.protos.errors import InvalidRequest
+from semel.protos.logs import TEXT
 from semel.protos.security.identity import ADMIN
 
 NEEDED: Final = ("starlette", "jinja2", "uvicorn")
@@ -31,7 +32,7 @@ def check() -> None:
         )
 
 
-def web_beside(plan: ClusterPlan, directory: Path, port: int) -> Beside:
+def web_beside(plan: ClusterPlan, directory: Path, port: int, log_format: str = TEXT) -> Beside:
     """Returns the web console of a cluster, to be entered; its place is its URL."""
     environment = {}
     if plan.secure:
@@ -41,7 +42,10 @@ def web_beside(plan: ClusterPlan, directory: Path, port: int) -> Beside:
     return Beside(
         "web console",
         directory / "logs" / "web.log",
-        ("web", "--listen", f"127.0.0.1:{port}", "--bootstrap", plan.bootstrap),
+        (
+            *("web", "--listen", f"127.0.0.1:{port}", "--bootstrap", plan.bootstrap),
+            *("--log-format", log_format),
+        ),
         "url",
         environment,
     )

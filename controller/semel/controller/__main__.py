@@ -31,6 +31,7 @@ import click
 from semel.controller.config import ControllerConfig
 from semel.controller.node import ControllerNode
 from semel.protos.errors import InvalidRequest, SemelError
+from semel.protos.logs import log_format_option, set_up, tell_end
 from semel.protos.programs import start_anew
 from semel.protos.security.exposure import check_exposed, insecure_option
 from semel.protos.settings import option
@@ -65,7 +66,7 @@ def _read_toml(context: click.Context, _: click.Parameter, path: Path | None) ->
         settings = tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise click.BadParameter(f"cannot read {path}: {error}") from error
-    unknown = sorted(settings.keys() - _FIELDS)
+    unknown = sorted(settings.keys() - _FIELDS - {"log_format"})
     if unknown:
         raise click.BadParameter(f"{path} has an unknown setting {unknown[0]!r}")
     context.default_map = settings
@@ -131,21 +132,24 @@ def _read_peers(_: click.Context, __: click.Parameter, text: str | None) -> dict
 @insecure_option
 @click.option("--json", "as_json", is_flag=True, help="Say on stdout, as JSON, that it serves.")
 @click.option("--verbose", is_flag=True, help="Log more.")
-def main(as_json: bool, verbose: bool, insecure: bool, **given: Any) -> None:
+@log_format_option()
+def main(as_json: bool, verbose: bool, log_format: str, insecure: bool, **given: Any) -> None:
     """Run one controller of a Semel cluster."""
-    logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
     try:
         config = ControllerConfig(**{k: v for k, v in given.items() if v is not None})
+        set_up(
+            log_format,
+            process=f"controller-{config.controller_id}",
+            level=logging.DEBUG if verbose else logging.INFO,
+            text="%(asctime)s %(levelname)s %(name)s %(message)s",
+        )
         check_exposed(config.listen, config.security, insecure=insecure)
     except InvalidRequest as error:
         raise click.UsageError(str(error)) from error
     try:
         anew = asyncio.run(_serve(config, as_json))
     except SemelError as error:
-        print(f"error: {error}", file=sys.stderr)
+        tell_end(str(error))
         sys.exit(1)
     if anew:
         start_anew("semel.controller")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import click
 from semel.console import render
 from semel.console.options import examples, file_options, json_option
 from semel.protos.errors import InvalidRequest
+from semel.protos.logs import log_format_option, set_up
 
 if TYPE_CHECKING:
     from semel.gateway.service import KafkaGateway
@@ -71,6 +73,7 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
     " 127.0.0.1:7070]",
 )
 @file_options
+@log_format_option(envvar="SEMEL_LOG_FORMAT")
 @json_option
 def kafka_gateway(
     listen: str,
@@ -82,9 +85,11 @@ def kafka_gateway(
     compression: str,
     metrics: str,
     bootstrap: str,
+    log_format: str,
     as_json: bool,
 ) -> None:
     """Serves Kafka's clients until Ctrl-C."""
+    set_up(log_format, process="kafka-gateway", level=logging.WARNING)
     if importlib.util.find_spec("kio") is None:
         raise InvalidRequest("the Kafka gateway needs kio: pip install 'semel[kafka]'")
     from semel.gateway.config import GatewayConfig

@@ -14,7 +14,10 @@ Not here: the order of the columns (`columns.py`).
 
 from __future__ import annotations
 
+import functools
 import struct
+from collections.abc import Sequence
+from itertools import accumulate
 from operator import gt
 from typing import Any, Final
 
@@ -90,6 +93,24 @@ def header_buffers(column: pa.Array) -> list[Buffer]:
     if pairs.null_count or names.null_count or values.null_count:
         raise InvalidRequest("a header's name or value is null")
     return [lists - np.int32(start), *binary_buffers(names), *binary_buffers(values)]
+
+
+def first_row_buffers(count: int, pairs: Sequence[tuple[str, bytes]]) -> list[Buffer]:
+    """Returns the header buffers of `count` messages of which only the first has headers."""
+    lists = _all_but_first(len(pairs), 1 << count.bit_length())[: count + 1]
+    names = [name.encode() for name, _ in pairs]
+    found: list[Buffer] = [lists]
+    for pieces in (names, [value for _, value in pairs]):
+        offsets = struct.pack(f"<{len(pieces) + 1}i", 0, *accumulate(map(len, pieces)))
+        found += [offsets, b"".join(pieces)]
+    return found
+
+
+@functools.lru_cache(maxsize=16)
+def _all_but_first(number: int, size: int) -> npt.NDArray[np.int32]:
+    found = np.full(size, number, np.int32)
+    found[0] = 0
+    return found
 
 
 def lay_out(buffers: list[Buffer]) -> list[Buffer]:
@@ -223,8 +244,9 @@ class BodyReader:
         lists, pair_count = self._offsets(count)
         names = self.binary(pair_count)
         values = self.binary(pair_count)
+        names = pa.Array.from_buffers(pa.string(), pair_count, names.buffers())
         try:
-            names = names.cast(pa.string())
+            names.validate(full=True)  # a cast checks the same, and takes six times as long
         except pa.ArrowException as error:
             raise CorruptBatch("a header's name is not UTF-8") from error
         pairs = pa.StructArray.from_arrays([names, values], ["key", "value"])

@@ -49,6 +49,7 @@ from semel.protos.body import (
     Buffer,
     binary_buffers,
     chain_crc,
+    first_row_buffers,
     header_buffers,
     lay_out,
     nullable_buffers,
@@ -250,8 +251,10 @@ def encode_batch(
     source_positions: bool = False,
     message_bytes_max: int = MESSAGE_BYTES_MAX,
     front: bytes = b"",
+    first_headers: list[tuple[str, bytes]] | None = None,
 ) -> bytes:
     """Returns one batch, header and body, ready to send; `front` stands in front of it.
+    `first_headers` are those of the first message, if there is no column of headers.
 
     `timestamp_us` and `deliver_at_us` count for all messages unless the columns have their own.
     A codec that does not make the body smaller is left out. Raises MessageTooLarge for a message
@@ -261,7 +264,7 @@ def encode_batch(
     count = len(columns)
     if not count:
         raise InvalidRequest("a batch needs a message")
-    flags, buffers, content = _buffers(columns)
+    flags, buffers, content = _buffers(columns, first_headers)
     if source_positions:
         flags |= BatchFlags.SOURCE_POSITIONS
     parts = lay_out(buffers)
@@ -322,10 +325,13 @@ def encode_batch(
     return b"".join((front, packed_head, *parts))
 
 
-def _buffers(columns: Columns | FewRows) -> tuple[int, list[Buffer], list[Buffer]]:
+def _buffers(
+    columns: Columns | FewRows, first_headers: list[tuple[str, bytes]] | None
+) -> tuple[int, list[Buffer], list[Buffer]]:
     """Returns the flags of the columns present, all buffers in the order of the body, and the
     buffers that `content_crc` covers."""
     if isinstance(columns, FewRows):
+        assert first_headers is None, "few rows have no headers"
         flags, buffers = columns.buffers()
         return flags, buffers, buffers
     columns.check()
@@ -341,6 +347,9 @@ def _buffers(columns: Columns | FewRows) -> tuple[int, list[Buffer], list[Buffer
     if columns.headers is not None:
         flags |= BatchFlags.HEADERS
         buffers += header_buffers(columns.headers)
+    elif first_headers is not None:
+        flags |= BatchFlags.HEADERS
+        buffers += first_row_buffers(len(columns), first_headers)
     content = list(buffers)
     if columns.timestamps is not None:
         flags |= BatchFlags.TIMESTAMP

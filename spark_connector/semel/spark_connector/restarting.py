@@ -51,4 +51,4 @@ def keep_running(start: Callable[[], StreamingQuery]) -> StreamingQuery:
             aborts = 1 if query.recentProgress else aborts + 1
             if aborts >= ABORTS_MAX:
                 raise
-            logger.warning("a micro-batch of query %s was aborted, it is repeated", query.id)
+            logger.warning("a micro-batch was aborted, it is repeated query=%s", query.id)

@@ -197,9 +197,10 @@ def commit_receipts(
         discard(options.client)  # this process is not used again
     if done.replayed:
         logger.warning(
-            "epoch %d of transaction %r was committed before; %d messages are not stored again",
-            epoch,
+            "the epoch was committed before, its messages are not stored again transaction=%s"
+            " epoch=%d messages=%d",
             transaction_id,
+            epoch,
             done.messages,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import click
 
 from semel.console import render, up_web
 from semel.console.options import examples, file_options, json_option
+from semel.protos.logs import log_format_option, set_up
 
 
 @click.command(
@@ -50,6 +52,7 @@ from semel.console.options import examples, file_options, json_option
     " 127.0.0.1:7070]",
 )
 @file_options
+@log_format_option(envvar="SEMEL_LOG_FORMAT")
 @json_option
 def web(
     listen: str,
@@ -58,9 +61,11 @@ def web(
     key: Path | None,
     insecure: bool,
     bootstrap: str,
+    log_format: str,
     as_json: bool,
 ) -> None:
     """Serves the web console until Ctrl-C."""
+    set_up(log_format, process="web", level=logging.WARNING)
     up_web.check()
     from semel.web.config import WebConfig
     from semel.web.serving import serve

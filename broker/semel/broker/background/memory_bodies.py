@@ -211,12 +211,13 @@ class MemoryBodies:
             if lost.to_offset <= start or (queue is not None and queue.frozen):
                 continue  # what a sealed queue has lost is said where it goes, or once it stays
             logger.error(
-                "messages of a topic in memory are lost topic=%s queue=%d offsets=%d to %d%s",
+                "messages of a topic in memory are lost topic=%s queue=%d first=%d last=%d"
+                " all_answered=%s",
                 "" if queue is None else queue.topic,
                 key.queue_id,
                 lost.from_offset,
                 lost.to_offset - 1,
-                "" if all_answered else ", and not every member has answered",
+                all_answered,
             )
             record = control_pb2.LoseMemory(
                 queue=queue_ref(key),

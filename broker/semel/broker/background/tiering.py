@@ -216,7 +216,7 @@ class Tiering:
     def _note(self, backoff: _Backoff, what: str, error: Exception) -> None:
         backoff.failed(self._now_s())
         if backoff.said != type(error).__name__:
-            logger.error("%s, it is tried again error=%s", what, error)
+            logger.error("not tiered, it is tried again what=%s error=%s", what, error)
             backoff.said = type(error).__name__
 
     def _recovered(self, key: QueueKey) -> None:

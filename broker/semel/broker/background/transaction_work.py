@@ -141,7 +141,10 @@ class TransactionWork:
     def _note(self, name: tuple[str, int], group: int, dropped: Dropped) -> None:
         if not any(dropped):
             return
-        logger.info("messages with known ids dropped transaction=%s epoch=%d %s", *name, dropped)
+        logger.info(
+            "messages with known ids dropped transaction=%s epoch=%d duplicates=%d conflicts=%d",
+            *(*name, dropped.duplicates, dropped.conflicts),
+        )
         self._dropped.setdefault(name, {})[group] = dropped
         if len(self._dropped) > AT_ONCE_MAX:  # nobody asks about those that were never answered
             del self._dropped[next(iter(self._dropped))]

@@ -93,7 +93,7 @@ async def ask_members(config: BrokerConfig) -> tuple[Members, str]:
                 return Members(voters=voters), founding
         if not told:
             logger.warning(
-                "no member of group %d of cluster %s answers yet, asking on addresses=%s",
+                "no member of the group answers yet, asking on group=%d cluster=%s addresses=%s",
                 config.group_id,
                 config.cluster_id,
                 ",".join(config.join),

@@ -214,7 +214,8 @@ class MembershipStatus:
         found = {}
         for node, answer in (await ask_all(self._peers(), self._config.security)).items():
             if stranger := self._identity.stranger(node, answer):
-                self._say("STRANGER at a peer's address: %s", stranger)
+                if self._lasts(stranger):
+                    logger.warning("STRANGER at a peer's address: %s", stranger)
             else:
                 found[node] = answer
         return found
@@ -261,7 +262,11 @@ class MembershipStatus:
                         request, timeout=_ASK_TIMEOUT_S
                     )
                 except grpc.aio.AioRpcError as error:
-                    logger.debug("controller=%s error=%s", address, error_from_rpc(error))
+                    logger.debug(
+                        "controller does not answer controller=%s error=%s",
+                        address,
+                        error_from_rpc(error),
+                    )
                     continue
             self._controllers_nodes = {
                 NodeId(node.node_id): node.address for node in reply.nodes if node.address
@@ -276,9 +281,11 @@ class MembershipStatus:
             return  # an operator has named a founding meanwhile
         match decision.step:
             case Step.WAIT:
-                self._say(
-                    "waits, because its directory is empty: %s; " + RESTORE_HINT, decision.reason
-                )
+                if self._lasts(decision.reason):
+                    logger.warning(
+                        "waits, because its directory is empty: %s; %s",
+                        *(decision.reason, RESTORE_HINT),
+                    )
                 await asyncio.sleep(_ASK_AGAIN_S)
             case Step.PREPARE:
                 text = _MARK_PREPARED + founding.encode() + b"\n"
@@ -320,13 +327,12 @@ class MembershipStatus:
     def _on_founded_caller(self, founding: str, node: NodeId, address: str) -> None:
         self._callers[node] = founding, address
 
-    def _say(self, message: str, what: str) -> None:
-        """Logs once what this node waits for, and only if that lasts, because nodes wait for each
-        other for a moment whenever a cluster starts."""
+    def _lasts(self, what: str) -> bool:
+        """Whether to log now what this node waits for: once, and only if that lasts, because nodes
+        wait for each other for a moment whenever a cluster starts."""
         self._rounds = self._rounds + 1 if what == self._waits_for else 0
         self._waits_for = what
-        if self._rounds == _PATIENCE:
-            logger.warning(message, what)
+        return self._rounds == _PATIENCE
 
     # --- beginning anew
 

@@ -92,4 +92,4 @@ class Scrub:
         try:
             await loop.run_in_executor(replica.pools.background, self._check_identity)
         except SemelError as error:
-            logger.error("%s", error)
+            logger.error("no good copy of the identity is left error=%s", error)

@@ -357,7 +357,7 @@ class Driver:
 
     def _on_role_changed(self, ready: Ready) -> None:
         logger.info(
-            "role=%s term=%d master=%s commit_index=%d",
+            "role changed role=%s term=%d master=%s commit_index=%d",
             ready.role.name.lower(),
             ready.term,
             ready.master_id,

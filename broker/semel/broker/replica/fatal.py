@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final, NoReturn, Protocol, TypeVar, cast
 
 from semel.broker.config import BrokerConfig
+from semel.protos.logs import is_json
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +29,10 @@ def end_process(reason: str) -> NoReturn:
     locks = [handler.lock for handler in logging.getLogger().handlers if handler.lock is not None]
     taken = [lock.acquire(timeout=OTHERS_S) for lock in locks]
     if all(taken):
-        logger.critical("%s", reason)
-    sys.stderr.write(f"error: {reason}\n")
-    sys.stderr.flush()
+        logger.critical("the process ends reason=%s", reason)
+    if not (is_json() and all(taken)):
+        sys.stderr.write(f"error: {reason}\n")
+        sys.stderr.flush()
     os._exit(1)
 
 

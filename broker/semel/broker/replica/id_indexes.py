@@ -221,8 +221,8 @@ class IdIndexes:
             self.behind = behind
             logger.log(
                 logging.ERROR if behind else logging.INFO,
-                "index of message ids %s",
-                "lacks ids" if behind else "is whole",
+                "index of message ids changed whole=%s",
+                not behind,
             )
             self._on_behind(behind)
 

@@ -284,9 +284,15 @@ async def _append_many(
     opened, pieces = stage.intake.bulk_pieces(
         topic, values, keys, headers, timestamps_us, None, deliver_at, message_ids
     )
-    for piece in pieces:
-        await _room(session, stage)  # asyncio only
-        stage.intake.append_piece(opened, piece, queue, _BLOCKS)
+    done = 0
+    try:
+        for piece in pieces:
+            await _room(session, stage)  # asyncio only
+            stage.intake.append_piece(opened, piece, queue, _BLOCKS)
+            done += 1
+    except BaseException as error:
+        stage.intake.on_bulk_given_up(pieces[done:], error)
+        raise
 
 
 async def _room(session: Session, stage: StageCore) -> None:  # asyncio only

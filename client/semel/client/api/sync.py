@@ -24,6 +24,7 @@ from semel.client.api.transaction_work import TransactionWork
 from semel.client.config import ReaderConfig, build
 from semel.client.consumer.consumer import ConsumerCore
 from semel.client.consumer.consumer_config import ConsumerConfig
+from semel.client.core.batching import Chunk
 from semel.client.core.dues import AT_ONCE, After, When
 from semel.client.core.fields import Headers
 from semel.client.producer.futures import BulkFuture, SendFuture, new_future
@@ -249,9 +250,13 @@ class Producer:
         opened, pieces = intake.bulk_pieces(
             topic, values, keys, headers, timestamps_us, positions, deliver_at, message_ids
         )
-        ranges = []
-        for piece in pieces:
-            ranges.append(intake.append_piece(opened, piece, queue, _BLOCKS))
+        ranges: list[tuple[Chunk, int, int]] = []
+        try:
+            for piece in pieces:
+                ranges.append(intake.append_piece(opened, piece, queue, _BLOCKS))
+        except BaseException as error:
+            intake.on_bulk_given_up(pieces[len(ranges) :], error)
+            raise
         return BulkFuture(ranges, [piece.rows for piece in pieces])
 
     def transaction(

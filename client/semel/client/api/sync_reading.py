@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,6 +25,7 @@ from semel.client.message import Message
 from semel.client.reading.fetch import Feed
 from semel.client.reading.pulling import Puller, wait_ready
 from semel.client.reading.reader import ReaderCore
+from semel.client.reading.untraced import Untraced
 from semel.client.session import Session
 from semel.protos.errors import Closed, SemelError
 
@@ -31,10 +33,11 @@ from semel.protos.errors import Closed, SemelError
 class _Pulling(ABC):
     """The methods that readers and consumers share."""
 
-    def __init__(self, session: Session, feed: Feed, puller: Puller) -> None:
+    def __init__(self, session: Session, feed: Feed, puller: Puller, receiving: Untraced) -> None:
         self._session = session
         self._feed = feed
         self._puller = puller
+        self._receiving = receiving
         self._closed = False
 
     def __iter__(self) -> Iterator[Message]:
@@ -57,19 +60,41 @@ class _Pulling(ABC):
     def poll(self, max_messages: int = 500, timeout: float = 1.0) -> list[Message]:
         """Returns up to `max_messages`, as soon as there is one; none after `timeout` seconds."""
         self._check()
-        found = self._puller.messages(max_messages)
-        if not found and wait_ready(self._feed, timeout):
+        with self._receiving.polling():
             found = self._puller.messages(max_messages)
+            if not found and wait_ready(self._feed, timeout):
+                found = self._puller.messages(max_messages)
         return found
 
     def poll_arrow(self, timeout: float = 1.0) -> pa.RecordBatch | None:
         """Returns the next messages as ARROW_SCHEMA, without decoding rows; None after `timeout`
         seconds."""
         self._check()
-        batch = self._puller.arrow()
-        if batch is None and wait_ready(self._feed, timeout):
+        with self._receiving.polling():
             batch = self._puller.arrow()
+            if batch is None and wait_ready(self._feed, timeout):
+                batch = self._puller.arrow()
         return batch
+
+    def processing(self, messages: Message | Iterable[Message]) -> AbstractContextManager[Any]:
+        """The context of your work on a message, or on several: with the client's option `tracing`
+        a span, which begins with it, is current in it and ends with it; else nothing.
+
+        The span of one message is a child of the span with which it was sent, unless you have a
+        span of your own already. It links to the spans with which its messages were sent.
+
+            >>> with connect(bootstrap) as client:
+            ...     client.admin.create_topic("jobs", queues=1)
+            ...     with client.producer() as producer:
+            ...         stored = producer.send("jobs", b"sweep")
+            ...     with client.reader("jobs", end="latest") as reader:
+            ...         for message in reader:
+            ...             with reader.processing(message):
+            ...                 message.value
+            True
+            b'sweep'
+        """
+        return self._receiving.processing(messages)
 
     @abstractmethod
     def close(self) -> None:
@@ -105,7 +130,7 @@ class Reader(_Pulling):
         session: Session,
         core: ReaderCore,
     ) -> None:
-        super().__init__(session, core.feed, core.puller)
+        super().__init__(session, core.feed, core.puller, session.receiving(core.puller))
         self._core = core
         session.join(self)
 
@@ -140,7 +165,8 @@ class Consumer(_Pulling):
     not committed in time."""
 
     def __init__(self, session: Session, core: ConsumerCore) -> None:
-        super().__init__(session, core.feed, core.puller)
+        receiving = session.receiving(core.puller, core.group, lambda: core.member_id)
+        super().__init__(session, core.feed, core.puller, receiving)
         self._core = core
         session.join(self)
 
@@ -175,7 +201,8 @@ class Consumer(_Pulling):
         self._check()
         outstanding = self._puller.outstanding
         spans = outstanding.spans() if message is None else outstanding.up_to(message)
-        self._core.settle(self._session.run(self._core.commit(spans)))
+        with self._receiving.settling(spans):
+            self._core.settle(self._session.run(self._core.commit(spans)))
 
     def retry(self, message: Message, reason: str = "") -> None:
         """Has a message that could not be processed delivered again after the next step of the

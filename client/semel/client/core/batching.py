@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from semel.client.core.batch_context import first_headers, with_first_headers
 from semel.client.core.dropped_rows import DroppedRows
 from semel.client.core.due_in_second import DueInSecond
 from semel.client.core.message_ids import routing_keys
@@ -72,7 +73,17 @@ class Outcome:
 class Part:
     """Rows of a chunk that share a queue and a batch."""
 
-    __slots__ = ("bytes", "chunk", "columns", "count", "first", "outcome", "positions", "queue")
+    __slots__ = (
+        "bytes",
+        "chunk",
+        "columns",
+        "count",
+        "first",
+        "first_headers",
+        "outcome",
+        "positions",
+        "queue",
+    )
 
     def __init__(self, chunk: Chunk, queue: QueueKey, first: int, count: int, size: int) -> None:
         self.chunk = chunk
@@ -83,6 +94,8 @@ class Part:
         self.bytes = size
         self.columns: Columns | FewRows | None = None
         """The contents; dropped once they are encoded."""
+        self.first_headers: list[tuple[str, bytes]] | None = None
+        """The only headers, those of the first row, which carries the context of the batch."""
         self.positions: Rows | None = None
         """Sequences of its rows, with source positions."""
         self.outcome: Outcome | None = None
@@ -93,6 +106,7 @@ class Chunk:
 
     __slots__ = (
         "bytes",
+        "context",
         "count",
         "created_us",
         "deadline",
@@ -133,6 +147,8 @@ class Chunk:
         self.positions: Any = None
         self.queues: Any = None
         """A list with one number per row, one number for all rows, or None."""
+        self.context: list[tuple[str, bytes]] | None = None
+        """Headers that each batch of a bulk call carries for all its messages."""
         self.parts: list[Part] | None = None
         """None until routed."""
         self.order: Rows | None = None
@@ -287,6 +303,7 @@ def route(
         # The path of a single awaited message: there is nothing to sort or to cut.
         part = Part(chunk, topic.queues[owners].key, 0, count, chunk.bytes)
         part.columns = given
+        _add_context(part, topic)
         part.positions = positions
         chunk.forget()
         chunk.open_parts = 1
@@ -322,12 +339,24 @@ def route(
         for low, high in cuts(sizes, start, end, batch_bytes):
             part = Part(chunk, key, low, high - low, int(sizes[high] - sizes[low]))
             part.columns = columns if high - low == count else columns.slice(low, high)
+            _add_context(part, topic)
             part.positions = positions[low:high] if positions is not None else None
             parts.append(part)
             to_send.append(part)
     chunk.open_parts = len(to_send)
     chunk.parts = parts
     return to_send
+
+
+def _add_context(part: Part, topic: TopicRoute) -> None:
+    """Has the first message of a bulk call's part carry the context of the batch."""
+    context, columns = part.chunk.context, part.columns
+    if context is not None and isinstance(columns, Columns):
+        headers = first_headers(columns, context, topic, part.bytes)
+        if headers is not None and columns.headers is not None:
+            part.columns = with_first_headers(columns, headers)
+        else:
+            part.first_headers = headers
 
 
 def _stable_order(owners: npt.NDArray[np.integer[Any]]) -> Rows:

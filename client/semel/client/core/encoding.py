@@ -74,6 +74,7 @@ def encode_part(
         deliver_at_us=part.chunk.due_us,
         source_positions=part.positions is not None,
         message_bytes_max=part.chunk.message_bytes_max,
+        first_headers=part.first_headers,
     )
     part.columns = None
     return payload, base, last

@@ -15,6 +15,9 @@ larger than one that failed once.
 | `semel-cause` | dead letters | `rejected`, or `exhausted` after the last retry |
 | `semel-redriven` | brought back | TOPIC/QUEUE/OFFSET of the dead letter |
 
+A copy of a message whose batch carries a trace context (`core/batch_context.py`) has it in its own
+headers.
+
 Not here: copying (`dead_letters/relay.py`), when (`dead_letters/retrying.py`,
 `dead_letters/redrive.py`).
 """

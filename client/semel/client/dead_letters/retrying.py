@@ -379,7 +379,7 @@ class Retrying:
             key=message.key,
             value=message.value,
             headers=letters.failed(
-                message.headers,
+                message.carried_headers,
                 origin=message.origin,
                 group=self._group,
                 attempts=letter.attempts + 1,

@@ -28,7 +28,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
@@ -75,6 +75,8 @@ class Piece(NamedTuple):
     due_us: int
     rows: Rows | None = None
     """Numbers of the messages in the call; None: they follow those of the piece before."""
+    context: list[tuple[str, bytes]] | None = None
+    """Headers that each batch carries for all its messages."""
 
 
 class TopicIntake:
@@ -87,6 +89,7 @@ class TopicIntake:
         "message_bytes_max",
         "name",
         "open",
+        "opened",
         "seal_bytes",
         "seal_bytes_routed",
         "sealed",
@@ -102,6 +105,8 @@ class TopicIntake:
         self.seal_bytes_routed = batch_bytes
         """For chunks whose rows go to several queues."""
         self.last_position = -1
+        self.opened = False
+        """Limits and rules are the topic's own, and not the defaults."""
         self.forgotten = False
         """The topic was deleted: nothing takes what would be appended here."""
 
@@ -328,7 +333,7 @@ class Intake:
     ) -> tuple[Chunk, int, int]:
         """Appends one piece of a bulk call; returns its chunk, first row and end. Raises like
         `append`."""
-        columns, positions, size, due_us, _ = piece
+        columns, positions, size, due_us = piece[:4]
         with self._lock:
             if self._failure is not None:
                 self.told = True
@@ -349,6 +354,7 @@ class Intake:
             chunk.timestamps = columns.timestamps
             chunk.message_ids = columns.message_ids
             chunk.positions = positions
+            chunk.context = piece.context
             chunk.queues = queue
             chunk.count = len(columns)
             chunk.bytes = size
@@ -359,6 +365,9 @@ class Intake:
         if wake:
             self._wake()
         return chunk, 0, chunk.count
+
+    def on_bulk_given_up(self, pieces: Sequence[Piece], error: BaseException) -> None:
+        """Hears which pieces of a bulk call are not appended. A no-op unless it traces."""
 
     @property
     def messages(self) -> int:
@@ -515,9 +524,11 @@ class Intake:
         with self._lock:
             self._opened.pop(topic, None)
             intake = self._topics.get(topic)
-            if intake is not None and not intake.waiting:
-                intake.forgotten = True
-                del self._topics[topic]
+            if intake is not None:
+                intake.opened = False
+                if not intake.waiting:
+                    intake.forgotten = True
+                    del self._topics[topic]
 
     def _check_position(self, intake: TopicIntake, position: int | None) -> None:
         if not self._positions:

@@ -229,6 +229,7 @@ class ProducerCore:
         intake = self.intake.topic(name)
         intake.message_bytes_max = topic.message_bytes_max
         intake.id_rules = route.id_rules
+        intake.opened = True
         intake.seal_bytes = topic.batch_bytes
         intake.seal_bytes_routed = max(
             topic.batch_bytes, min(SEAL_BYTES_MAX, topic.batch_bytes * len(route.queues))

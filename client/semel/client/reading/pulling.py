@@ -22,7 +22,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import pyarrow as pa
@@ -54,6 +54,8 @@ class Puller:
         """The error for the next call to raise, after everything that came before it was given
         out."""
         self.outstanding = Outstanding()
+        self.on_given: Callable[[Rows, int, int], None] | None = None
+        """Is told which rows are about to be given out, once a batch."""
 
     def _current(self) -> Rows | None:
         """The rows that are not given out yet, taken from the line when needed."""
@@ -103,6 +105,8 @@ class Puller:
             if rows is None or queue is None:
                 return
             turn, span = self._turn, outstanding.at(rows, self._row)
+            if self.on_given is not None:
+                self.on_given(rows, self._row, rows.count)
             for message in rows.messages(self._row):
                 if queue.turn != turn or outstanding.must_give_back:
                     break
@@ -156,6 +160,8 @@ class Puller:
         """Enters rows up to `row` as given out, whatever has happened to their queue meanwhile."""
         assert self._queue is not None
         span = self.outstanding.at(rows, self._row)
+        if self.on_given is not None:
+            self.on_given(rows, self._row, row)
         self._row = row
         self._queue.delivered = span.end = rows.position(row)
 

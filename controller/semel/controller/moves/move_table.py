@@ -149,8 +149,8 @@ class MoveTable:
         )
         self._known[key] = StoredMove(version=version, record=record)
         log.info(
-            "move goes on topic=%s queue=%d stage=%s%s",
-            *(record.topic, record.queue_id, MoveStage.Name(stage), reason and f" reason={reason}"),
+            "move goes on topic=%s queue=%d stage=%s reason=%s",
+            *(record.topic, record.queue_id, MoveStage.Name(stage), reason or "none"),
         )
 
     async def remove(self, known: StoredMove) -> None:

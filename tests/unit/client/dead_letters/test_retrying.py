@@ -92,6 +92,7 @@ class One:
         for offset in offsets:
             message: Any = SimpleNamespace(
                 headers=[],
+                carried_headers=[],
                 topic="t",
                 key=None,
                 value=b"%d" % offset,

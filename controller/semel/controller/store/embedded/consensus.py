@@ -463,7 +463,7 @@ class ConsensusNode(ExposedSyncObj):
         try:
             dump = dumps_module.decode(raw, f"the dump of controller {sender}")
         except DataDirectoryError as error:
-            log.error("%s", error)
+            log.error("dump not installed master=%d error=%s", sender, error)
             return
         mine = self._journal.at(dump.last.index)
         if mine is not None and mine.term == dump.last.term:
@@ -501,7 +501,9 @@ class ConsensusNode(ExposedSyncObj):
         if not peer[1]:
             self._answered[peer[0]] = arrived
         if not 2 <= answer.next_index <= self._journal.last.index + 1:
-            log.warning("peer=%s wants index=%d, beyond the log", node.id, answer.next_index)
+            log.warning(
+                "a peer wants entries beyond the log peer=%s index=%d", node.id, answer.next_index
+            )
             return
         self.handle(
             node,

@@ -284,7 +284,10 @@ class Links:
         if error.retriable:
             return
         if self.refused.get(peer) != error.message:
-            log.error("controller=%d does not talk to this one: %s", peer, error.message)
+            log.error(
+                "a controller does not talk to this one controller=%d reason=%s",
+                *(peer, error.message),
+            )
         self.refused[peer] = error.message
 
     # --- receiving ------------------------------------------------------------------------------

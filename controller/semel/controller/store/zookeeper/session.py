@@ -49,7 +49,7 @@ RECONNECT_DELAY_S: Final = 0.5
 """Longest pause between two rounds of attempts; it must be short compared with a session."""
 
 # At DEBUG kazoo logs the password, and it warns twice a second about a server that is away.
-_kazoo_log = logging.getLogger(f"{__name__}.kazoo")
+_kazoo_log = logging.getLogger(f"kazoo.{__name__}")
 _kazoo_log.setLevel(logging.ERROR)
 
 

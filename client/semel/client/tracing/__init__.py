@@ -1,0 +1,1 @@
+"""Spans of OpenTelemetry, and trace contexts in messages; imported only by clients that trace."""
