@@ -29,10 +29,10 @@ from tests.kit.waiting import until
 SERVING = pb.HealthCheckResponse.SERVING
 NOT_SERVING = pb.HealthCheckResponse.NOT_SERVING
 BROKER_SERVICES = {
-    *("Broker", "BrokerStream", "Controller", "Members", "Mirrors", "Moves", "RaftPeer"),
-    *("Restores", "Settings", "Snapshots", "Transactions"),
+    *("Audit", "Broker", "BrokerStream", "Controller", "Members", "Mirrors", "Moves"),
+    *("RaftPeer", "Restores", "Settings", "Snapshots", "Transactions"),
 }
-CONTROLLER_SERVICES = {"Controller", "Settings"}
+CONTROLLER_SERVICES = {"Audit", "Controller", "Settings"}
 FLAGS = ("--metrics-port", "0")
 
 

@@ -54,7 +54,7 @@ PATIENCE_S = 30.0
 be tried again, under locks of 200 ms, take several times as long as sending them."""
 BACKLOG = 4
 IDLE = 3
-"""So many times longer take those of programs whose rows expire all the while: each copy of theirs
+"""Programs whose rows expire all the while take so many times longer: each copy of theirs
 is fenced anew."""
 
 

@@ -1,4 +1,4 @@
-"""Who coordinates a group: one call at a time, and nobody waits for one that has ended."""
+"""The coordinator of a group: one call at a time, and nobody waits for one that has ended."""
 
 from __future__ import annotations
 
