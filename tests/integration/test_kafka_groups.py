@@ -68,7 +68,6 @@ class Gateway:
             version=version,
             client_id="tester",
             host="127.0.0.1",
-            principal="",
             client=self.client,
             gateways=self.service.membership,
         )

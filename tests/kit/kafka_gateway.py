@@ -76,7 +76,7 @@ class KafkaGatewayProcess:
         assert self._process is not None
         self._process.send_signal(signal.SIGINT)
         try:
-            return self._process.wait(30)
+            return self._process.wait(WAIT_S)
         finally:
             self._process.kill()
             assert self._process.stdout is not None

@@ -59,8 +59,6 @@ class RequestContext:
     """As the client calls itself; may be empty."""
     host: str
     """The address that the request came from."""
-    principal: str
-    """The owner of the rights that the request has."""
     client: AsyncClient
     """The cluster."""
     gateways: Gateways

@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 SWEEP_S: Final = 1.0
 TLS_HANDSHAKE_S: Final = 10.0
+TLS_GOODBYE_S: Final = 1.0
+"""Seconds that a client gets to say that it ends, too; many never do."""
 
 
 class KafkaServer:
@@ -76,6 +78,7 @@ class KafkaServer:
             sock=listener,
             ssl=self._tls,
             ssl_handshake_timeout=None if self._tls is None else TLS_HANDSHAKE_S,
+            ssl_shutdown_timeout=None if self._tls is None else TLS_GOODBYE_S,
             backlog=1_024,
         )
         self._sweeper = loop.create_task(self._sweep(), name="semel-kafka-sweep")
@@ -118,7 +121,6 @@ class KafkaServer:
             version=head.version,
             client_id=client_id,
             host=connection.host,
-            principal="",
             client=self._client,
             gateways=self._gateways,
         )

@@ -49,7 +49,6 @@ class PollResult(NamedTuple):
     high_watermark: int = -1
     """-1 if the answer is empty: then it is the offset asked for."""
     log_start_offset: int = -1
-    sealed: bool = False
     error: SemelError | None = None
 
 
@@ -147,7 +146,6 @@ class GroupPolls:
             batches=batches,
             high_watermark=result.high_watermark,
             log_start_offset=result.log_start_offset,
-            sealed=result.sealed,
         )
 
     # ------------------------------------------------------------------------------------ streams
