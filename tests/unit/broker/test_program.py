@@ -19,7 +19,7 @@ from semel.protos.settings import SettingOption
 
 REQUIRED = ["--data", "d", "--cluster-id", "c", "--group", "1", "--node", "1"]
 REQUIRED += ["--listen", "127.0.0.1:7171"]
-NOT_SETTINGS = ("config", "as_json", "log_level", "insecure")
+NOT_SETTINGS = ("config", "as_json", "log_level", "log_format", "insecure")
 NUMBERS = [
     option
     for option in main.params
