@@ -70,6 +70,7 @@ class RestoresService(restores_pb2_grpc.RestoresServicer):
         self._place = place
         self._restoring = asyncio.Lock()
         """One queue at a time: a call that its caller has given up may still be at work."""
+        self._under_way: set[asyncio.Future[None]] = set()
 
     async def ListTier(
         self, request: restores_pb2.ListTierRequest, context: Any
@@ -95,6 +96,15 @@ class RestoresService(restores_pb2_grpc.RestoresServicer):
     ) -> restores_pb2.RestoreQueueReply:
         place = await self._checked(request)
         await self._replica.require_level(TIER_LEVEL)
+        # A caller that goes away leaves no step behind that comes in between those of the next one.
+        work = asyncio.ensure_future(self._restore(request, place))
+        self._under_way.add(work)
+        work.add_done_callback(self._on_done)
+        await asyncio.wait([work])
+        work.result()
+        return restores_pb2.RestoreQueueReply()
+
+    async def _restore(self, request: restores_pb2.RestoreQueueRequest, place: TierPlace) -> None:
         key, level = queue_key_of(request.create.queue), self._replica.state.feature_level
 
         def work(store: Store) -> RestoredSlice:
@@ -105,10 +115,14 @@ class RestoresService(restores_pb2_grpc.RestoresServicer):
             if is_restored(self._replica.state, key):
                 # By an earlier call, which its caller did not see end. The queue has noted newer
                 # facts since, and those that are asked for may have been collected.
-                return restores_pb2.RestoreQueueReply()
+                return
             cut = await self._told(place.call(work))
             await restore_queue(self._replica, request.create, cut)
-        return restores_pb2.RestoreQueueReply()
+
+    def _on_done(self, work: asyncio.Future[None]) -> None:
+        self._under_way.discard(work)
+        if not work.cancelled():
+            work.exception()  # its caller may be gone
 
     async def _checked(self, request: _Request) -> TierPlace:
         """The place that the request is about. Raises InvalidRequest, NotMaster."""
