@@ -239,10 +239,7 @@ def test_metrics_tell_what_goes_on(gateway: KafkaGatewayProcess) -> None:
             assert part in answer.read().decode()
 
 
-def test_with_tls_only_clients_with_a_certificate_are_let_in(
-    shared_cluster: Cluster, client: Client, tmp_path: Path
-) -> None:
-    client.admin.create_topic("tls", queues=1)
+def test_with_tls_only_clients_with_a_certificate_are_let_in(tmp_path: Path) -> None:
     authority = Authority(tmp_path, CLUSTER_ID)
     ca, both = authority.write_machine("127.0.0.1")
     flags = ["--certificate", str(both), "--key", str(both), "--clients-ca", str(ca)]
@@ -252,7 +249,13 @@ def test_with_tls_only_clients_with_a_certificate_are_let_in(
         "ssl.certificate.location": str(both),
         "ssl.key.location": str(both),
     }
-    with KafkaGatewayProcess(shared_cluster.bootstrap, *flags) as gateway:
+    # A cluster of its own: clients are led from one gateway to another, so all are alike.
+    with (
+        Cluster(tmp_path / "cluster", brokers=1) as cluster,
+        connect(cluster.bootstrap) as client,
+        KafkaGatewayProcess(cluster.bootstrap, *flags) as gateway,
+    ):
+        client.admin.create_topic("tls", queues=1)
         stored = produce(gateway.address, "tls", [bytes(100_000)] * 20, settings=settings)
         assert [place.offset for place in stored] == list(range(20))
         for without in ({}, {"security.protocol": "ssl", "ssl.ca.location": str(ca)}):
