@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from semel.console import render
+from semel.console import render, up_kafka
 from semel.console.options import examples, file_options, json_option
-from semel.protos.errors import InvalidRequest
 from semel.protos.logs import log_format_option, set_up
 
 if TYPE_CHECKING:
@@ -90,8 +88,7 @@ def kafka_gateway(
 ) -> None:
     """Serves Kafka's clients until Ctrl-C."""
     set_up(log_format, process="kafka-gateway", level=logging.WARNING)
-    if importlib.util.find_spec("kio") is None:
-        raise InvalidRequest("the Kafka gateway needs kio: pip install 'semel[kafka]'")
+    up_kafka.check()
     from semel.gateway.config import GatewayConfig
     from semel.gateway.service import serve
 

@@ -203,64 +203,44 @@ class Known:
     """Messages of it were not stored because their ids were known; which ones is not told."""
 
 
-class SendWindow:
-    """The window of one (queue, producer)."""
+def retry_of(error: SemelError) -> Retry | Moved | Elsewhere | None:
+    """How batches go out again after a refusal that says nothing about the batch itself; None for
+    any other refusal."""
+    match error:
+        case NotMaster():
+            return Moved(error)
+        case QueueMoved():
+            return Elsewhere(error)
+        case Throttled() if error.retriable:
+            return Retry(max(1, error.retry_after_ms))
+        case Unavailable() | TimedOut() | InternalError() | DiskFull():
+            return Retry(0)
+    return None
 
-    def __init__(
-        self,
-        *,
-        producer_id: ProducerId,
-        epoch: int,
-        session: int,
-        last_sequence: int,
-        max_in_flight: int,
-        positions: bool,
-    ) -> None:
-        self.producer_id = producer_id
-        self.epoch = epoch
-        self.session = session
-        self.last_settled = last_sequence
-        """The highest stored sequence; -1 for none."""
-        self.last_assigned = Sequence(last_sequence)
-        self.claimed = (epoch, session)
-        """The newest identity with which this client has sent a fence."""
-        self.positions = positions
-        """Sequences are source positions, which stay with their messages."""
+
+def last_answer(batch: InFlight) -> bool:
+    """Counts a refusal; whether it is the answer that counts. It is not if the batch was sent again
+    already: the answer to that transmission counts."""
+    batch.open_answers = max(0, batch.open_answers - 1)
+    return not batch.queued and not batch.open_answers
+
+
+class Transmissions:
+    """The batches of a window until they are decided, and which of them go out next."""
+
+    def __init__(self) -> None:
         self.fence_wanted = False
-        self.reopen_wanted = False
-        self._max = max_in_flight
-        self._in_flight: dict[Sequence, InFlight] = {}
+        self._in_flight: dict[int, InFlight] = {}
+        """By first sequence."""
         self._outgoing: deque[InFlight] = deque()
-        self._head_refusals = 0
-        self._split: control_pb2.SplitQueue | None = None
-        """The decision that ended the window, if any."""
 
     @property
     def in_flight(self) -> int:
         return len(self._in_flight)
 
-    @property
-    def room(self) -> bool:
-        """A new batch may be added."""
-        return len(self._in_flight) < self._max and not self.fence_wanted and self._split is None
-
-    @property
-    def answers_open(self) -> bool:
-        """An answer on the present stream is outstanding."""
-        return any(batch.open_answers for batch in self._in_flight.values())
-
     def batches(self) -> list[InFlight]:
-        """The batches that are not settled, oldest first."""
+        """The batches that are not decided, in the order in which they go out."""
         return list(self._in_flight.values())
-
-    def add(self, batch: InFlight) -> None:
-        """Adds a new batch, chained to the last one."""
-        assert self.room
-        assert batch.previous == self.last_assigned < batch.base <= batch.last
-        self._in_flight[batch.base] = batch
-        self.last_assigned = batch.last
-        batch.queued = True
-        self._outgoing.append(batch)
 
     def next_to_send(self) -> InFlight | None:
         """Returns the batch to transmit now, or None, and counts the transmission."""
@@ -285,10 +265,63 @@ class SendWindow:
     def rewind(self) -> int:
         """Sends everything in flight again; returns the number of batches that had been sent."""
         again = sum(1 for batch in self._in_flight.values() if not batch.queued)
-        self._outgoing = deque(self._in_flight.values())
+        self._outgoing = deque(self.batches())
         for batch in self._outgoing:
             batch.queued = True
         return again
+
+    def _queue(self, batch: InFlight) -> None:
+        self._in_flight[batch.base] = batch
+        batch.queued = True
+        self._outgoing.append(batch)
+
+
+class SendWindow(Transmissions):
+    """The window of one (queue, producer)."""
+
+    def __init__(
+        self,
+        *,
+        producer_id: ProducerId,
+        epoch: int,
+        session: int,
+        last_sequence: int,
+        max_in_flight: int,
+        positions: bool,
+    ) -> None:
+        super().__init__()
+        self.producer_id = producer_id
+        self.epoch = epoch
+        self.session = session
+        self.last_settled = last_sequence
+        """The highest stored sequence; -1 for none."""
+        self.last_assigned = Sequence(last_sequence)
+        self.claimed = (epoch, session)
+        """The newest identity with which this client has sent a fence."""
+        self.positions = positions
+        """Sequences are source positions, which stay with their messages."""
+        self.reopen_wanted = False
+        self._max = max_in_flight
+        self._head_refusals = 0
+        self._split: control_pb2.SplitQueue | None = None
+        """The decision that ended the window, if any."""
+
+    @property
+    def room(self) -> bool:
+        """A new batch may be added."""
+        return len(self._in_flight) < self._max and not self.fence_wanted and self._split is None
+
+    @property
+    def answers_open(self) -> bool:
+        """An answer on the present stream is outstanding."""
+        return any(batch.open_answers for batch in self._in_flight.values())
+
+    def add(self, batch: InFlight) -> None:
+        """Adds a new batch, chained to the last one."""
+        assert self.room
+        assert batch.previous == self.last_assigned < batch.base <= batch.last
+        self._queue(batch)
+        self.last_assigned = batch.last
 
     def on_stored(
         self,
@@ -319,9 +352,7 @@ class SendWindow:
         batch = self._match(base, last)
         if batch is None:
             return []
-        batch.open_answers = max(0, batch.open_answers - 1)
-        if batch.queued or batch.open_answers:
-            # It was sent again already: the answer to that transmission counts.
+        if not last_answer(batch):
             return []
         match error:
             case _ if self.fence_wanted:
@@ -333,14 +364,8 @@ class SendWindow:
                 batch.turned_away = True
                 self._split = control_pb2.SplitQueue.FromString(error.split_record)
                 return self._maybe_sealed()
-            case NotMaster():
-                return [Moved(error)]
-            case QueueMoved():
-                return [Elsewhere(error)]
-            case Throttled() if error.retriable:
-                return [Retry(max(1, error.retry_after_ms))]
-            case Unavailable() | TimedOut() | InternalError() | DiskFull():
-                return [Retry(0)]
+            case _ if (retry := retry_of(error)) is not None:
+                return [retry]
             case OutOfOrderSequence():
                 return [self._out_of_order(batch)]
             case PartialOverlap():

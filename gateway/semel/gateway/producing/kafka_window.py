@@ -30,33 +30,27 @@ Not here: streams, clocks and fences (`kafka_lanes.py`).
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any, Final
 
 from semel.client.core.due_in_second import DueInSecond
 from semel.client.core.encoding import rebase
 from semel.client.core.sequences import (
     Decision,
-    Elsewhere,
     Failed,
     Fence,
     InFlight,
-    Moved,
     Retry,
     Settled,
+    Transmissions,
+    last_answer,
+    retry_of,
 )
 from semel.gateway.producing.kafka_numbers import Numbers, kafka_epoch, number
 from semel.protos.errors import (
-    DiskFull,
-    InternalError,
-    NotMaster,
     OutOfOrderSequence,
     PartialOverlap,
-    QueueMoved,
     SemelError,
     SequenceConflict,
-    Throttled,
-    TimedOut,
     Unavailable,
 )
 from semel.protos.ids import ProducerId, Sequence
@@ -65,28 +59,21 @@ SESSION: Final = 1
 """The session of every gateway: they are one incarnation together."""
 
 
-class KafkaWindow:
+class KafkaWindow(Transmissions):
     """The window of one (queue, producer, epoch)."""
 
     def __init__(self, *, producer_id: int, epoch: int, last_sequence: int) -> None:
         """`epoch` is the table's; `last_sequence` is what a fence told, -1 for none."""
+        super().__init__()
         self.producer_id = ProducerId(producer_id)
         self.epoch = epoch
         self.session = SESSION
-        self.fence_wanted = False
         self._known = last_sequence
         """The last sequence that the table is known to have."""
-        self._in_flight: dict[int, InFlight] = {}
-        """By first sequence."""
         self._numbers_of: dict[int, tuple[int, int]] = {}
         """The client's first sequence and the count of each batch, by first sequence."""
-        self._outgoing: deque[InFlight] = deque()
         self._doubts: dict[int, Settled | Failed] = {}
         """Answers that wait for a fence, by first sequence."""
-
-    @property
-    def in_flight(self) -> int:
-        return len(self._in_flight)
 
     @property
     def in_flight_bytes(self) -> int:
@@ -110,37 +97,8 @@ class KafkaWindow:
     def add(self, base_sequence: int, batch: InFlight) -> None:
         """Adds a batch whose sequences are `numbers(base_sequence, …)`; none is at its place."""
         assert batch.base not in self._in_flight
-        self._in_flight[batch.base] = batch
         self._numbers_of[batch.base] = base_sequence, batch.count
-        batch.queued = True
-        self._outgoing.append(batch)
-
-    # ------------------------------------------------------------------------------- to the broker
-
-    def next_to_send(self) -> InFlight | None:
-        """Returns the batch to transmit now, or None, and counts the transmission."""
-        if self.fence_wanted:
-            return None
-        while self._outgoing:
-            batch = self._outgoing.popleft()
-            batch.queued = False
-            if self._in_flight.get(batch.base) is batch:
-                batch.sends += 1
-                batch.open_answers += 1
-                return batch
-        return None
-
-    def on_stream_lost(self) -> None:
-        """The stream has ended, so no more answers come; otherwise like `rewind`."""
-        for batch in self._in_flight.values():
-            batch.open_answers = 0
-        self.rewind()
-
-    def rewind(self) -> None:
-        """Sends everything that is not decided again."""
-        self._outgoing = deque(self.batches())
-        for batch in self._outgoing:
-            batch.queued = True
+        self._queue(batch)
 
     # ----------------------------------------------------------------------------- from the broker
 
@@ -170,18 +128,11 @@ class KafkaWindow:
         batch = self._match(base, last)
         if batch is None:
             return []
-        batch.open_answers = max(0, batch.open_answers - 1)
-        if batch.queued or batch.open_answers:
-            return []  # it was sent again already: the answer to that transmission counts
+        if not last_answer(batch):
+            return []
         match error:
-            case NotMaster():
-                return [Moved(error)]
-            case QueueMoved():
-                return [Elsewhere(error)]
-            case Throttled() if error.retriable:
-                return [Retry(max(1, error.retry_after_ms))]
-            case Unavailable() | TimedOut() | InternalError() | DiskFull():
-                return [Retry(0)]
+            case _ if (retry := retry_of(error)) is not None:
+                return [retry]
             case OutOfOrderSequence() if min(self._in_flight) < base:
                 return [Retry(0)]
             case OutOfOrderSequence() | PartialOverlap() | SequenceConflict():
