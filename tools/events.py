@@ -13,7 +13,6 @@ Not here: how a line of the log is made (`semel.protos.logs`).
 
 from __future__ import annotations
 
-import argparse
 import ast
 import re
 import sys
@@ -24,6 +23,7 @@ from typing import Final
 
 from semel.protos.event_names import LIBRARY, NAMES, ON_STDOUT
 from semel.protos.logs import RESERVED, read_template
+from tools import generated_page
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = ROOT / "docs" / "events.md"
@@ -187,18 +187,5 @@ def _section(part: str, calls: Iterable[LogCall]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> int:
-    """Runs the generator; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare instead of writing")
-    if not parser.parse_args().check:
-        PAGE.write_text(page(), encoding="utf-8")
-        return 0
-    if PAGE.exists() and PAGE.read_text(encoding="utf-8") == page():
-        return 0
-    print(f"{PAGE.name} is stale: run `python -m tools.events`", file=sys.stderr)
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(generated_page.run(PAGE, page, "tools.events", __doc__))

@@ -10,7 +10,6 @@ in the order of `--help`.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import textwrap
 from collections.abc import Collection, Iterator
@@ -24,6 +23,7 @@ from semel.broker.config import CHANGEABLE as OF_BROKERS
 from semel.controller.__main__ import main as controller
 from semel.controller.config import CHANGEABLE as OF_CONTROLLERS
 from semel.protos.settings import SettingOption
+from tools import generated_page
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference.md"
 
@@ -152,18 +152,5 @@ def _default(option: click.Option) -> str:
     return str(option.default) if isinstance(option.default, str) else ""
 
 
-def main() -> int:
-    """Runs the generator; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare instead of writing")
-    if not parser.parse_args().check:
-        PAGE.write_text(page(), encoding="utf-8")
-        return 0
-    if PAGE.exists() and PAGE.read_text(encoding="utf-8") == page():
-        return 0
-    print(f"{PAGE.name} is stale: run `python -m tools.reference`", file=sys.stderr)
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(generated_page.run(PAGE, page, "tools.reference", __doc__))
