@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from semel.client.core import letters
-from semel.client.core.batch_context import context_of
+from semel.client.core.batch_context import decode_context
 from semel.client.core.due_in_second import DueInSecond
 from semel.client.core.letters import Origin
 from semel.protos.arrow_records import (
@@ -252,16 +252,15 @@ class Rows:
         return self._headers
 
     @property
+    def stored_context(self) -> bytes | None:
+        """What the stored batch carries for all its messages, as it has it."""
+        return self.columns.context if self._has(BatchFlags.CONTEXT) else None
+
+    @property
     def context(self) -> list[tuple[str, bytes]]:
         """Headers that the stored batch carries for all its messages."""
         if self._context is None:
-            self._context = []
-            if self.header.count and self._has(BatchFlags.HEADERS):
-                columns = self.columns
-                if self.row_start or not self.count:
-                    columns = decode_columns(self._stored[BROKER_HEADER_BYTES:], self.header)
-                assert columns.headers is not None, "the flag says so"
-                self._context = context_of(_pairs_of(columns.headers.slice(0, 1))[0])
+            self._context = decode_context(self.stored_context)
         return self._context
 
     def headers_of(self, start: int, end: int) -> list[list[tuple[str, bytes]]]:

@@ -30,6 +30,7 @@ import google_crc32c
 from semel.protos.crc import crc32c_range
 from semel.protos.errors import CorruptBatch
 from semel.protos.ids import Offset, ProducerId, QueueId, QueueKey, Sequence, Term, TopicId
+from semel.protos.levels import COMPACTION_LEVEL, CONTEXT_LEVEL, NULL_LEVEL
 from semel.protos.values import value
 
 BATCH_MAGIC: Final = b"SMB1"
@@ -82,12 +83,21 @@ class BatchFlags(IntEnum):
     POSITION_MARK = 512
     OFFSET = 1024
     """Each message has its own offset: the batch was compacted (`compacted_rows.py`)."""
+    CONTEXT = 2048
+    """The batch has a context, once for all its messages."""
 
 
 ALL_FLAGS: Final = sum(BatchFlags)
-COLUMN_FLAGS: Final = 0xFF
-NEWER_FLAGS: Final = int(BatchFlags.NULL_VALUES | BatchFlags.OFFSET)
-"""The flags that a program below NULL_LEVEL does not know."""
+COLUMN_FLAGS: Final = 0xFF | BatchFlags.CONTEXT
+CONTEXT_BYTES_MAX: Final = 2_048
+"""A copy of a message, as a dead letter, has the context in its headers, and has some kilobytes
+more than the message may have."""
+NEWER_FLAGS: Final = {
+    BatchFlags.NULL_VALUES: NULL_LEVEL,
+    BatchFlags.OFFSET: COMPACTION_LEVEL,
+    BatchFlags.CONTEXT: CONTEXT_LEVEL,
+}
+"""Flags that only programs from a level on know."""
 _CODECS: Final = tuple(Codec)
 """The codecs by number. `Codec(number)` costs ten times as much."""
 

@@ -14,10 +14,7 @@ Not here: the order of the columns (`columns.py`).
 
 from __future__ import annotations
 
-import functools
 import struct
-from collections.abc import Sequence
-from itertools import accumulate
 from operator import gt
 from typing import Any, Final
 
@@ -26,7 +23,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from semel.protos.batch import HEADER_BYTES, BatchFlags, BatchHeader, Codec
+from semel.protos.batch import (
+    CONTEXT_BYTES_MAX,
+    HEADER_BYTES,
+    BatchFlags,
+    BatchHeader,
+    Codec,
+)
 from semel.protos.errors import CorruptBatch, InvalidRequest
 
 Buffer = Any
@@ -95,24 +98,6 @@ def header_buffers(column: pa.Array) -> list[Buffer]:
     return [lists - np.int32(start), *binary_buffers(names), *binary_buffers(values)]
 
 
-def first_row_buffers(count: int, pairs: Sequence[tuple[str, bytes]]) -> list[Buffer]:
-    """Returns the header buffers of `count` messages of which only the first has headers."""
-    lists = _all_but_first(len(pairs), 1 << count.bit_length())[: count + 1]
-    names = [name.encode() for name, _ in pairs]
-    found: list[Buffer] = [lists]
-    for pieces in (names, [value for _, value in pairs]):
-        offsets = struct.pack(f"<{len(pieces) + 1}i", 0, *accumulate(map(len, pieces)))
-        found += [offsets, b"".join(pieces)]
-    return found
-
-
-@functools.lru_cache(maxsize=16)
-def _all_but_first(number: int, size: int) -> npt.NDArray[np.int32]:
-    found = np.full(size, number, np.int32)
-    found[0] = 0
-    return found
-
-
 def lay_out(buffers: list[Buffer]) -> list[Buffer]:
     """Returns the parts that, joined, are the uncompressed body."""
     lengths = [memoryview(buffer).nbytes for buffer in buffers]
@@ -159,6 +144,7 @@ BUFFER_COUNTS: Final = (
     (BatchFlags.SEQUENCE, 1),
     (BatchFlags.DELIVER_AT, 1),
     (BatchFlags.OFFSET, 1),
+    (BatchFlags.CONTEXT, 1),
 )
 
 
@@ -184,6 +170,12 @@ def buffer_places(body: Buffer, expected: int) -> list[tuple[int, int]]:
     if position + 7 & ~7 != size:
         raise CorruptBatch(f"batch body has {size} bytes, its buffers need {position}")
     return places
+
+
+def check_context_size(size: int) -> None:
+    """Raises CorruptBatch."""
+    if not 0 < size <= CONTEXT_BYTES_MAX:
+        raise CorruptBatch(f"batch has a context of {size} bytes")
 
 
 def rise_from_0(offsets: tuple[int, ...]) -> bool:
@@ -239,6 +231,11 @@ class BodyReader:
     def numbers(self, count: int, wanted: pa.DataType) -> pa.Array:
         size = wanted.bit_width // 8
         return pa.Array.from_buffers(wanted, count, [None, self._aligned(size * count, size)])
+
+    def context(self) -> bytes:
+        buffer = self._next()
+        check_context_size(buffer.size)
+        return bytes(buffer)
 
     def headers(self, count: int) -> pa.Array:
         lists, pair_count = self._offsets(count)

@@ -32,6 +32,7 @@ from semel.protos.body import (
     BUFFER_COUNTS,
     FEW_OFFSETS_MAX,
     buffer_places,
+    check_context_size,
     rise_from_0,
     unpack_body,
 )
@@ -78,6 +79,8 @@ def check_columns(batch: bytes | memoryview, header: BatchHeader) -> None:
         buffers.numbers(count, 8)
     if flags & BatchFlags.OFFSET:
         buffers.rising(count, 0, (1 << 63) - 1)
+    if flags & BatchFlags.CONTEXT:
+        buffers.context()
     if header.uncompressed_length > _STORED_BYTES_MAX:
         check_message_sizes(decode_columns(batch, header), _STORED_BYTES_MAX)
 
@@ -124,6 +127,10 @@ class _Buffers:
         if length != end:
             raise CorruptBatch(f"batch buffer has {length} bytes, not {end}")
         return offsets, self._body[start : start + end]
+
+    def context(self) -> None:
+        _, length = next(self._places)
+        check_context_size(length)
 
     def nullable(self, count: int) -> int:
         """Returns the bitmap of a column with nulls, as a number."""

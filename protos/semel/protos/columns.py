@@ -34,6 +34,7 @@ import pyarrow.compute as pc
 from semel.protos.batch import (
     BATCH_BYTES_MAX,
     BODY_BYTES_MAX,
+    CONTEXT_BYTES_MAX,
     HEADER_BYTES,
     MESSAGE_BYTES_MAX,
     UNCOMPRESSED_BYTES_MAX,
@@ -49,7 +50,6 @@ from semel.protos.body import (
     Buffer,
     binary_buffers,
     chain_crc,
-    first_row_buffers,
     header_buffers,
     lay_out,
     nullable_buffers,
@@ -94,6 +94,9 @@ class Columns:
     """int64, microseconds; 0 is at once"""
     offsets: pa.Array | None = None
     """int64, strictly rising; only in batches that brokers have compacted"""
+    context: bytes | None = None
+    """what counts for all messages, as `batch_context.py` of the client writes it; any of them keep
+    it"""
 
     def __len__(self) -> int:
         return len(self.values)
@@ -151,22 +154,25 @@ class Columns:
     def slice(self, row_start: int, row_end: int) -> Columns:
         """Returns rows `[row_start, row_end)`, without a copy."""
         length = row_end - row_start
-        return Columns(**{name: each.slice(row_start, length) for name, each in self._present()})
+        found = {name: each.slice(row_start, length) for name, each in self._present()}
+        return Columns(**found, context=self.context)
 
     def filter(self, kept: pa.Array) -> Columns:
         """Returns the rows that `kept`, an array of booleans, marks."""
-        return Columns(**{name: each.filter(kept) for name, each in self._present()})
+        found = {name: each.filter(kept) for name, each in self._present()}
+        return Columns(**found, context=self.context)
 
     def take(self, rows: pa.Array) -> Columns:
         """Returns the rows with these numbers, in their order."""
-        return Columns(**{name: each.take(rows) for name, each in self._present()})
+        found = {name: each.take(rows) for name, each in self._present()}
+        return Columns(**found, context=self.context)
 
     def _present(self) -> list[tuple[str, pa.Array]]:
         found = ((name, getattr(self, name)) for name in _COLUMN_NAMES)
         return [(name, column) for name, column in found if column is not None]
 
 
-_COLUMN_NAMES: Final = tuple(field.name for field in fields(Columns))
+_COLUMN_NAMES: Final = tuple(field.name for field in fields(Columns) if field.name != "context")
 _NULLABLE: Final = frozenset({"values", "keys", "headers", "message_ids"})
 
 
@@ -251,10 +257,8 @@ def encode_batch(
     source_positions: bool = False,
     message_bytes_max: int = MESSAGE_BYTES_MAX,
     front: bytes = b"",
-    first_headers: list[tuple[str, bytes]] | None = None,
 ) -> bytes:
     """Returns one batch, header and body, ready to send; `front` stands in front of it.
-    `first_headers` are those of the first message, if there is no column of headers.
 
     `timestamp_us` and `deliver_at_us` count for all messages unless the columns have their own.
     A codec that does not make the body smaller is left out. Raises MessageTooLarge for a message
@@ -264,7 +268,7 @@ def encode_batch(
     count = len(columns)
     if not count:
         raise InvalidRequest("a batch needs a message")
-    flags, buffers, content = _buffers(columns, first_headers)
+    flags, buffers, content = _buffers(columns)
     if source_positions:
         flags |= BatchFlags.SOURCE_POSITIONS
     parts = lay_out(buffers)
@@ -325,13 +329,10 @@ def encode_batch(
     return b"".join((front, packed_head, *parts))
 
 
-def _buffers(
-    columns: Columns | FewRows, first_headers: list[tuple[str, bytes]] | None
-) -> tuple[int, list[Buffer], list[Buffer]]:
+def _buffers(columns: Columns | FewRows) -> tuple[int, list[Buffer], list[Buffer]]:
     """Returns the flags of the columns present, all buffers in the order of the body, and the
     buffers that `content_crc` covers."""
     if isinstance(columns, FewRows):
-        assert first_headers is None, "few rows have no headers"
         flags, buffers = columns.buffers()
         return flags, buffers, buffers
     columns.check()
@@ -347,9 +348,6 @@ def _buffers(
     if columns.headers is not None:
         flags |= BatchFlags.HEADERS
         buffers += header_buffers(columns.headers)
-    elif first_headers is not None:
-        flags |= BatchFlags.HEADERS
-        buffers += first_row_buffers(len(columns), first_headers)
     content = list(buffers)
     if columns.timestamps is not None:
         flags |= BatchFlags.TIMESTAMP
@@ -371,6 +369,10 @@ def _buffers(
     if columns.offsets is not None:
         flags |= BatchFlags.OFFSET
         buffers.append(numbers_of(columns.offsets, np.int64))
+    if columns.context is not None:
+        assert 0 < len(columns.context) <= CONTEXT_BYTES_MAX, "a context is bounded"
+        flags |= BatchFlags.CONTEXT
+        buffers.append(columns.context)
     return flags, buffers, content
 
 
@@ -416,6 +418,7 @@ def decode_columns(batch: bytes | bytearray | memoryview, header: BatchHeader) -
     sequences = reader.numbers(count, pa.int64()) if flags & BatchFlags.SEQUENCE else None
     deliver_at = reader.numbers(count, pa.int64()) if flags & BatchFlags.DELIVER_AT else None
     offsets = reader.numbers(count, pa.int64()) if flags & BatchFlags.OFFSET else None
+    context = reader.context() if flags & BatchFlags.CONTEXT else None
     _check_sequences(header, sequences)
     if offsets is not None:
         numbers = numbers_of(offsets, np.int64)
@@ -431,6 +434,7 @@ def decode_columns(batch: bytes | bytearray | memoryview, header: BatchHeader) -
         sequences=sequences,
         deliver_at=deliver_at,
         offsets=offsets,
+        context=context,
     )
 
 

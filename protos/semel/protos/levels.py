@@ -74,7 +74,8 @@ MIRROR_LEVEL: Final = 9
 KAFKA_LEVEL: Final = 9
 """From here on a log may hold commits that go back, and the metadata groups of Kafka's clients and
 the gateways."""
-
+CONTEXT_LEVEL: Final = 9
+"""From here on a log may hold batches with a context, once for all their messages."""
 
 LEVEL_MIN: Final = 0
 """The lowest level that this program knows; a log that never needed another is at 0."""
@@ -94,7 +95,7 @@ _FEATURES: Final = {
     " releases, and moves of queues with delayed messages,",
     TIER_LEVEL: "tiers, memory topics, moves of compacted queues, splits of queues with delayed"
     " messages, rules of who may do what, users with passwords, mirrors of other"
-    " clusters, and groups of Kafka's clients,",
+    " clusters, groups of Kafka's clients, and contexts of whole batches,",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import google_crc32c
 import pytest
 
 from semel.protos.batch import (
+    CONTEXT_BYTES_MAX,
     COPY_BYTES_MAX,
     HEADER_BYTES,
     MESSAGE_BYTES_MAX,
@@ -17,8 +19,8 @@ from semel.protos.batch import (
     check_batch,
 )
 from semel.protos.column_checks import check_columns
-from semel.protos.columns import Columns, encode_batch
-from semel.protos.errors import InvalidRequest, MessageTooLarge
+from semel.protos.columns import Columns, decode_columns, encode_batch
+from semel.protos.errors import CorruptBatch, InvalidRequest, MessageTooLarge
 from tests.fuzz.wire_targets import BATCHES
 from tests.kit.batches import encode_position_mark
 
@@ -81,3 +83,31 @@ def test_a_message_over_the_hard_limit_is_refused(codec: Codec) -> None:
     with pytest.raises(MessageTooLarge):
         check(made(columns, codec=codec, message_bytes_max=1 << 30))
     check(made(Columns.from_arrow([bytes(most // 2)] * 6), codec=codec))
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_a_context_is_kept_and_is_no_part_of_what_the_messages_say(codec: Codec) -> None:
+    columns = Columns.from_arrow([b"v" * 50] * 40, keys=[b"k"] * 40)
+    plain = check_batch(made(columns, codec=codec))
+    batch = made(replace(columns, context=b"c" * CONTEXT_BYTES_MAX), codec=codec)
+    header = check_batch(batch)
+    assert header.flags == plain.flags | BatchFlags.CONTEXT
+    assert header.content_crc == plain.content_crc
+    check_columns(batch, header)
+    assert decode_columns(batch, header).context == b"c" * CONTEXT_BYTES_MAX
+
+
+@pytest.mark.parametrize("size", [0, CONTEXT_BYTES_MAX + 1])
+def test_a_context_has_a_bounded_size(size: int) -> None:
+    batch = made(replace(Columns.from_arrow([b"v"]), context=b"c"))
+    table = struct.pack("<4I", 3, 8, 1, size) + b"\0\0\0\0\1\0\0\0" + b"v".ljust(8, b"\0")
+    body = table + (b"c" * size).ljust(-(-size // 8) * 8, b"\0")
+    header = replace(
+        check_batch(batch),
+        body_length=len(body),
+        uncompressed_length=len(body),
+        body_crc=int(google_crc32c.value(body)),
+    )
+    for read in (check_columns, decode_columns):
+        with pytest.raises(CorruptBatch, match=f"a context of {size} bytes"):
+            read(header.encode() + body, header)

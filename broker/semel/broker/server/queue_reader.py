@@ -41,7 +41,6 @@ from semel.protos.errors import (
     to_detail,
 )
 from semel.protos.ids import QueueKey
-from semel.protos.levels import NULL_LEVEL
 from semel.protos.v1 import broker_pb2
 from semel.tier import ColdBatch, Pointer
 
@@ -130,8 +129,8 @@ class QueueReader:
             if queue is None:
                 raise self._node.state.absent(key)
             found = await self._read(wanted, key, queue, room, alone=alone)
-            if found is not None and level_max < NULL_LEVEL <= self._node.state.feature_level:
-                found = _known_part(found, key)
+            if found is not None and level_max < self._node.state.feature_level:
+                found = _known_part(found, key, level_max)
             if found is not None and found.batches and wanted.group:
                 delivered = wanted.group, key, wanted.token, found.next_offset
                 self._node.on_delivered(*delivered)
@@ -353,21 +352,24 @@ def _read_records(log: Log, extents: Sequence[Extent]) -> list[Part]:
     return batches
 
 
-def _known_part(found: Found, key: QueueKey) -> Found:
-    """The batches in front of the first one that a client below NULL_LEVEL cannot read.
+def _known_part(found: Found, key: QueueKey, level_max: int) -> Found:
+    """The batches in front of the first one that a client cannot read that knows no level above
+    `level_max`.
 
     Raises UnsupportedVersion if that is the very first.
     """
+    unknown = sum(flag for flag, level in NEWER_FLAGS.items() if level > level_max)
     result = found.result
     for number, stored in enumerate(found.batches):
-        if not decode_header(stored, BROKER_HEADER_BYTES).flags & NEWER_FLAGS:
+        flags = decode_header(stored, BROKER_HEADER_BYTES).flags & unknown
+        if not flags:
             continue
         offset = result.batches[number].base_offset
         if not number:
             raise UnsupportedVersion(
-                f"the batch from offset {offset} of queue {key.queue_id} has null values or was"
-                " compacted, which this client does not know: upgrade it",
-                level=NULL_LEVEL,
+                f"the batch from offset {offset} of queue {key.queue_id} has null values, was"
+                " compacted or has a trace context, which this client does not know: upgrade it",
+                level=max(level for flag, level in NEWER_FLAGS.items() if flag & flags),
             )
         del result.batches[number:]
         return Found(result, found.batches[:number], offset)

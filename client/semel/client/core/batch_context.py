@@ -1,95 +1,54 @@
-"""Headers that the first message of a batch carries for all of it: a bulk call's trace context.
+"""What a batch carries once for all its messages: the trace context of a bulk call.
 
 How it works. A context takes 66 bytes, which may be more than a message, and all messages of a bulk
-call's batch have the same. So only the first message of the batch gets the headers, with BATCH_MARK
-behind them, and whoever reads one of the others looks at the first. A list of headers that is empty
-but for one message costs four bytes a message.
+call's batch have the same. So the batch has it, once, beside its columns.
+
+Format. `name NUL value NUL` for each header, in UTF-8.
 
 Invariants
-1. Headers that a caller gave stay as they are. A first message that has one of the context's
-   headers keeps its own, and the batch gets no context.
-2. A context never makes a message, its copy or a batch too large: it is left out then.
-3. Messages that are compared by their ids get none: a message that is sent again has another
-   context, and would be another message under the same id.
+1. A context never makes a batch too large, or a copy of one of its messages: it is left out then.
+2. Contexts come from strangers: one that is malformed is none, and raises nothing.
 
 Not here: what the headers say, and the headers of single messages (`tracing/`).
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Any, Final
 
-import pyarrow as pa
-
-from semel.client.core.letters import PREFIX
 from semel.client.core.routing import TopicRoute
-from semel.protos.batch import BATCH_BYTES_DEFAULT, HEADER_BYTES, MESSAGE_BYTES_MAX
-from semel.protos.body import HEADERS_TYPE, offsets_of
+from semel.protos.batch import BATCH_BYTES_DEFAULT, CONTEXT_BYTES_MAX, HEADER_BYTES
 from semel.protos.columns import Columns
 
-Pairs = Sequence[tuple[str, bytes]]
-
-BATCH_MARK: Final = f"{PREFIX}batch-context"
-"""Header of the first message of a batch whose context is that of all messages without one."""
-CONTEXT_BYTES_MAX: Final = 2_048
-"""A copy of a message, as a dead letter, has some kilobytes more than the message may have."""
-_ROW_BYTES_MAX: Final = 20
+_ROW_BYTES_MAX = 20
 """Bytes that a message takes in a batch at most, beside what it says: offsets and validity bits of
 all columns."""
 
 
-def first_headers(
-    columns: Columns, context: Pairs, topic: TopicRoute, size: int
-) -> list[tuple[str, bytes]] | None:
-    """Returns the headers of the first message of a batch, its own and those of the context; None
-    if the batch gets none. `size` is about how many bytes it takes without them."""
-    if columns.message_ids is not None and topic.id_rules.compared:
-        return None
-    given = _pairs_of(columns.headers[0]) if columns.headers is not None else []
-    if given and {name for name, _ in given} & {name for name, _ in context}:
-        return None
-    headers = [*given, *context, (BATCH_MARK, b"1")]
-    if _bytes_of(context) > CONTEXT_BYTES_MAX or not _has_room(columns, headers, topic, size):
-        return None
-    return headers
+def encode_context(headers: Sequence[tuple[str, bytes]]) -> bytes | None:
+    """Returns the headers as a batch has them; None for none, and for too many or unfit ones."""
+    pieces = [piece for name, value in headers for piece in (name.encode(), value)]
+    found = b"".join([piece + b"\0" for piece in pieces])
+    fits = found.count(0) == len(pieces) and 0 < len(found) <= CONTEXT_BYTES_MAX
+    return found if fits else None
 
 
-def with_first_headers(columns: Columns, headers: Pairs) -> Columns:
-    """Returns the columns with other headers of the first message."""
-    head = pa.array([[{"key": name, "value": value} for name, value in headers]], HEADERS_TYPE)
-    assert columns.headers is not None, "without such a column the encoder writes it"
-    return dataclasses.replace(columns, headers=pa.concat_arrays([head, columns.headers.slice(1)]))
-
-
-def context_of(headers: Pairs) -> list[tuple[str, bytes]]:
-    """Returns what the headers of a batch's first message say of all its messages: nothing without
-    the mark."""
-    if all(name != BATCH_MARK for name, _ in headers):
+def decode_context(context: bytes | None) -> list[tuple[str, bytes]]:
+    """Returns the headers of a context; none of one that is malformed."""
+    if context is None:
         return []
-    return [(name, value) for name, value in headers if not name.startswith(PREFIX)]
+    *pieces, end = context.split(b"\0")
+    if end or len(pieces) % 2:
+        return []
+    try:
+        names = [name.decode() for name in pieces[::2]]
+    except UnicodeDecodeError:
+        return []
+    return list(zip(names, pieces[1::2], strict=True))
 
 
-def _has_room(columns: Columns, headers: Pairs, topic: TopicRoute, size: int) -> bool:
-    header_bytes = _bytes_of(headers)
-    message = header_bytes + _first_bytes(columns.values)
-    if columns.keys is not None:
-        message += _first_bytes(columns.keys)
-    batch = HEADER_BYTES + size + header_bytes + (_ROW_BYTES_MAX + 1) * (len(columns) + 8)
-    return message <= min(topic.message_bytes_max or MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX) and (
-        batch <= (topic.batch_bytes_max or BATCH_BYTES_DEFAULT)
-    )
-
-
-def _bytes_of(headers: Pairs) -> int:
-    return sum(len(name.encode()) + len(value) for name, value in headers)
-
-
-def _first_bytes(column: pa.Array) -> int:
-    offsets = offsets_of(column)
-    return int(offsets[1] - offsets[0])
-
-
-def _pairs_of(scalar: Any) -> list[tuple[str, bytes]]:
-    return [(pair["key"], pair["value"]) for pair in scalar.as_py() or ()]
+def has_room(columns: Columns, context: bytes, topic: TopicRoute, size: int) -> bool:
+    """Whether the batch of a part may have the context; `size` is about how many bytes it takes
+    without."""
+    batch = HEADER_BYTES + size + len(context) + (_ROW_BYTES_MAX + 1) * (len(columns) + 8)
+    return batch <= (topic.batch_bytes_max or BATCH_BYTES_DEFAULT)

@@ -22,13 +22,14 @@ a chunk (`producer/intake.py`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from semel.client.core.batch_context import first_headers, with_first_headers
+from semel.client.core.batch_context import has_room
 from semel.client.core.dropped_rows import DroppedRows
 from semel.client.core.due_in_second import DueInSecond
 from semel.client.core.message_ids import routing_keys
@@ -79,7 +80,6 @@ class Part:
         "columns",
         "count",
         "first",
-        "first_headers",
         "outcome",
         "positions",
         "queue",
@@ -94,8 +94,6 @@ class Part:
         self.bytes = size
         self.columns: Columns | FewRows | None = None
         """The contents; dropped once they are encoded."""
-        self.first_headers: list[tuple[str, bytes]] | None = None
-        """The only headers, those of the first row, which carries the context of the batch."""
         self.positions: Rows | None = None
         """Sequences of its rows, with source positions."""
         self.outcome: Outcome | None = None
@@ -147,8 +145,8 @@ class Chunk:
         self.positions: Any = None
         self.queues: Any = None
         """A list with one number per row, one number for all rows, or None."""
-        self.context: list[tuple[str, bytes]] | None = None
-        """Headers that each batch of a bulk call carries for all its messages."""
+        self.context: bytes | None = None
+        """What each batch of a bulk call carries for all its messages."""
         self.parts: list[Part] | None = None
         """None until routed."""
         self.order: Rows | None = None
@@ -349,14 +347,12 @@ def route(
 
 
 def _add_context(part: Part, topic: TopicRoute) -> None:
-    """Has the first message of a bulk call's part carry the context of the batch."""
+    """Has the batch of a bulk call's part carry the context of the call."""
     context, columns = part.chunk.context, part.columns
-    if context is not None and isinstance(columns, Columns):
-        headers = first_headers(columns, context, topic, part.bytes)
-        if headers is not None and columns.headers is not None:
-            part.columns = with_first_headers(columns, headers)
-        else:
-            part.first_headers = headers
+    if context is None or not isinstance(columns, Columns):
+        return
+    if has_room(columns, context, topic, part.bytes):
+        part.columns = replace(columns, context=context)
 
 
 def _stable_order(owners: npt.NDArray[np.integer[Any]]) -> Rows:
@@ -487,6 +483,7 @@ def take_rows(columns: Columns, order: Rows) -> Columns:
         headers=taken(columns.headers),
         timestamps=taken(columns.timestamps),
         message_ids=taken(columns.message_ids),
+        context=columns.context,
     )
 
 

@@ -26,7 +26,7 @@ from semel.protos.batch import (
 from semel.protos.columns import Columns, decode_columns, encode_batch
 from semel.protos.few_rows import FewRows
 from semel.protos.ids import ProducerId, QueueKey, Sequence
-from semel.protos.levels import DELAY_LEVEL, LEVEL_MIN, NULL_LEVEL
+from semel.protos.levels import CONTEXT_LEVEL, DELAY_LEVEL, LEVEL_MAX, LEVEL_MIN, NULL_LEVEL
 
 
 def level_of(part: Part) -> int:
@@ -39,6 +39,7 @@ def level_of(part: Part) -> int:
 def encode_part(
     part: Part,
     *,
+    level: int = LEVEL_MAX,
     producer_id: ProducerId,
     epoch: int,
     session: int,
@@ -46,6 +47,7 @@ def encode_part(
     codec: Codec,
 ) -> tuple[bytes, Sequence, Sequence]:
     """Returns the batch of a part after `previous_sequence`, and its first and last sequence.
+    `level` is the feature level of the broker group; one that lacks contexts gets none.
 
     Raises MessageTooLarge or InvalidRequest, and changes nothing then.
     """
@@ -59,6 +61,8 @@ def encode_part(
         if last - base != part.count - 1:
             assert not isinstance(columns, FewRows), "positions are columns"
             columns = dataclasses.replace(columns, sequences=pa.array(part.positions))
+    if level < CONTEXT_LEVEL and isinstance(columns, Columns):
+        columns = dataclasses.replace(columns, context=None)
     payload = encode_batch(
         columns,
         topic_id=part.queue.topic_id,
@@ -74,7 +78,6 @@ def encode_part(
         deliver_at_us=part.chunk.due_us,
         source_positions=part.positions is not None,
         message_bytes_max=part.chunk.message_bytes_max,
-        first_headers=part.first_headers,
     )
     part.columns = None
     return payload, base, last

@@ -190,4 +190,5 @@ def _without_sequences(columns: Columns) -> Columns:
         headers=columns.headers,
         timestamps=columns.timestamps,
         message_ids=columns.message_ids,
+        context=columns.context,
     )

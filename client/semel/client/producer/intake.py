@@ -75,8 +75,10 @@ class Piece(NamedTuple):
     due_us: int
     rows: Rows | None = None
     """Numbers of the messages in the call; None: they follow those of the piece before."""
-    context: list[tuple[str, bytes]] | None = None
-    """Headers that each batch carries for all its messages."""
+    context: bytes | None = None
+    """What each batch carries for all its messages."""
+    settlement: Any = None
+    """What `append_piece` of a client that traces needs."""
 
 
 class TopicIntake:

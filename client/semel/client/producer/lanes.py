@@ -151,6 +151,7 @@ class Lane:
                 raise lacking(needed, self.link.wire.level, where)
             payload, base, last = encode_part(
                 part,
+                level=self.link.wire.level,
                 producer_id=window.producer_id,
                 epoch=window.epoch,
                 session=window.session,

@@ -20,8 +20,10 @@ from typing import Final, TypeAlias
 
 from opentelemetry import propagate, trace
 from opentelemetry.context import Context
+from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.trace import Link, Span, SpanContext
 
+from semel.client.core.batch_context import decode_context
 from semel.client.message import Message, Rows
 
 Pairs: TypeAlias = list[tuple[str, bytes]]
@@ -61,12 +63,15 @@ def link_to(context: Context) -> Link:
 def links_of_batches(given: Iterable[Given]) -> list[Link]:
     """Returns links to the contexts of messages, each once, LINKS_MAX at most. Only the first of
     very many messages of a batch are looked at."""
-    names = propagate.get_global_textmap().fields
-    return _links(
-        _chosen(headers, names)
-        for rows, start, end in given
-        for headers in (rows.context, *rows.headers_of(start, min(end, start + LINKS_MAX)))
-    )
+    propagator = propagate.get_global_textmap()
+    found: list[Pairs] = []
+    for rows, start, end in given:
+        if (stored := rows.stored_context) is not None:
+            found.append(_pairs_of_batch(propagator, stored))
+        if headers := rows.headers_of(start, min(end, start + LINKS_MAX)):
+            names = propagator.fields
+            found += [_chosen(each, names) for each in headers]
+    return _links(found)
 
 
 def links_of(messages: Iterable[Message]) -> list[Link]:
@@ -83,6 +88,12 @@ def _links(contexts: Iterable[Pairs]) -> list[Link]:
     propagator = propagate.get_global_textmap()
     found = (_link_of(propagator, pairs) for pairs in islice(distinct, LINKS_MAX))
     return [link for link in found if link is not None]
+
+
+@functools.lru_cache(maxsize=LINKS_MAX)
+def _pairs_of_batch(propagator: TextMapPropagator, stored: bytes) -> Pairs:
+    """Returns the context of a batch; asked again and again, like `_link_of`."""
+    return _chosen(decode_context(stored), propagator.fields)
 
 
 @functools.lru_cache(maxsize=LINKS_MAX)

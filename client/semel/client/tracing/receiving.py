@@ -14,6 +14,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import Any
 
 from opentelemetry import context as contexts
@@ -43,7 +44,9 @@ class Receiving(Untraced):
         puller.on_given = self._on_given
 
     def polling(self) -> AbstractContextManager[Any]:
-        return self._polling()
+        poll = _Polling(self._on_polled)
+        self._given = poll.given
+        return poll
 
     def processing(self, messages: Message | Iterable[Message]) -> AbstractContextManager[Any]:
         found = [messages] if isinstance(messages, Message) else list(messages)
@@ -52,19 +55,10 @@ class Receiving(Untraced):
     def settling(self, spans: Sequence[OffsetSpan]) -> AbstractContextManager[Any]:
         return self._settling(spans) if spans else super().settling(spans)
 
-    @contextlib.contextmanager
-    def _polling(self) -> Iterator[None]:
-        start_ns, given = time.time_ns(), list[Given]()
-        self._given = given
-        try:
-            yield
-        except Exception as error:
-            self._tell(given, start_ns, error)
-            raise
-        finally:
-            self._given = None
-        if given:
-            self._tell(given, start_ns, None)
+    def _on_polled(self, poll: _Polling, error: BaseException | None) -> None:
+        self._given = None
+        if isinstance(error, Exception) or (error is None and poll.given):
+            self._tell(poll.given, poll.start_ns, error)
 
     def _on_given(self, rows: Rows, start: int, end: int) -> None:
         if self._given is None:
@@ -137,6 +131,28 @@ class Receiving(Untraced):
             spans.CLIENT: self._client_id(),
             spans.QUEUE: str(next(iter(places))[1]) if len(places) == 1 else None,
         }
+
+
+class _Polling:
+    """The context of one call that gives out messages; a class, since a generator takes longer."""
+
+    __slots__ = ("_on_polled", "given", "start_ns")
+
+    def __init__(self, on_polled: Callable[[_Polling, BaseException | None], None]) -> None:
+        self._on_polled = on_polled
+        self.given: list[Given] = []
+        self.start_ns = time.time_ns()
+
+    def __enter__(self) -> None:
+        """Begun with its making."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._on_polled(self, error)
 
 
 def _one_topic(places: set[tuple[str, int]]) -> str:

@@ -24,6 +24,7 @@ from typing import Any
 
 from opentelemetry.trace import Span
 
+from semel.client.core.batch_context import encode_context
 from semel.client.core.batching import Chunk
 from semel.client.core.dues import AT_ONCE
 from semel.client.core.fields import Headers, as_pairs
@@ -36,11 +37,10 @@ from semel.protos.errors import MessageTooLarge
 logger = logging.getLogger(__name__)
 
 
-class _Bulk(list[tuple[str, bytes]]):
-    """The span of a bulk call; the list has the headers with its context."""
+class _Bulk:
+    """The span of a bulk call."""
 
     def __init__(self, span: Span, pieces: int) -> None:
-        super().__init__(carrying.inject(span))
         self._span = span
         self._left = pieces
         """Pieces that are not settled."""
@@ -134,23 +134,23 @@ class TracedIntake(Intake):
         if not pieces:
             span.end()
             return intake, pieces
-        bulk = _Bulk(span, len(pieces))
-        return intake, [piece._replace(context=bulk) for piece in pieces]
+        bulk, context = _Bulk(span, len(pieces)), encode_context(carrying.inject(span))
+        return intake, [piece._replace(context=context, settlement=bulk) for piece in pieces]
 
     def append_piece(
         self, intake: TopicIntake, piece: Piece, queue: int | None, block: bool
     ) -> tuple[Chunk, int, int]:
         """Like `Intake.append_piece`."""
         place = super().append_piece(intake, piece, queue, block)
-        if isinstance(piece.context, _Bulk):
-            self._end_when_settled(place[0], piece.context)
+        if isinstance(piece.settlement, _Bulk):
+            self._end_when_settled(place[0], piece.settlement)
         return place
 
     def on_bulk_given_up(self, pieces: Sequence[Piece], error: BaseException) -> None:
         """Ends the span of the call once what was appended is settled."""
         for piece in pieces:
-            if isinstance(piece.context, _Bulk):
-                piece.context.end(1, error)
+            if isinstance(piece.settlement, _Bulk):
+                piece.settlement.end(1, error)
 
     def _takes_context(self, topic: str, message_id: bytes | None) -> bool:
         """Whether the message gets a context. It does not as long as nobody knows whether the topic

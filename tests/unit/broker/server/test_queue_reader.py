@@ -13,7 +13,7 @@ from semel.broker.server.queue_reader import QueueReader
 from semel.protos.batch import BatchFlags
 from semel.protos.errors import LockLost, OffsetOutOfRange, UnsupportedVersion, from_detail
 from semel.protos.ids import QueueId, QueueKey, TopicId
-from semel.protos.levels import LEVEL_MAX, NULL_LEVEL
+from semel.protos.levels import CONTEXT_LEVEL, LEVEL_MAX, NULL_LEVEL
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2, control_pb2
 from tests.kit.state_log import KEY, Group, control, header
@@ -119,19 +119,25 @@ async def test_who_waits_at_the_end_under_a_lost_lock_is_told_at_once(node: Node
     assert await read(node, wanted(20)) is None
 
 
-async def test_an_older_client_gets_what_it_can_read_and_then_an_error(node: Node) -> None:
-    node.group.raise_level(NULL_LEVEL)
+@pytest.mark.parametrize(
+    ("flag", "level"),
+    [(BatchFlags.NULL_VALUES, NULL_LEVEL), (BatchFlags.CONTEXT, CONTEXT_LEVEL)],
+)
+async def test_an_older_client_gets_what_it_can_read_and_then_an_error(
+    node: Node, flag: BatchFlags, level: int
+) -> None:
+    node.group.raise_level(level)
     head = header(19, last=21)
-    node.group.produce(replace(head, flags=head.flags | BatchFlags.NULL_VALUES))
+    node.group.produce(replace(head, flags=head.flags | flag))
     node.group.produce(header(21, last=22))
-    old = NULL_LEVEL - 1
+    old = level - 1
     found = await read(node, wanted(3), old)
     assert [one.base_offset for one in found.result.batches] == [3, 10]
     assert (len(found.batches), found.next_offset) == (2, 20)
     found = await read(node, wanted(21), old)
     error = from_detail(found.result.error)
     assert isinstance(error, UnsupportedVersion)
-    assert error.level == NULL_LEVEL
+    assert error.level == level
     assert "from offset 21 of queue 0 has null values" in error.message
     assert (found.batches, found.next_offset) == ([], 21)
     assert (await read(node, wanted(22), old)).next_offset == 23

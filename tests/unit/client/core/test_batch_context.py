@@ -1,4 +1,4 @@
-"""A batch's context: in the headers of its first message, never in the way of what was given."""
+"""A batch's context: once for all messages, never in the way of what was given."""
 
 from __future__ import annotations
 
@@ -8,23 +8,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from semel.client.core.batch_context import (
-    BATCH_MARK,
-    context_of,
-    first_headers,
-    with_first_headers,
-)
-from semel.client.core.batching import Chunk, route
+from semel.client.core.batch_context import decode_context, encode_context
+from semel.client.core.batching import Chunk, Part, route
 from semel.client.core.encoding import encode_part
 from semel.client.core.routing import QueueRoute, TopicRoute
 from semel.protos.batch import Codec, check_batch
-from semel.protos.body import HEADERS_TYPE
-from semel.protos.columns import Columns, decode_columns, encode_batch
-from semel.protos.errors import MessageTooLarge
+from semel.protos.columns import Columns, decode_columns
 from semel.protos.ids import GroupId, ProducerId, QueueId, QueueKey, Sequence, TopicId
+from semel.protos.levels import CONTEXT_LEVEL
 
-CONTEXT = [("traceparent", b"00-" + b"1" * 32 + b"-" + b"2" * 16 + b"-01")]
-MARKED = [*CONTEXT, (BATCH_MARK, b"1")]
+HEADERS = [("traceparent", b"00-" + b"1" * 32 + b"-" + b"2" * 16 + b"-01"), ("baggage", b"")]
+CONTEXT = encode_context(HEADERS)
 
 
 def topic(queues: int = 1, **settings: Any) -> TopicRoute:
@@ -47,136 +41,103 @@ def topic(queues: int = 1, **settings: Any) -> TopicRoute:
     )
 
 
-def headers_in(columns: Columns) -> list[list[tuple[str, bytes]]]:
-    assert columns.headers is not None
-    assert columns.headers.type == HEADERS_TYPE
-    return [
-        [(pair["key"], pair["value"]) for pair in pairs or ()]
-        for pairs in columns.headers.to_pylist()
-    ]
-
-
-def carried(
-    columns: Columns, context: Any = CONTEXT, route_: TopicRoute | None = None, size: int = 100
-) -> Columns | None:
-    """The batch as readers get it, or None if it gets no context."""
-    headers = first_headers(columns, context, route_ or topic(), size)
-    if headers is None:
-        return None
-    if columns.headers is not None:
-        return decoded(encode(with_first_headers(columns, headers)))
-    return decoded(encode(columns, headers))
-
-
-def test_only_the_first_message_carries_the_context() -> None:
-    found = carried(Columns.from_arrow([b"a", b"b", b"c"], keys=[b"k", None, b""]))
-    assert found is not None
-    assert headers_in(found) == [MARKED, [], []]
-    assert found.values.to_pylist() == [b"a", b"b", b"c"]
-    assert context_of(MARKED) == CONTEXT
-    assert context_of(CONTEXT) == [], "a message's own context is not that of its batch"
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8, 9, 1_000])
-def test_a_batch_is_the_one_that_a_column_makes(count: int) -> None:
-    columns = Columns.from_arrow([b"%d" % number for number in range(count)])
-    headers = [dict(MARKED), *([None] * (count - 1))]
-    whole = Columns.from_arrow(columns.values, headers=headers)
-    assert encode(columns, MARKED) == encode(whole)
-
-
-def test_given_headers_stay() -> None:
-    given = [[("a", b"1")], [("b", b"2"), ("c", b"")], None]
-    columns = Columns.from_arrow([b"x"] * 4, headers=[[("z", b"")], *given])
-    for part in (columns.slice(1, 4), Columns.from_arrow([b"x"] * 3, headers=given)):
-        found = carried(part)
-        assert found is not None
-        assert headers_in(found) == [[("a", b"1"), *MARKED], [("b", b"2"), ("c", b"")], []]
-
-
-def test_a_context_that_the_caller_gave_is_not_replaced() -> None:
-    assert carried(Columns.from_arrow([b"a"], headers=[[("traceparent", b"mine")]])) is None
-
-
-def test_messages_whose_ids_are_compared_get_none() -> None:
-    columns, compares = Columns.from_arrow([b"a"], message_ids=[b"id"]), topic(compares_ids=True)
-    assert carried(columns, route_=compares) is None
-    assert carried(Columns.from_arrow([b"a"]), route_=compares) is not None
-    assert carried(columns) is not None
-
-
-@pytest.mark.parametrize("limit", [0, 1_000])
-def test_no_message_becomes_too_large(limit: int) -> None:
-    route_ = topic(message_bytes_max=limit)
-    bound = limit or 1 << 20
-    added = sum(len(name) + len(value) for name, value in MARKED)
-    assert carried(Columns.from_arrow([bytes(bound - added)]), CONTEXT, route_, bound) is not None
-    over = Columns.from_arrow([bytes(bound - added - 1)], keys=[b"kk"])
-    assert carried(over, CONTEXT, route_, bound) is None
-    if not limit:
-        whole = Columns.from_arrow(over.values, keys=over.keys, headers=[MARKED])
-        with pytest.raises(MessageTooLarge):
-            encode(whole)
-
-
-def test_no_batch_becomes_too_large() -> None:
-    columns = Columns.from_arrow([b"x" * 100] * 1_000)
-    assert carried(columns, CONTEXT, topic(batch_bytes_max=110_000), 108_000) is None
-    assert carried(columns, CONTEXT, topic(), 108_000) is not None
-
-
-def test_a_context_of_kilobytes_is_left_out() -> None:
-    """A copy of the message, as a dead letter, would not fit into a batch."""
-    assert carried(Columns.from_arrow([b"x"]), [("baggage", bytes(3_000))]) is None
-
-
-def test_every_batch_of_a_chunk_carries_it() -> None:
-    keys = [b"k%d" % number for number in range(64)]
+def parts_of(
+    columns: Columns, route_: TopicRoute | None = None, batch_bytes: int = 1 << 20
+) -> list[Part]:
+    """The parts of a bulk call that has a context."""
     chunk = Chunk("t", 1, 1.0)
-    chunk.values = pa.array([b"v" * 100] * 64, pa.binary())
-    chunk.keys = pa.array(keys, pa.binary())
-    chunk.count, chunk.bytes = 64, 64 * 110
+    chunk.values, chunk.keys, chunk.headers = columns.values, columns.keys, columns.headers
+    chunk.message_ids = columns.message_ids
+    chunk.count, chunk.bytes = len(columns), columns.values.nbytes
     chunk.context = CONTEXT
-    parts = route(chunk, topic(4), sticky=0, batch_bytes=1_000, resume=None)
-    assert len({part.queue.queue_id for part in parts}) == 4
-    assert len(parts) > 4
-    for part in parts:
-        batch, *_ = encode_part(
-            part,
+    return route(chunk, route_ or topic(), sticky=0, batch_bytes=batch_bytes, resume=None)
+
+
+def sent(part: Part, level: int = CONTEXT_LEVEL, codec: Codec = Codec.NONE) -> Columns:
+    """A part as readers get it."""
+    batch, *_ = encode_part(
+        part,
+        level=level,
+        producer_id=ProducerId(1),
+        epoch=1,
+        session=1,
+        previous_sequence=Sequence(-1),
+        codec=codec,
+    )
+    return decode_columns(batch, check_batch(batch))
+
+
+def test_what_is_written_is_read() -> None:
+    assert decode_context(CONTEXT) == HEADERS
+    assert encode_context([]) is None
+    assert decode_context(None) == []
+
+
+@pytest.mark.parametrize(
+    "unfit", [[("a\0b", b"1")], [("a", b"1\0")], [("baggage", bytes(b"x" * 2_048))]]
+)
+def test_a_context_that_does_not_fit_is_left_out(unfit: list[tuple[str, bytes]]) -> None:
+    assert encode_context(unfit) is None
+
+
+@pytest.mark.parametrize("strange", [b"\0", b"a", b"a\0b", b"a\0b\0c\0", b"\xff\0b\0"])
+def test_a_context_that_is_malformed_is_none(strange: bytes) -> None:
+    assert decode_context(strange) == []
+
+
+def test_messages_keep_what_was_given() -> None:
+    """Also ids that are compared: a context is no part of what a message says."""
+    given = Columns.from_arrow(
+        [b"a", b"b"], keys=[b"k", None], headers=[{"x": b"1"}, {}], message_ids=[b"1", b"2"]
+    )
+    (part,) = parts_of(given, topic(compares_ids=True))
+    found = sent(part)
+    assert found.context == CONTEXT
+    assert found.values.to_pylist() == [b"a", b"b"]
+    assert found.headers is not None
+    assert found.headers.to_pylist() == [[{"key": "x", "value": b"1"}], []]
+    (plain,) = parts_of(given)
+    plain.chunk.context = None
+    before, after = (
+        encode_part(
+            each,
             producer_id=ProducerId(1),
             epoch=1,
             session=1,
             previous_sequence=Sequence(-1),
-            codec=Codec.LZ4,
-        )
-        assert headers_in(decoded(batch)) == [MARKED, *([[]] * (part.count - 1))]
-
-
-def test_a_chunk_without_a_context_has_no_headers() -> None:
-    chunk = Chunk("t", 1, 1.0)
-    chunk.values = pa.array([b"v"] * 3, pa.binary())
-    chunk.count, chunk.bytes = 3, 30
-    (part,) = route(chunk, topic(), sticky=0, batch_bytes=1_000, resume=None)
-    assert isinstance(part.columns, Columns)
-    assert part.columns.headers is None
-    assert part.first_headers is None
-
-
-def decoded(batch: bytes) -> Columns:
-    return decode_columns(batch, check_batch(batch))
-
-
-def encode(columns: Columns, headers: Any = None) -> bytes:
-    return encode_batch(
-        columns,
-        topic_id=1,
-        queue_id=0,
-        producer_id=1,
-        epoch=1,
-        session=1,
-        previous_sequence=-1,
-        base_sequence=0,
-        last_sequence=len(columns) - 1,
-        timestamp_us=1,
-        first_headers=headers,
+            codec=Codec.NONE,
+        )[0]
+        for each in (plain, parts_of(given)[0])
     )
+    assert check_batch(before).content_crc == check_batch(after).content_crc
+
+
+def test_a_group_at_an_older_level_gets_none() -> None:
+    (part,) = parts_of(Columns.from_arrow([b"a"] * 3))
+    assert sent(part, CONTEXT_LEVEL - 1).context is None
+
+
+def test_no_batch_becomes_too_large() -> None:
+    columns = Columns.from_arrow([b"x" * 100] * 1_000)
+    (part,) = parts_of(columns, topic(batch_bytes_max=110_000))
+    assert sent(part).context is None
+    (part,) = parts_of(columns)
+    assert sent(part).context == CONTEXT
+
+
+def test_every_batch_of_a_chunk_carries_it() -> None:
+    columns = Columns.from_arrow([b"v" * 100] * 64, keys=[b"k%d" % n for n in range(64)])
+    parts = parts_of(columns, topic(4), batch_bytes=1_000)
+    assert len({part.queue.queue_id for part in parts}) == 4
+    assert len(parts) > 4
+    assert {sent(part, codec=Codec.LZ4).context for part in parts} == {CONTEXT}
+
+
+def test_some_of_the_rows_keep_it() -> None:
+    columns = Columns(values=pa.array([b"a", b"b"], pa.binary()), context=CONTEXT)
+    for some in (
+        columns.slice(1, 2),
+        columns.filter(pa.array([True, False])),
+        columns.take(pa.array([1])),
+    ):
+        assert (len(some), some.context) == (1, CONTEXT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from semel.client.config import ClientConfig
@@ -18,9 +19,11 @@ from semel.protos.ids import GroupId, Offset, QueueId, QueueKey, Term, TopicId
 KEY = QueueKey(TopicId(1), QueueId(2))
 
 
-def stored(values: list[bytes], base_offset: int, **columns: Any) -> memoryview:
+def stored(
+    values: list[bytes], base_offset: int, context: bytes | None = None, **columns: Any
+) -> memoryview:
     batch = encode_batch(
-        Columns.from_arrow(values, **columns),
+        replace(Columns.from_arrow(values, **columns), context=context),
         topic_id=KEY.topic_id,
         queue_id=KEY.queue_id,
         producer_id=5,

@@ -10,7 +10,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
 
-from semel.client.core.batch_context import BATCH_MARK
+from semel.client.core.batch_context import encode_context
 from semel.client.message import Message
 from semel.client.reading.outstanding import Span
 from semel.client.reading.untraced import UNTRACED
@@ -79,8 +79,7 @@ def test_a_poll_links_to_the_spans_of_its_messages(
 
 
 def test_a_batch_of_a_bulk_call_links_once(kept: KeptSpans, box: Box, receiving: Receiving) -> None:
-    headers = [[*sent_by(7), (BATCH_MARK, b"1")], *([None] * 9)]
-    box.put([b"x"] * 10, 0, headers=headers)
+    box.put([b"x"] * 10, 0, context=encode_context(sent_by(7)))
     with receiving.polling():
         box.puller.messages(4)
     with receiving.polling():
@@ -89,13 +88,13 @@ def test_a_batch_of_a_bulk_call_links_once(kept: KeptSpans, box: Box, receiving:
     assert last[0].headers == []
     with receiving.processing(last[0]):
         pass
-    assert links(kept.one("process")) == [7], "a message behind the first has the batch's context"
+    assert links(kept.one("process")) == [7], "each message has the batch's context"
 
 
 def test_a_message_with_a_context_of_its_own_keeps_it(
     kept: KeptSpans, box: Box, receiving: Receiving
 ) -> None:
-    box.put([b"a", b"b"], 0, headers=[[*sent_by(7), (BATCH_MARK, b"1")], sent_by(8)])
+    box.put([b"a", b"b"], 0, headers=[None, sent_by(8)], context=encode_context(sent_by(7)))
     found = box.puller.messages(2)
     with receiving.processing(found[1]):
         pass

@@ -14,7 +14,7 @@ from semel.broker.state.admission.delay_admission import delay_refusal
 from semel.broker.state.apply.queues import QueueState
 from semel.protos.batch import BatchFlags, BatchHeader
 from semel.protos.errors import InvalidRequest, MessageTooLarge
-from semel.protos.levels import NULL_LEVEL, lacking
+from semel.protos.levels import CONTEXT_LEVEL, NULL_LEVEL, lacking
 
 
 def batch_refusal(
@@ -27,6 +27,8 @@ def batch_refusal(
     """
     if header.flags & BatchFlags.NULL_VALUES and level < NULL_LEVEL:
         return Refused(lacking(NULL_LEVEL, level, "the broker group"))
+    if header.flags & BatchFlags.CONTEXT and level < CONTEXT_LEVEL:
+        return Refused(lacking(CONTEXT_LEVEL, level, "the broker group"))
     if header.flags & BatchFlags.OFFSET:
         return Refused(InvalidRequest("offsets are given by brokers: leave that column out"))
     if in_memory and header.deliver_at_us:

@@ -1,4 +1,4 @@
-"""Batches with null values are taken from the feature level on that knows them."""
+"""Batches with null values, or a context, are taken from the feature level on that knows them."""
 
 from __future__ import annotations
 
@@ -10,24 +10,28 @@ from semel.broker.state import Accepted, Refused
 from semel.broker.state.admission.batch_limits import batch_refusal
 from semel.protos.batch import BatchFlags
 from semel.protos.errors import InvalidRequest, UnsupportedVersion
-from semel.protos.levels import NULL_LEVEL
+from semel.protos.levels import CONTEXT_LEVEL, NULL_LEVEL
 from semel.protos.staging import STAGER_ID_MIN
 from tests.kit.state_log import KEY, START_US, Group, header
 
 
-def test_below_the_level_null_values_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("flag", "level"),
+    [(BatchFlags.NULL_VALUES, NULL_LEVEL), (BatchFlags.CONTEXT, CONTEXT_LEVEL)],
+)
+def test_below_the_level_such_a_batch_is_refused(flag: BatchFlags, level: int) -> None:
     group = Group()
-    group.raise_level(NULL_LEVEL - 1)
+    group.raise_level(level - 1)
     group.fence()
     before = group.state.digest()
     head = header(-1)
-    head = replace(head, flags=head.flags | BatchFlags.NULL_VALUES)
+    head = replace(head, flags=head.flags | flag)
     decision = group.produce(head)
     assert isinstance(decision, Refused)
     assert isinstance(decision.error, UnsupportedVersion)
-    assert decision.error.level == NULL_LEVEL
+    assert decision.error.level == level
     assert group.state.digest() == before
-    group.raise_level(NULL_LEVEL)
+    group.raise_level(level)
     assert isinstance(group.produce(head), Accepted)
     assert group.state.queues[KEY].log_end_offset == 1
 
