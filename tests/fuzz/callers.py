@@ -66,7 +66,7 @@ class Spared:
         if method == "ChangeMember" and request.node.node_id in self.nodes:
             return False
         found = set(_leaves(request))
-        if method == "ApplyQueues" and found & self.topic_ids:
+        if method in ("ApplyQueues", "TrimQueues") and found & self.topic_ids:
             return False
         return not found & self.values
 

@@ -157,6 +157,11 @@ async def test_refused_batches(client: RawClient, batch: bytes, expected: type[E
     assert type(error) is expected, error
 
 
+def trim_of(key: QueueKey, start: int) -> broker_pb2.TrimQueuesRequest:
+    trim = broker_pb2.QueueTrim(queue=queue_ref(key), log_start_offset=start)
+    return broker_pb2.TrimQueuesRequest(trims=[trim])
+
+
 def lying(body: bytes, codec: Codec = Codec.NONE, **fields: Any) -> bytes:
     """The batch that would come next, with another body and right checksums."""
     packed = body
@@ -334,6 +339,9 @@ async def test_a_malformed_fetch_ends_its_stream_only(client: RawClient) -> None
             ),
             OffsetOutOfRange,
         ),
+        ("TrimQueues", trim_of(QUEUE, 99), OffsetOutOfRange),
+        ("TrimQueues", trim_of(QUEUE, -1), OffsetOutOfRange),
+        ("TrimQueues", trim_of(QueueKey(TOPIC, QueueId(9)), 0), UnknownQueue),
         ("ApplyQueues", broker_pb2.ApplyQueuesRequest(cluster_id="another"), InvalidRequest),
         (
             "ApplyQueues",

@@ -72,10 +72,11 @@ USERS_LEVEL: Final = 9
 MIRROR_LEVEL: Final = 9
 """From here on a log may hold copies of another cluster's queues, and the metadata its topics."""
 KAFKA_LEVEL: Final = 9
-"""From here on a log may hold commits that go back, and the metadata groups of Kafka's clients and
-the gateways."""
+"""From here on a log may hold commits that go back and locks of a child beside its parent, and the
+metadata groups of Kafka's clients and the gateways."""
 CONTEXT_LEVEL: Final = 9
 """From here on a log may hold batches with a context, once for all their messages."""
+
 
 LEVEL_MIN: Final = 0
 """The lowest level that this program knows; a log that never needed another is at 0."""

@@ -55,6 +55,7 @@ class BrokerService:
         self.ResetOffsets = groups.ResetOffsets
         self.DeleteGroup = groups.DeleteGroup
         self.ListOffsets = queues.ListOffsets
+        self.TrimQueues = queues.TrimQueues
         self.ApplyQueues = queues.ApplyQueues
         self.VerifyQueues = queues.VerifyQueues
         self.ListDelayed = delays.ListDelayed

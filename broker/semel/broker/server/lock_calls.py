@@ -22,6 +22,7 @@ from semel.broker.replica.clock import monotonic_ms
 from semel.broker.replica.replica import Replica
 from semel.broker.server.checks import check_group, check_room_for_group
 from semel.broker.state import CommitApplied, LockGranted, LockRefused, unread_error
+from semel.broker.state.apply.splits import split_record_of
 from semel.protos.errors import InvalidRequest, UnknownQueue, to_detail
 from semel.protos.ids import QueueKey
 from semel.protos.levels import KAFKA_LEVEL, METADATA_LEVEL
@@ -52,6 +53,8 @@ class LockCalls:
                     f"{name} is {value}, it must be between {_LOCK_MS[0]} and {_LOCK_MS[1]}"
                 )
         await self._replica.wait_master()
+        if request.beside_parents:
+            await self._replica.require_level(KAFKA_LEVEL)
         check_room_for_group(self._replica, request.group)
         grants = await asyncio.gather(*(self._acquire(request, ref) for ref in request.queues))
         return broker_pb2.AcquireLocksReply(grants=grants)
@@ -62,7 +65,7 @@ class LockCalls:
         state, key = self._replica.state, queue_key_of(ref)
         if (barred := state.moves.barred(key, state.queues.get(key))) is not None:
             return broker_pb2.LockGrant(queue=ref, error=to_detail(barred))
-        if key in state.queues:
+        if key in state.queues and not request.beside_parents:
             unread = unread_error(state.queues, state.groups, request.group, state.queues[key])
             if unread is not None:  # refused without an entry: members ask again and again
                 return broker_pb2.LockGrant(queue=ref, error=to_detail(unread))
@@ -73,6 +76,7 @@ class LockCalls:
             generation=request.generation,
             lock_ms=request.lock_ms,
             session_ms=request.session_ms,
+            beside_parents=request.beside_parents,
         )
         try:
             result = await self._replica.submit_control(
@@ -91,6 +95,7 @@ class LockCalls:
             log_start_offset=queue.log_start_offset,
             high_watermark=queue.log_end_offset,
             metadata=result.metadata,
+            split=split_record_of(queue) if queue.sealed else None,
         )
 
     async def RenewLocks(  # noqa: N802

@@ -111,6 +111,20 @@ class QueueCalls:
                 append_time_us = _append_time_us(queue, request.offset)
         return time_offset, append_time_us
 
+    async def TrimQueues(  # noqa: N802
+        self, request: broker_pb2.TrimQueuesRequest, context: object
+    ) -> broker_pb2.TrimQueuesReply:
+        await self._replica.wait_master()
+        reply = broker_pb2.TrimQueuesReply()
+        for wanted in request.trims:
+            key = known(self._replica, queue_key_of(wanted.queue))
+            record = control_pb2.Trim(queue=wanted.queue, log_start_offset=wanted.log_start_offset)
+            await self._replica.submit_control(control_pb2.ControlRecord(trim=record))
+            known(self._replica, key)
+            start = self._replica.state.queues[key].log_start_offset
+            reply.trims.add(queue=wanted.queue, log_start_offset=start)
+        return reply
+
     async def ApplyQueues(  # noqa: N802
         self, request: broker_pb2.ApplyQueuesRequest, context: object
     ) -> broker_pb2.ApplyQueuesReply:

@@ -349,23 +349,25 @@ class DescribeProducersReply(_message.Message):
     def __init__(self, rows: _Optional[_Iterable[_Union[ProducerRow, _Mapping]]] = ..., truncated: _Optional[bool] = ...) -> None: ...
 
 class AcquireLocksRequest(_message.Message):
-    __slots__ = ("group", "member_id", "generation", "queues", "lock_ms", "session_ms")
+    __slots__ = ("group", "member_id", "generation", "queues", "lock_ms", "session_ms", "beside_parents")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     LOCK_MS_FIELD_NUMBER: _ClassVar[int]
     SESSION_MS_FIELD_NUMBER: _ClassVar[int]
+    BESIDE_PARENTS_FIELD_NUMBER: _ClassVar[int]
     group: str
     member_id: str
     generation: int
     queues: _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]
     lock_ms: int
     session_ms: int
-    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., lock_ms: _Optional[int] = ..., session_ms: _Optional[int] = ...) -> None: ...
+    beside_parents: bool
+    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., lock_ms: _Optional[int] = ..., session_ms: _Optional[int] = ..., beside_parents: _Optional[bool] = ...) -> None: ...
 
 class LockGrant(_message.Message):
-    __slots__ = ("queue", "token", "committed_offset", "log_start_offset", "high_watermark", "error", "metadata")
+    __slots__ = ("queue", "token", "committed_offset", "log_start_offset", "high_watermark", "error", "metadata", "split")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -373,6 +375,7 @@ class LockGrant(_message.Message):
     HIGH_WATERMARK_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_FIELD_NUMBER: _ClassVar[int]
     queue: _common_pb2.QueueRef
     token: int
     committed_offset: int
@@ -380,7 +383,8 @@ class LockGrant(_message.Message):
     high_watermark: int
     error: _errors_pb2.ErrorDetail
     metadata: bytes
-    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., token: _Optional[int] = ..., committed_offset: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., metadata: _Optional[bytes] = ...) -> None: ...
+    split: _control_pb2.SplitQueue
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., token: _Optional[int] = ..., committed_offset: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., metadata: _Optional[bytes] = ..., split: _Optional[_Union[_control_pb2.SplitQueue, _Mapping]] = ...) -> None: ...
 
 class AcquireLocksReply(_message.Message):
     __slots__ = ("grants",)
@@ -773,6 +777,26 @@ class ResetOffsetsRequest(_message.Message):
 class ResetOffsetsReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class QueueTrim(_message.Message):
+    __slots__ = ("queue", "log_start_offset")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    queue: _common_pb2.QueueRef
+    log_start_offset: int
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., log_start_offset: _Optional[int] = ...) -> None: ...
+
+class TrimQueuesRequest(_message.Message):
+    __slots__ = ("trims",)
+    TRIMS_FIELD_NUMBER: _ClassVar[int]
+    trims: _containers.RepeatedCompositeFieldContainer[QueueTrim]
+    def __init__(self, trims: _Optional[_Iterable[_Union[QueueTrim, _Mapping]]] = ...) -> None: ...
+
+class TrimQueuesReply(_message.Message):
+    __slots__ = ("trims",)
+    TRIMS_FIELD_NUMBER: _ClassVar[int]
+    trims: _containers.RepeatedCompositeFieldContainer[QueueTrim]
+    def __init__(self, trims: _Optional[_Iterable[_Union[QueueTrim, _Mapping]]] = ...) -> None: ...
 
 class DeleteGroupRequest(_message.Message):
     __slots__ = ("group",)

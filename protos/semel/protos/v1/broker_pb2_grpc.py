@@ -296,6 +296,11 @@ class BrokerStub:
                 request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.DeleteGroupRequest.SerializeToString,
                 response_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.DeleteGroupReply.FromString,
                 _registered_method=True)
+        self.TrimQueues = channel.unary_unary(
+                '/semel.protos.v1.Broker/TrimQueues',
+                request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.TrimQueuesRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.TrimQueuesReply.FromString,
+                _registered_method=True)
         self.ApplyQueues = channel.unary_unary(
                 '/semel.protos.v1.Broker/ApplyQueues',
                 request_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.ApplyQueuesRequest.SerializeToString,
@@ -451,6 +456,13 @@ class BrokerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TrimQueues(self, request, context):
+        """Deletes the oldest messages of queues, as retention does; idempotent; master only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ApplyQueues(self, request, context):
         """Creates, alters and deletes queues; the controller's call, idempotent.
         """
@@ -569,6 +581,11 @@ def add_BrokerServicer_to_server(servicer, server):
                     servicer.DeleteGroup,
                     request_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.DeleteGroupRequest.FromString,
                     response_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.DeleteGroupReply.SerializeToString,
+            ),
+            'TrimQueues': grpc.unary_unary_rpc_method_handler(
+                    servicer.TrimQueues,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_broker__pb2.TrimQueuesRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_broker__pb2.TrimQueuesReply.SerializeToString,
             ),
             'ApplyQueues': grpc.unary_unary_rpc_method_handler(
                     servicer.ApplyQueues,
@@ -1100,6 +1117,33 @@ class Broker:
             '/semel.protos.v1.Broker/DeleteGroup',
             semel_dot_protos_dot_v1_dot_broker__pb2.DeleteGroupRequest.SerializeToString,
             semel_dot_protos_dot_v1_dot_broker__pb2.DeleteGroupReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TrimQueues(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Broker/TrimQueues',
+            semel_dot_protos_dot_v1_dot_broker__pb2.TrimQueuesRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_broker__pb2.TrimQueuesReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -51,9 +51,14 @@ def commit_offset(group: Group, token: int, offset: int, key: QueueKey = KEY) ->
     assert result.outcomes[0].error is None  # type: ignore[union-attr]
 
 
-def acquire(group: Group, key: QueueKey, name: str = "g") -> Any:
+def acquire(group: Group, key: QueueKey, name: str = "g", *, beside_parents: bool = False) -> Any:
     lock = control_pb2.AcquireLock(
-        group=name, queue=ref(key), member_id="m", lock_ms=1000, session_ms=1000
+        group=name,
+        queue=ref(key),
+        member_id="m",
+        lock_ms=1000,
+        session_ms=1000,
+        beside_parents=beside_parents,
     )
     (result,) = group.apply(control(acquire_lock=lock))
     return result

@@ -22,6 +22,7 @@ from semel.broker.state import (
 from semel.protos import errors
 from semel.protos.frames import iter_records
 from semel.protos.ids import ProducerId, QueueId, QueueKey, TopicId
+from semel.protos.levels import KAFKA_LEVEL
 from semel.protos.v1 import control_pb2
 from tests.kit.state_log import KEY, Group, batch_record, control, header, ref, unapplied_count
 from tests.unit.broker.state.splitting import (
@@ -326,6 +327,22 @@ def test_a_child_is_not_given_before_its_parent_was_read(group: Group) -> None:
     granted = acquire(group, LEFT)
     assert granted.committed_offset == 0, "also for a group that reads new queues from their end"
     assert isinstance(acquire(group, LEFT, "other").error, errors.ParentUnread)
+
+
+def test_a_group_that_keeps_no_order_of_keys_gets_a_child_beside_its_parent(group: Group) -> None:
+    acquire(group, KEY)
+    split(group)
+    with pytest.raises(StateDiverged, match="feature level 9"):
+        acquire(group, LEFT, beside_parents=True)
+
+
+def test_it_does_from_its_feature_level_on(group: Group) -> None:
+    acquire(group, KEY)
+    group.raise_level(KAFKA_LEVEL)
+    split(group)
+    granted = acquire(group, LEFT, beside_parents=True)
+    assert (granted.token > 0, granted.committed_offset) == (True, 0)
+    assert isinstance(acquire(group, RIGHT).error, errors.ParentUnread), "another one still waits"
 
 
 def test_one_unread_message_of_the_parent_is_enough() -> None:

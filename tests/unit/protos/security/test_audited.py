@@ -9,8 +9,15 @@ from tests.kit.declared_calls import METHODS, path_of
 
 def test_changes_by_operators_are_audited_and_nothing_else() -> None:
     audited = {method.name for method in METHODS if is_audited(path_of(method))}
-    assert {"CreateTopic", "AlterTopic", "DeleteTopic", "DeleteGroup", "ResetOffsets"} <= audited
-    assert {"DrainNode", "ChangeMember", "RaiseLevel", "ChangeSetting", "MoveQueue"} <= audited
+    assert {"CreateTopic", "AlterTopic", "DeleteTopic", "DeleteGroup", "TrimQueues"} <= audited
+    assert {
+        "ResetOffsets",
+        "DrainNode",
+        "ChangeMember",
+        "RaiseLevel",
+        "ChangeSetting",
+        "MoveQueue",
+    } <= audited
     assert not audited & {"ChangeRights", "ChangeUser", "ChangeQuotas"}  # they tell it themselves
     assert not audited & {"Produce", "Fetch", "Commit", "GetRoutes", "ReadAudit", "ListTier"}
 

@@ -9,7 +9,8 @@ on without asking anybody.
 Invariants
 1. Children are in the order of their slots, and together they own exactly the parent's slots.
 2. A consumer group gets a child only after it has committed the end of every ancestor that still
-   has messages. So the messages of one key are read in the order in which they were stored.
+   has messages. So the messages of one key are read in the order in which they were stored. A group
+   of Kafka's clients says that it wants it before (`beside_parents`).
 
 Not here: when to split (the controller), how a split is applied (`state_machine.py`), inherited
 rows (`producers.py`).

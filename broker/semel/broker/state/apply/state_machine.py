@@ -104,6 +104,7 @@ from semel.protos.levels import (
     DELAYED_SPLIT_LEVEL,
     HISTORY_LEVEL,
     ID_LEVEL,
+    KAFKA_LEVEL,
     LEVEL_MAX,
     MEMORY_LEVEL,
     METADATA_LEVEL,
@@ -636,7 +637,9 @@ class State:
         key = queue_key_of(record.queue)
         queue = self.queues.get(key)
         unread = None
-        if queue is not None and queue.parent is not None:
+        if record.beside_parents:
+            self._check_level(KAFKA_LEVEL)
+        elif queue is not None and queue.parent is not None:
             unread = unread_error(self.queues, self.groups, record.group, queue)
         return self.groups.acquire(record, key, queue, unread, self.moves.barred(key, queue))
 
