@@ -2,7 +2,8 @@
 and end.
 
 Gateways are the brokers that clients see. A partition has one replica there, its leader, whatever
-the broker group has: how often a message is stored is no business of Kafka's clients.
+the broker group has: how often a message is stored is no business of Kafka's clients. The leader of
+a partition stays who it is when its queue is split.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from semel.client.core.routing import QueueRoute, TopicRoute
+from semel.client.core.routing import TopicRoute
 from semel.client.reading.offsets import QueueOffsets, list_offsets
 from semel.client.transport.cluster import Cluster
 from semel.gateway.answers import answer
 from semel.gateway.dispatch import Handler, RequestContext
 from semel.gateway.leaders import leader_of
-from semel.gateway.partitions import partition_of, partitions_of
+from semel.gateway.partitions import PartitionLine, lineages_of
 from semel.gateway.refusals import error_code
 from semel.gateway.topic_book import TopicBook
 from semel.gateway.versions import ApiKey
@@ -32,14 +33,17 @@ _TIME_MS_MAX: Final = ((1 << 63) - 1) // 1000
 
 
 class Catalog:
-    """The handlers of Metadata and ListOffsets. Lives on the client's I/O thread."""
+    """The handlers. They live on the client's I/O thread."""
 
     def __init__(self, cluster: Cluster, topics: TopicBook) -> None:
         self._cluster = cluster
         self._topics = topics
 
     def handlers(self) -> Mapping[ApiKey, Handler]:
-        return {ApiKey.METADATA: self.metadata, ApiKey.LIST_OFFSETS: self.list_offsets}
+        return {
+            ApiKey.METADATA: self.metadata,
+            ApiKey.LIST_OFFSETS: self.list_offsets,
+        }
 
     # ----------------------------------------------------------------------------------- metadata
 
@@ -47,8 +51,7 @@ class Catalog:
         """Answers Metadata, versions 0 to 8. Version 0 asks for all topics by naming none."""
         named = request.topics
         if named is None or (context.version == 0 and not named):
-            routes = await self._every()
-            topics = [_described(route, context) for route in routes]
+            topics = [_described(route, context) for route in await self._every()]
         else:
             names = list(dict.fromkeys(topic.name for topic in named))
             topics = await asyncio.gather(*(self._topic(name, context) for name in names))
@@ -72,7 +75,7 @@ class Catalog:
 
     async def _topic(self, name: str, context: RequestContext) -> dict[str, Any]:
         try:
-            return _described(await self._topics.newest(name), context)
+            return _described((await self._topics.newest(name)).route, context)
         except SemelError as error:
             code = error_code(error)
             if not isinstance(error, UnknownTopic) and error.retriable:
@@ -90,24 +93,24 @@ class Catalog:
 
     async def _offsets_of(self, name: str, partitions: Sequence[Any]) -> dict[str, Any]:
         try:
-            topic = await self._topics.find(name)
+            topic = await self._topics.newest(name)
         except SemelError as error:
             refused = error_code(error)
             found = [_refused_partition(each.partition_index, refused) for each in partitions]
             return {"name": name, "partitions": found}
-        by_time: dict[int, list[tuple[int, QueueRoute]]] = {}
+        by_time: dict[int, list[PartitionLine]] = {}
         answers: dict[int, dict[str, Any]] = {}
         for each in partitions:
             index = each.partition_index
             try:
-                queue = partition_of(topic, index)
+                line = topic.partition(index)
                 if not EARLIEST <= each.timestamp <= _TIME_MS_MAX:
                     raise InvalidRequest(f"there are no offsets of time {each.timestamp}")
             except SemelError as error:
                 answers[index] = _refused_partition(index, error_code(error))
                 continue
             time_ms = each.timestamp if each.timestamp >= 0 else LATEST
-            by_time.setdefault(time_ms, []).append((index, queue))
+            by_time.setdefault(time_ms, []).append(line)
             answers[index] = {"partition_index": index, "timestamp": each.timestamp}
         await asyncio.gather(
             *(self._look_up(time_ms, some, answers) for time_ms, some in by_time.items())
@@ -115,33 +118,45 @@ class Catalog:
         return {"name": name, "partitions": list(answers.values())}
 
     async def _look_up(
-        self,
-        time_ms: int,
-        queues: Sequence[tuple[int, QueueRoute]],
-        answers: dict[int, dict[str, Any]],
+        self, time_ms: int, lines: Sequence[PartitionLine], answers: dict[int, dict[str, Any]]
     ) -> None:
         """Completes the answers of partitions that ask for one time."""
         time_us = max(1, time_ms * 1000) if time_ms >= 0 else 0
+        queues = [queue for line in lines for queue in line.queues]
         try:
-            found = await list_offsets(self._cluster, [queue for _, queue in queues], time_us)
+            found = await list_offsets(self._cluster, queues, time_us)
         except SemelError as error:
-            for index, _ in queues:
-                answers[index] = _refused_partition(index, error_code(error))
+            for line in lines:
+                answers[line.number] = _refused_partition(line.number, error_code(error))
             return
-        for index, queue in queues:
-            wanted = answers[index]["timestamp"]
-            answers[index] = _partition_offset(index, wanted, found[queue.key.queue_id])
+        for line in lines:
+            wanted = answers[line.number]["timestamp"]
+            offsets = [found[queue.key.queue_id] for queue in line.queues]
+            answers[line.number] = _partition_offset(line, wanted, offsets)
 
 
-def _partition_offset(index: int, wanted: int, offsets: QueueOffsets) -> dict[str, Any]:
-    timestamp, offset = NONE, offsets.log_end_offset
+def _partition_offset(
+    line: PartitionLine, wanted: int, offsets: Sequence[QueueOffsets]
+) -> dict[str, Any]:
+    """Answers for a partition by its queues' offsets."""
+    ended = zip(line.starts, offsets, strict=True)
+    timestamp, offset = NONE, line.shift + offsets[-1].log_end_offset
     if wanted == EARLIEST:
-        offset = offsets.log_start_offset
+        starts = [
+            start + each.log_start_offset
+            for start, each in ended
+            if each.log_start_offset < each.log_end_offset
+        ]
+        offset = starts[0] if starts else offset
     elif wanted >= 0:
-        exists = offsets.time_offset < offsets.log_end_offset
-        timestamp, offset = (wanted, offsets.time_offset) if exists else (NONE, NONE)
+        later = [
+            start + each.time_offset
+            for start, each in ended
+            if each.time_offset < each.log_end_offset
+        ]
+        timestamp, offset = (wanted, later[0]) if later else (NONE, NONE)
     return {
-        "partition_index": index,
+        "partition_index": line.number,
         "error_code": ErrorCode.none,
         "timestamp": timestamp,
         "offset": offset,
@@ -157,13 +172,9 @@ def _refused_topic(name: str, code: ErrorCode) -> dict[str, Any]:
 
 
 def _described(topic: TopicRoute, context: RequestContext) -> dict[str, Any]:
-    try:
-        queues = partitions_of(topic)
-    except InvalidRequest:
-        return _refused_topic(topic.name, ErrorCode.invalid_topic_exception)
     partitions = []
-    for index, queue in enumerate(queues):
-        leader = leader_of(queue.key, context.gateways.present).node_id
+    for index, lineage in enumerate(lineages_of(topic)):
+        leader = leader_of(lineage.queues[0].key, context.gateways.present).node_id
         partitions.append(
             {
                 "error_code": ErrorCode.none,

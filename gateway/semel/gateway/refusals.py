@@ -15,7 +15,7 @@ from semel.protos import errors
 _CODES: Final[tuple[tuple[type[errors.SemelError], ErrorCode], ...]] = (
     (errors.NotMaster, ErrorCode.not_leader_or_follower),
     (errors.QueueMoved, ErrorCode.not_leader_or_follower),
-    (errors.QueueSealed, ErrorCode.unknown_topic_or_partition),
+    (errors.QueueSealed, ErrorCode.not_leader_or_follower),
     (errors.ParentUnread, ErrorCode.not_leader_or_follower),
     (errors.Throttled, ErrorCode.throttling_quota_exceeded),
     (errors.Unavailable, ErrorCode.not_leader_or_follower),

@@ -10,6 +10,10 @@ that it was deposed.
 Members of a group ask for their offsets when they begin to read, so the lock is acquired then, and
 the offsets are those of the grant: nothing of an earlier coordinator lands behind them.
 
+Where a queue was split, a partition is a line of queues, and its progress that on all of them
+(`line_progress.py`). The locks of children are acquired beside those of their parents: Kafka's
+consumers read a new partition whether or not another one has come to the place where it began.
+
 A commit may go back, as in Kafka. It says so, and its token is used no more: a copy of it that was
 delayed on the way cannot undo a later commit.
 
@@ -26,14 +30,16 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from semel.client.core.retry import Backoff, BackoffPolicy
-from semel.client.core.routing import QueueRoute, TopicRoute, topic_route
+from semel.client.core.routing import QueueRoute, topic_route
 from semel.client.transport.cluster import Cluster
-from semel.gateway.partitions import partitions_of
+from semel.gateway.coordination.line_progress import STEPS, Progress, Stores, joined, own
+from semel.gateway.partitions import PartitionLine, lineages_of
+from semel.gateway.topic_book import TopicBook
 from semel.protos.errors import (
     InvalidRequest,
     LockLost,
@@ -48,7 +54,7 @@ from semel.protos.errors import (
 )
 from semel.protos.ids import GroupId, QueueKey
 from semel.protos.queue_refs import queue_key_of, queue_ref
-from semel.protos.v1 import broker_pb2, controller_pb2
+from semel.protos.v1 import broker_pb2, control_pb2, controller_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -61,18 +67,15 @@ SESSION_MS: Final = 30_000
 CALL_S: Final = 10.0
 """Seconds for a call; Kafka's clients wait for 30 s unless told otherwise."""
 ATTEMPTS: Final = 6
+SPLIT_ATTEMPTS: Final = 3
+"""How often an offset is committed that is beyond the end of a queue, until it is refused."""
+FETCH_ATTEMPTS: Final = 20
+"""How often offsets are fetched while locks tell of splits: each may tell of one more, and a queue
+of one slot has at most 16 behind it."""
 RETRY_POLICY: Final = BackoffPolicy(initial_ms=20, max_ms=500)
 
 Place: TypeAlias = tuple[str, int]
 """A topic and a partition."""
-
-
-class Progress(NamedTuple):
-    """The committed progress on one queue."""
-
-    offset: int
-    """The next offset to read; -1 for none."""
-    metadata: bytes
 
 
 class Deposed(Exception):
@@ -85,6 +88,8 @@ class _Lock:
     token: int
     committed: int
     """The offset that is committed, as far as it is known."""
+    split: control_pb2.SplitQueue | None = None
+    """How the queue was split, if it was when the lock was granted."""
     version: int = 0
     """The last version of metadata under this token."""
 
@@ -92,45 +97,156 @@ class _Lock:
 class CommittedOffsets:
     """See the module's text. Lives on the I/O thread."""
 
-    def __init__(self, cluster: Cluster, group_id: str, generation: int) -> None:
+    def __init__(self, cluster: Cluster, topics: TopicBook, group_id: str, generation: int) -> None:
         self._cluster = cluster
+        self._topics = topics
         self._group_id = group_id
         self._generation = generation
         self._locks: dict[QueueKey, _Lock] = {}
+        self._turn = asyncio.Lock()
+        """Held while several queues of a partition are committed, one after the other."""
 
     async def commit(self, wanted: Mapping[Place, Progress]) -> dict[Place, SemelError]:
         """Stores offsets. Returns the errors of those that are not, or perhaps not, stored.
 
         Raises Deposed; then some may be stored.
         """
-        queues, refused = await _resolve(self._cluster, wanted)
-        for place in [place for place in queues if wanted[place].offset < 0]:
-            del queues[place]
-            refused[place] = OffsetOutOfRange(f"offset {wanted[place].offset} does not exist")
+        failed: dict[Place, SemelError] = {}
+        left = dict(wanted)
+        for place in [place for place in left if wanted[place].offset < 0]:
+            failed[place] = OffsetOutOfRange(f"offset {left.pop(place).offset} does not exist")
+        backoff = Backoff(RETRY_POLICY, random.random)
+        suffices = self._goes_on(left)
+        for attempt in range(SPLIT_ATTEMPTS):
+            lines, refused = await self._resolve(left, suffices)
+            refused |= await self._store_at({place: (lines[place], left[place]) for place in lines})
+            # The locks have told of a split that the routes do not show.
+            again = {place for place, line in lines.items() if self._was_split(line)}
+            suffices = _always if again else _never
+            # Beyond the end of a queue: it may have been split, and another gateway has told.
+            again |= {place for place in refused if isinstance(refused[place], OffsetOutOfRange)}
+            failed |= refused
+            left = {place: left[place] for place in again}
+            if not left or attempt == SPLIT_ATTEMPTS - 1:
+                break
+            await asyncio.sleep(backoff.next_ms() / 1000)
+            for place in left:
+                failed.pop(place, None)
+        return failed
 
-        async def at(home: GroupId, places: Mapping[QueueKey, Place]) -> _Errors:
-            return await self._commit_at(
-                home,
-                {key: (queues[place], wanted[place]) for key, place in places.items()},
-            )
+    def _goes_on(self, wanted: Mapping[Place, Progress]) -> _Suffices:
+        """Returns what tells whether a commit goes on from the one before. Else it may go back over
+        a split, and then must know of it."""
 
-        return refused | await self._everywhere(queues, at)
+        def goes_on(place: Place, line: PartitionLine) -> bool:
+            number, offset = line.spot(wanted[place].offset)
+            lock = self._locks.get(line.queues[number].key)
+            return lock is not None and offset >= lock.committed
+
+        return goes_on
+
+    async def _store_at(
+        self, wanted: Mapping[Place, tuple[PartitionLine, Progress]]
+    ) -> dict[Place, SemelError]:
+        simple = {place: each for place, each in wanted.items() if len(each[0].queues) == 1}
+        split = {place: each for place, each in wanted.items() if place not in simple}
+        stores: Stores = {}
+        for line, progress in simple.values():
+            stores |= own(line, progress, {})
+        errors = await self._store(stores)
+        failed = _by_place({place: line for place, (line, _) in simple.items()}, errors)
+        return failed | await self._store_in_lines(split) if split else failed
+
+    async def _store_in_lines(
+        self, wanted: Mapping[Place, tuple[PartitionLine, Progress]]
+    ) -> dict[Place, SemelError]:
+        """Stores the progress on partitions whose queues were split; see `line_progress.py`."""
+        lines = {place: line for place, (line, _) in wanted.items()}
+        async with self._turn:
+            queues = [queue for line in lines.values() for queue in line.queues]
+            missing = {queue.key: queue for queue in queues if queue.key not in self._locks}
+            failed = _by_place(lines, await self._hold(missing, {}))
+            for step in STEPS:
+                known = {key: lock.committed for key, lock in self._locks.items()}
+                stores: Stores = {}
+                for place, (line, progress) in wanted.items():
+                    if place not in failed:
+                        stores |= step(line, progress, known)
+                failed |= _by_place(lines, await self._store(stores))
+        return failed
 
     async def fetch(self, wanted: Iterable[Place]) -> dict[Place, Progress | SemelError]:
         """Returns what is committed, as no earlier coordinator can change it. Raises Deposed."""
-        queues, refused = await _resolve(self._cluster, wanted)
-
-        async def at(home: GroupId, places: Mapping[QueueKey, Place]) -> _Errors:
-            errors = await self._acquire(home, [queues[place] for place in places.values()], found)
-            return {key: errors.get(key) for key in places}
-
-        found: dict[QueueKey, Progress] = {}
-        failed = refused | await self._everywhere(queues, at)
-        result: dict[Place, Progress | SemelError] = dict(failed)
-        for place, route in queues.items():
-            if place not in failed:
-                result[place] = found[route.key]
+        places = list(wanted)
+        suffices = _never
+        for _ in range(FETCH_ATTEMPTS):
+            lines, refused = await self._resolve(places, suffices)
+            found: dict[QueueKey, Progress] = {}
+            queues = {queue.key: queue for line in lines.values() for queue in line.queues}
+            refused |= _by_place(lines, await self._hold(queues, found))
+            if not any(self._was_split(line) for line in lines.values()):
+                break
+            suffices = _always  # the controllers do not tell of the split yet: the locks have
+        result: dict[Place, Progress | SemelError] = dict(refused)
+        for place, line in lines.items():
+            if place not in refused:
+                result[place] = joined(line.queues, found, line.end)
         return result
+
+    def _was_split(self, line: PartitionLine) -> bool:
+        """Whether a line goes on, as its last lock has told; then routes show it from now on."""
+        lock = self._locks.get(line.open.key)
+        if lock is None or lock.split is None:
+            return False
+        self._topics.on_split(line.open.key.topic_id, lock.split)
+        return True
+
+    async def _resolve(
+        self, places: Iterable[Place], suffices: _Suffices
+    ) -> tuple[dict[Place, PartitionLine], dict[Place, SemelError]]:
+        """Finds the partitions, by new routes unless those that are known suffice for each."""
+        numbers: dict[str, list[int]] = {}
+        for name, number in places:
+            numbers.setdefault(name, []).append(number)
+        found: dict[Place, PartitionLine] = {}
+        failed: dict[Place, SemelError] = {}
+        for name, wanted in numbers.items():
+            try:
+                topic = await self._topics.find_with(name, max(wanted))
+                if not all(
+                    0 <= number < topic.count and suffices((name, number), topic.partition(number))
+                    for number in wanted
+                ):
+                    topic = await self._topics.renewed(name)
+            except SemelError as error:
+                failed |= {(name, number): error for number in wanted}
+                continue
+            for number in wanted:
+                try:
+                    found[name, number] = topic.partition(number)
+                except UnknownQueue as error:
+                    failed[name, number] = error
+        return found, failed
+
+    async def _store(self, stores: Stores) -> dict[QueueKey, SemelError]:
+        """Commits offsets of queues. Returns the errors. Raises Deposed."""
+
+        async def at(home: GroupId, keys: Sequence[QueueKey]) -> _Errors:
+            return await self._commit_at(home, {key: stores[key] for key in keys})
+
+        return await self._everywhere({key: queue for key, (queue, _) in stores.items()}, at)
+
+    async def _hold(
+        self, queues: Mapping[QueueKey, QueueRoute], found: dict[QueueKey, Progress]
+    ) -> dict[QueueKey, SemelError]:
+        """Acquires locks; what is committed there goes to `found`. Returns the errors. Raises
+        Deposed."""
+
+        async def at(home: GroupId, keys: Sequence[QueueKey]) -> _Errors:
+            errors = await self._acquire(home, [queues[key] for key in keys], found)
+            return {key: errors.get(key) for key in keys}
+
+        return await self._everywhere(queues, at)
 
     async def renew(self) -> None:
         """Keeps the locks. Raises Deposed."""
@@ -178,34 +294,32 @@ class CommittedOffsets:
 
     async def _everywhere(
         self,
-        queues: Mapping[Place, QueueRoute],
-        at: Callable[[GroupId, Mapping[QueueKey, Place]], Awaitable[_Errors]],
-    ) -> dict[Place, SemelError]:
+        queues: Mapping[QueueKey, QueueRoute],
+        at: Callable[[GroupId, Sequence[QueueKey]], Awaitable[_Errors]],
+    ) -> dict[QueueKey, SemelError]:
         """Makes calls at the broker groups that have the queues, again for those that moved or
         whose lock was lost. Returns the errors that remain."""
-        left = {route.key: place for place, route in queues.items()}
-        failed: dict[Place, SemelError] = {}
+        left = dict(queues)
+        failed: dict[QueueKey, SemelError] = {}
         last: dict[QueueKey, SemelError] = {}
         backoff = Backoff(RETRY_POLICY, random.random)
         for attempt in range(ATTEMPTS):
+            if not left:
+                break
             if attempt:
                 await asyncio.sleep(backoff.next_ms() / 1000)
-            homes = self._cluster.routes.by_home(queues[place] for place in left.values())
-            for outcomes in await asyncio.gather(
-                *(at(home, {key: left[key] for key in keys}) for home, keys in homes.items())
-            ):
+            homes = self._cluster.routes.by_home(left.values())
+            for outcomes in await asyncio.gather(*(at(home, keys) for home, keys in homes.items())):
                 for key, error in outcomes.items():
                     if isinstance(error, QueueMoved):
                         self._cluster.routes.on_moved(error)
                     if isinstance(error, LockLost | QueueMoved | Throttled):
                         last[key] = error
                         continue
-                    place = left.pop(key)
+                    del left[key]
                     if error is not None:
-                        failed[place] = error
-            if not left:
-                break
-        return failed | {place: last[key] for key, place in left.items()}
+                        failed[key] = error
+        return failed | {key: last[key] for key in left}
 
     async def _commit_at(
         self, home: GroupId, wanted: Mapping[QueueKey, tuple[QueueRoute, Progress]]
@@ -277,6 +391,7 @@ class CommittedOffsets:
             queues=[queue_ref(key) for key in wanted],
             lock_ms=LOCK_MS,
             session_ms=SESSION_MS,
+            beside_parents=True,
         )
         try:
             reply = await self._cluster.call_master(home, "AcquireLocks", request, CALL_S)
@@ -285,7 +400,8 @@ class CommittedOffsets:
         errors: _Errors = {}
         for (key, route), grant in zip(wanted.items(), reply.grants, strict=True):
             if grant.token:
-                self._locks[key] = _Lock(route, grant.token, grant.committed_offset)
+                split = grant.split if grant.HasField("split") else None
+                self._locks[key] = _Lock(route, grant.token, grant.committed_offset, split)
                 found[key] = Progress(grant.committed_offset, grant.metadata)
                 continue
             refusal = errors[key] = from_detail(grant.error)
@@ -311,50 +427,34 @@ def _ref(lock: _Lock) -> broker_pb2.LockRef:
     return broker_pb2.LockRef(queue=queue_ref(lock.route.key), token=lock.token)
 
 
-def _queue_of(topic: TopicRoute, partition: int) -> QueueRoute | None:
-    """Returns the queue of a partition. A topic with a split queue is not served to Kafka's clients
-    any more; what they had read of it is still committed, under the numbers that they know."""
-    if topic.sealed:
-        return topic.find(partition)
-    queues = partitions_of(topic)
-    return queues[partition] if 0 <= partition < len(queues) else None
+_Suffices: TypeAlias = Callable[[Place, PartitionLine], bool]
+"""Whether a partition as it is known will do."""
 
 
-async def _resolve(
-    cluster: Cluster, places: Iterable[Place]
-) -> tuple[dict[Place, QueueRoute], dict[Place, SemelError]]:
-    """Finds the queues; also those that are newer than the routes."""
-    numbers: dict[str, list[int]] = {}
-    for topic, number in places:
-        numbers.setdefault(topic, []).append(number)
-    found: dict[Place, QueueRoute] = {}
+def _never(place: Place, line: PartitionLine) -> bool:
+    return False
+
+
+def _always(place: Place, line: PartitionLine) -> bool:
+    return True
+
+
+def _by_place(
+    lines: Mapping[Place, PartitionLine], errors: Mapping[QueueKey, SemelError]
+) -> dict[Place, SemelError]:
+    """Returns the first error of each partition that has any."""
     failed: dict[Place, SemelError] = {}
-    for topic, wanted in numbers.items():
-        try:
-            route = await cluster.topic(topic)
-            if any(_queue_of(route, number) is None for number in wanted):
-                route = await cluster.topic(topic, refresh=True)
-        except SemelError as error:
-            failed |= {(topic, number): error for number in wanted}
-            continue
-        for number in wanted:
-            queue = _queue_of(route, number)
-            if queue is not None:
-                found[topic, number] = queue
-            else:
-                failed[topic, number] = UnknownQueue(f"topic {topic!r} has no partition {number}")
-    return found, failed
+    for place, line in lines.items():
+        for queue in line.queues:
+            if queue.key in errors:
+                failed.setdefault(place, errors[queue.key])
+    return failed
 
 
 async def read_offsets(cluster: Cluster, group_id: str) -> dict[Place, Progress]:
     """Returns all that a group has committed, without being its coordinator. Raises SemelError."""
     routes = await cluster.controller("GetRoutes", controller_pb2.GetRoutesRequest())
     cluster.routes.on_routes(routes)
-    places = {
-        queue.key: (topic.name, number)
-        for topic in map(topic_route, routes.topics)
-        for number, queue in _numbered(topic)
-    }
     request = broker_pb2.DescribeGroupOffsetsRequest(group=group_id)
     replies = await asyncio.gather(
         *(
@@ -362,16 +462,14 @@ async def read_offsets(cluster: Cluster, group_id: str) -> dict[Place, Progress]
             for message in routes.groups
         )
     )
-    return {
-        places[key]: Progress(state.committed_offset, state.metadata)
-        for reply in replies
-        for state in reply.states
-        if state.committed_offset >= 0 and (key := queue_key_of(state.queue)) in places
-    }
-
-
-def _numbered(topic: TopicRoute) -> Iterable[tuple[int, QueueRoute]]:
-    """The queues by partition; see `_queue_of`."""
-    if topic.sealed:
-        return [(queue.key.queue_id, queue) for queue in topic.every]
-    return enumerate(partitions_of(topic))
+    states = {queue_key_of(state.queue): state for reply in replies for state in reply.states}
+    found = {key: Progress(state.committed_offset, state.metadata) for key, state in states.items()}
+    result: dict[Place, Progress] = {}
+    for topic in map(topic_route, routes.topics):
+        for number, lineage in enumerate(lineages_of(topic)):
+            keys = [queue.key for queue in lineage.queues]
+            ends = [states[key].high_watermark if key in states else -1 for key in keys]
+            progress = joined(lineage.queues, found, ends.__getitem__)
+            if progress.offset >= 0:
+                result[topic.name, number] = progress
+    return result

@@ -28,13 +28,9 @@ from typing import Any, Final, TypeVar
 
 from semel.client import AsyncClient
 from semel.client.session import Session
-from semel.gateway.coordination.committed_offsets import (
-    Deposed,
-    Place,
-    Progress,
-    read_offsets,
-)
+from semel.gateway.coordination.committed_offsets import Deposed, Place, read_offsets
 from semel.gateway.coordination.gateway_membership import GatewayMembership
+from semel.gateway.coordination.line_progress import Progress
 from semel.gateway.coordination.roles import Refused, Role, Roles, is_kafka
 from semel.gateway.dispatch import GatewayPlace
 from semel.gateway.groups.group_table import GroupTable, taken
@@ -52,6 +48,7 @@ from semel.gateway.groups.results import (
     SyncResult,
     Ticket,
 )
+from semel.gateway.topic_book import TopicBook
 from semel.protos import compat
 from semel.protos.addresses import Address
 from semel.protos.errors import SemelError, UnknownGroup
@@ -81,11 +78,17 @@ class GroupService:
         self.membership = GatewayMembership(session, advertised, on_dropped=self._on_dropped)
         self._session = session
         self._table = GroupTable(limits or GroupLimits(), lambda: uuid.uuid4().hex)
-        self._roles = Roles(session, self.membership, self._on_ended)
+        topics = TopicBook(session.cluster)
+        self._roles = Roles(session, self.membership, topics, self._on_ended)
         self._tickets = itertools.count(1)
         self._waiting: dict[Ticket, asyncio.Future[Any]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._drained = False
+
+    @property
+    def groups(self) -> GroupTable:
+        """The groups that this gateway coordinates."""
+        return self._table
 
     async def __aenter__(self) -> GroupService:
         """Raises SemelError, for example Unavailable and UnsupportedVersion."""

@@ -29,6 +29,7 @@ from semel.gateway.coordination.committed_offsets import CommittedOffsets
 from semel.gateway.coordination.gateway_membership import GatewayMembership, place_of
 from semel.gateway.dispatch import GatewayPlace
 from semel.gateway.groups.results import GroupError
+from semel.gateway.topic_book import TopicBook
 from semel.protos.errors import (
     GroupKindConflict,
     InvalidRequest,
@@ -68,11 +69,16 @@ class Roles:
     """See the module's text. Lives on the gateway's event loop."""
 
     def __init__(
-        self, session: Session, membership: GatewayMembership, on_ended: Callable[[Role], None]
+        self,
+        session: Session,
+        membership: GatewayMembership,
+        topics: TopicBook,
+        on_ended: Callable[[Role], None],
     ) -> None:
         """`on_ended` is called when the gateway coordinates a group no more."""
         self.held: dict[str, Role] = {}
         self._session = session
+        self._topics = topics
         self._membership = membership
         self._on_ended = on_ended
         self._calls: dict[str, asyncio.Task[Any]] = {}
@@ -181,7 +187,7 @@ class Roles:
             return GroupError.COORDINATOR_NOT_AVAILABLE  # the client asks again at once
         if member_id != membership.member_id:
             return GroupError.NOT_COORDINATOR
-        offsets = CommittedOffsets(session.cluster, group_id, reply.generation)
+        offsets = CommittedOffsets(session.cluster, self._topics, group_id, reply.generation)
         self.held[group_id] = Role(group_id, offsets)
         logger.info("coordinates group=%s generation=%d", group_id, reply.generation)
         return None

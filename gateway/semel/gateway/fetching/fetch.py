@@ -10,6 +10,10 @@ partitions in every request.
 Limits. A response has at most `max_bytes` of record batches, and at most as many of a partition as
 that asks for, except that the first batch of a response is always given.
 
+Splits. A partition is a line of queues (`partitions.py`), and each is read up to its end. A client
+that is at the end of a queue of which this gateway did not know that it was split is told
+NOT_LEADER_OR_FOLLOWER: it asks for metadata, and so finds the new partitions at once.
+
 Not here: polls and what is kept of them (`queue_reader.py`).
 """
 
@@ -30,7 +34,7 @@ from semel.gateway.dispatch import Handler, RequestContext
 from semel.gateway.fetching.fetch_response import Fetched, encode_fetched
 from semel.gateway.fetching.queue_polls import GroupPolls
 from semel.gateway.fetching.queue_reader import QueueReader
-from semel.gateway.partitions import partition_of
+from semel.gateway.partitions import PartitionLine
 from semel.gateway.records import RecordCodec
 from semel.gateway.refusals import error_code
 from semel.gateway.topic_book import TopicBook
@@ -56,19 +60,60 @@ SWEEP_S: Final = 1.0
 class _Wanted:
     """One partition of a request."""
 
-    __slots__ = ("answer", "bytes_max", "end", "index", "offset", "queue", "reader", "topic")
+    __slots__ = (
+        "answer",
+        "bytes_max",
+        "end",
+        "index",
+        "line",
+        "offset",
+        "place",
+        "reader",
+        "topic",
+    )
 
     def __init__(self, index: int, offset: int, bytes_max: int) -> None:
         self.index = index
         self.offset = offset
+        """The partition's, and from `refer` on the queue's."""
         self.bytes_max = max(0, bytes_max)
         self.topic: TopicRoute | None = None
-        self.queue: QueueRoute | None = None
+        self.line: PartitionLine | None = None
+        self.place = 0
+        """Index of the queue in the line."""
         self.reader: QueueReader | None = None
         """None if it is refused."""
         self.answer = Fetched(index)
         self.end = offset
-        """Where the batches of the answer end."""
+        """Where the batches of the answer end; the queue's offset."""
+
+    def refer(self, topic: TopicRoute, line: PartitionLine) -> None:
+        """Finds the queue that has the offset."""
+        self.topic, self.line = topic, line
+        self.place, self.offset = line.spot(self.offset)
+        self.end = self.offset
+
+    @property
+    def queue(self) -> QueueRoute:
+        assert self.line is not None
+        return self.line.queues[self.place]
+
+    @property
+    def shift(self) -> int:
+        assert self.line is not None
+        return self.line.starts[self.place]
+
+    def is_at_end(self, reader: QueueReader) -> bool:
+        """The answer has the last of a queue that was split: more comes from the next one."""
+        assert self.line is not None
+        end = reader.sealed_end if self.is_open else self.line.end(self.place)
+        return 0 <= end <= self.end
+
+    @property
+    def is_open(self) -> bool:
+        """As far as is known, the queue was not split."""
+        assert self.line is not None
+        return self.place == len(self.line.queues) - 1
 
 
 class Fetching:
@@ -116,12 +161,10 @@ class Fetching:
         bytes_max = min(RESPONSE_BYTES_MAX, max(0, request.max_bytes))
         await self._gather(wanted, request.min_bytes, bytes_max, wait_s)
         for each in wanted:
-            reader, queue = each.reader, each.queue
+            reader = each.reader
             self.bytes += sum(map(len, each.answer.batches))
-            if reader is None or queue is None:
-                continue
-            if each.answer.batches and each.end < reader.high_watermark:
-                self._read_ahead(reader, queue, each.end)
+            if reader is not None and each.answer.batches and each.end < reader.high_watermark:
+                self._read_ahead(reader, each.queue, each.end)
         answers = [(name, [each.answer for each in some]) for name, some in topics]
         return encode_fetched(answers, version=version, throttle_ms=self._throttled_ms - throttled)
 
@@ -135,23 +178,23 @@ class Fetching:
             _Wanted(each.partition, each.fetch_offset, each.partition_max_bytes)
             for each in partitions
         ]
+        highest = max((each.index for each in wanted), default=0)
         try:
-            topic = await self._topics.find(name)
+            topic = await self._topics.find_with(name, highest)
         except SemelError as error:
             for each in wanted:
                 each.answer = Fetched(each.index, error_code(error))
             return wanted
         for each in wanted:
             try:
-                queue = partition_of(topic, each.index)
+                each.refer(topic.route, topic.partition(each.index))
             except SemelError as error:
                 each.answer = Fetched(each.index, error_code(error))
                 continue
-            each.topic, each.queue = topic, queue
-            each.reader = self._reader(queue.key)
             if each.offset < 0:
-                each.reader = None
                 each.answer = Fetched(each.index, ErrorCode.offset_out_of_range)
+            else:
+                each.reader = self._reader(each.queue.key, each.shift)
         return wanted
 
     async def _gather(
@@ -169,7 +212,7 @@ class Fetching:
                 async with compat.timeout(wait_s):
                     while True:
                         for each in wanted:
-                            if each.reader is not None and each.queue is not None:
+                            if each.reader is not None:
                                 each.reader.want(each.queue, each.end)
                         await news.wait()
                         await asyncio.sleep(0)  # others may have come in the same turn
@@ -195,6 +238,10 @@ class Fetching:
                 self._on_refused(each, error)
                 enough = True
                 continue
+            if 0 <= reader.sealed_end <= each.offset and each.is_open:
+                self._on_split(each)
+                enough = True
+                continue
             chosen: list[bytes] = []
             size = 0
             each.end = each.offset
@@ -208,13 +255,31 @@ class Fetching:
                 size += length
                 total += length
                 each.end = batch.next_offset
+            enough = enough or (bool(chosen) and each.is_at_end(reader))
             each.answer = Fetched(
                 each.index,
-                high_watermark=max(reader.high_watermark, each.offset),
-                log_start_offset=reader.log_start_offset,
+                high_watermark=self._high_watermark(each, reader),
+                # Behind a split, the partition begins in another queue.
+                log_start_offset=reader.log_start_offset if not each.place else -1,
                 batches=chosen,
             )
         return enough or total >= max(1, min_bytes)
+
+    def _high_watermark(self, each: _Wanted, reader: QueueReader) -> int:
+        """Returns where a partition ends, as far as is known."""
+        assert each.line is not None
+        if each.is_open:
+            return each.shift + max(reader.high_watermark, each.offset)
+        last = self._readers.get(each.line.open.key)
+        return each.line.shift + (0 if last is None else max(0, last.high_watermark))
+
+    def _on_split(self, each: _Wanted) -> None:
+        """A client is at the end of a queue that was split, and this gateway does not know into
+        which ones."""
+        assert each.topic is not None
+        each.reader = None
+        each.answer = Fetched(each.index, ErrorCode.not_leader_or_follower)
+        self._topics.renew(each.topic.name)
 
     def _on_refused(self, each: _Wanted, error: SemelError) -> None:
         each.reader = None
@@ -226,10 +291,10 @@ class Fetching:
 
     # ------------------------------------------------------------------------------------ readers
 
-    def _reader(self, key: QueueKey) -> QueueReader:
+    def _reader(self, key: QueueKey, shift: int) -> QueueReader:
         reader = self._readers.get(key)
         if reader is None:
-            reader = self._readers[key] = QueueReader(key, self._polls_of, self._on_held)
+            reader = self._readers[key] = QueueReader(key, self._polls_of, self._on_held, shift)
         return reader
 
     def _on_held(self, size: int) -> None:

@@ -49,13 +49,17 @@ class PollResult(NamedTuple):
     high_watermark: int = -1
     """-1 if the answer is empty: then it is the offset asked for."""
     log_start_offset: int = -1
+    sealed: bool = False
+    """The queue was split: it ends at `high_watermark` for ever."""
     error: SemelError | None = None
 
 
 class _Poll(NamedTuple):
     key: QueueKey
     offset: int
+    shift: int
     max_bytes: int
+    wait_ms: int
     tell: Callable[[PollResult], None]
 
 
@@ -77,10 +81,18 @@ class GroupPolls:
         self._task: asyncio.Task[None] | None = None
 
     def ask(
-        self, key: QueueKey, offset: int, max_bytes: int, tell: Callable[[PollResult], None]
+        self,
+        key: QueueKey,
+        offset: int,
+        tell: Callable[[PollResult], None],
+        *,
+        max_bytes: int,
+        shift: int = 0,
+        wait_ms: int = MAX_WAIT_MS,
     ) -> None:
-        """Polls a queue; `tell` is called once with the result."""
-        poll = _Poll(key, offset, max_bytes, tell)
+        """Polls a queue; `tell` is called once with the result. What comes has partition offsets in
+        it, `shift` higher than those of the queue."""
+        poll = _Poll(key, offset, shift, max_bytes, wait_ms, tell)
         if self._seat is not None and self._seat.failure is None:
             self._send(self._seat, poll)
             return
@@ -93,7 +105,7 @@ class GroupPolls:
     def _send(self, seat: Seat, poll: _Poll) -> None:
         number = seat.new_number()
         request = broker_pb2.FetchRequest(
-            correlation_id=number, max_bytes=poll.max_bytes, max_wait_ms=MAX_WAIT_MS
+            correlation_id=number, max_bytes=poll.max_bytes, max_wait_ms=poll.wait_ms
         )
         request.queues.add(
             queue=common_pb2.QueueRef(topic_id=poll.key.topic_id, queue_id=poll.key.queue_id),
@@ -115,7 +127,7 @@ class GroupPolls:
             return
         self.throttled_ms += header.throttled_ms
         try:
-            result = self._result(header, batches)
+            result = self._result(header, batches, poll.shift)
         except SemelError as error:
             if isinstance(error, NotMaster):
                 self._unsent.append(poll)
@@ -124,7 +136,7 @@ class GroupPolls:
         poll.tell(result)
 
     def _result(
-        self, header: broker_pb2.FetchReplyHeader, parts: Sequence[memoryview]
+        self, header: broker_pb2.FetchReplyHeader, parts: Sequence[memoryview], shift: int
     ) -> PollResult:
         """Returns the result of an answer. Raises SemelError."""
         if header.HasField("error"):
@@ -138,7 +150,9 @@ class GroupPolls:
             KafkaBatch(
                 each.base_offset,
                 each.base_offset + each.row_end - each.row_start,
-                kafka_batch(stored, each.base_offset, each.row_start, each.row_end, self._codec),
+                kafka_batch(
+                    stored, each.base_offset, each.row_start, each.row_end, self._codec, shift
+                ),
             )
             for each, stored in zip(result.batches, parts, strict=True)
         ]
@@ -146,6 +160,7 @@ class GroupPolls:
             batches=batches,
             high_watermark=result.high_watermark,
             log_start_offset=result.log_start_offset,
+            sealed=result.sealed,
         )
 
     # ------------------------------------------------------------------------------------ streams

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import struct
+from typing import Final
+
 import numpy as np
 
 from semel.gateway.records import RecordCodec, encode, encode_gap
@@ -15,15 +18,31 @@ from semel.protos.body import numbers_of
 from semel.protos.columns import decode_columns
 from semel.protos.errors import CorruptBatch
 
+_OFFSET: Final = struct.Struct(">q")
+"""What a record batch begins with; no checksum covers it."""
+
 
 def kafka_batch(
-    stored: memoryview, base_offset: int, row_start: int, row_end: int, codec: RecordCodec
+    stored: memoryview,
+    base_offset: int,
+    row_start: int,
+    row_end: int,
+    codec: RecordCodec,
+    shift: int = 0,
 ) -> bytes:
-    """Returns rows of a stored batch as a record batch for the offsets from `base_offset` on.
+    """Returns rows of a stored batch as a record batch for the offsets from `base_offset` on, which
+    its partition has `shift` higher.
 
     It is compressed by `codec`, however it is stored: not every consumer knows every codec. Of a
     compacted batch it has the messages that are left of these offsets. Raises CorruptBatch.
     """
+    batch = _encoded(stored, base_offset, row_start, row_end, codec)
+    return batch if not shift else _OFFSET.pack(base_offset + shift) + batch[_OFFSET.size :]
+
+
+def _encoded(
+    stored: memoryview, base_offset: int, row_start: int, row_end: int, codec: RecordCodec
+) -> bytes:
     decode_broker_header(stored)
     batch = stored[BROKER_HEADER_BYTES:]
     header = check_batch(batch)

@@ -14,8 +14,9 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from semel.gateway.answers import answer
-from semel.gateway.coordination.committed_offsets import Place, Progress
+from semel.gateway.coordination.committed_offsets import Place
 from semel.gateway.coordination.group_service import GroupService
+from semel.gateway.coordination.line_progress import Progress
 from semel.gateway.coordination.roles import Refused
 from semel.gateway.dispatch import Handler, RequestContext
 from semel.gateway.groups.results import GroupError, Join, JoinResult, Leaver, Sync

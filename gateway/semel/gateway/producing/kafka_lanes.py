@@ -14,6 +14,11 @@ the producer is unknown there (UNKNOWN_PRODUCER_ID), gets a new id from the gate
 A batch that is not the first of its epoch, where the table has nothing of this epoch, is told the
 same: what came before it may be forgotten, so that it cannot be told apart from a gap.
 
+Splits. A queue that was split refuses what it has not stored, for ever. The client hears
+NOT_LEADER_OR_FOLLOWER and sends the batch again, and by then its partition goes on in another
+queue. There the producer's row begins with what the parent has, so a batch that was stored is a
+duplicate.
+
 Invariants
 1. A batch is sent only after a fence of its incarnation was applied at its queue.
 2. Every batch that is put is told its outcome once.
@@ -47,16 +52,18 @@ from semel.client.core.sequences import (
 from semel.client.producer.identity import Identity
 from semel.client.transport.cluster import Cluster
 from semel.client.transport.produce_stream import SentAs, Wire
-from semel.gateway.producing.kafka_numbers import EPOCH_BITS, Numbers, kafka_epoch
+from semel.gateway.partitions import PartitionLine
+from semel.gateway.producing.kafka_numbers import Numbers, first_sequence, kafka_epoch
 from semel.gateway.producing.kafka_window import SESSION, KafkaWindow
 from semel.protos.batch import HEADER_BYTES, decode_header
 from semel.protos.errors import (
     DedupStateExpired,
+    QueueSealed,
     SemelError,
     SequenceConflict,
     TimedOut,
 )
-from semel.protos.ids import GroupId, ProducerId, QueueKey, Sequence
+from semel.protos.ids import GroupId, ProducerId, QueueKey, Sequence, TopicId
 from semel.protos.levels import lacking
 
 logger = logging.getLogger(__name__)
@@ -127,10 +134,14 @@ class NumberedBatch:
 class KafkaLane:
     """One producer's way to one queue."""
 
-    def __init__(self, owner: KafkaProducers, key: ProducerKey, route: QueueRoute) -> None:
+    def __init__(
+        self, owner: KafkaProducers, key: ProducerKey, route: QueueRoute, generation: int
+    ) -> None:
+        """`generation` is the partition's."""
         self.producer = key
         self.key = key.queue
         self.route = route
+        self.generation = generation
         self.window: KafkaWindow | None = None
         """None until the first fence."""
         self.sent_as: SentAs | None = None
@@ -241,12 +252,14 @@ class KafkaLink:
 class KafkaProducers:
     """The idempotent producers of one gateway. Lives on the client's I/O thread."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, on_sealed: Callable[[TopicId, QueueSealed], None]) -> None:
+        """`on_sealed` is told of a queue that was split."""
         self.duplicates = 0
         """Batches that were stored before."""
         self.stored = 0
         """Batches that were stored."""
         self._cluster = cluster
+        self._on_sealed = on_sealed
         self._lanes: dict[ProducerKey, KafkaLane] = {}
         self._links: dict[GroupId, KafkaLink] = {}
         self._to_fence: list[KafkaLane] = []
@@ -269,13 +282,13 @@ class KafkaProducers:
             link = self._links[group_id] = KafkaLink(self._cluster.wires.to(group_id))
         return link
 
-    def put(self, route: QueueRoute, producer_id: int, epoch: int, batch: NumberedBatch) -> None:
-        """Sends a batch; its `tell` is called with the outcome, maybe at once. `epoch` is the
-        table's."""
-        key = ProducerKey(route.key, producer_id, epoch)
+    def put(self, line: PartitionLine, producer_id: int, epoch: int, batch: NumberedBatch) -> None:
+        """Sends a batch to a partition; its `tell` is called with the outcome, maybe at once.
+        `epoch` is the table's."""
+        key = ProducerKey(line.open.key, producer_id, epoch)
         lane = self._lanes.get(key)
         if lane is None:
-            lane = self._lanes[key] = KafkaLane(self, key, route)
+            lane = self._lanes[key] = KafkaLane(self, key, line.open, line.generation)
             lane.link.add(lane)
         lane.used_at = time.monotonic()
         if lane.window is None:
@@ -322,6 +335,8 @@ class KafkaProducers:
                     _finish(batch, BatchOutcome(decision.base_offset))
                 case Failed(batch=batch):
                     lane.link.count(-batch.size)
+                    if isinstance(decision.error, QueueSealed):
+                        self._on_sealed(lane.key.topic_id, decision.error)
                     _finish(batch, BatchOutcome(error=decision.error))
                     if isinstance(decision.error, DedupStateExpired):
                         self._end(lane, decision.error)
@@ -372,6 +387,8 @@ class KafkaProducers:
                     await self._fence([lane])
                 return
             lanes[0].fencing = False
+            if isinstance(error, QueueSealed):
+                self._on_sealed(lanes[0].key.topic_id, error)
             self._end(lanes[0], error)
             return
         for lane, row in zip(lanes, rows, strict=True):
@@ -386,7 +403,7 @@ class KafkaProducers:
             lane.link.wire.on_ready(lane)
             return
         producer = lane.producer
-        first = kafka_epoch(producer.epoch) << EPOCH_BITS
+        first = first_sequence(kafka_epoch(producer.epoch), lane.generation)
         if last_sequence < first and lane.waiting and lane.waiting[0].base_sequence:
             self._end(
                 lane,
@@ -397,7 +414,10 @@ class KafkaProducers:
             )
             return
         lane.window = KafkaWindow(
-            producer_id=producer.producer_id, epoch=producer.epoch, last_sequence=last_sequence
+            producer_id=producer.producer_id,
+            epoch=producer.epoch,
+            last_sequence=last_sequence,
+            generation=lane.generation,
         )
         while lane.waiting:
             self._number(lane, lane.window, lane.waiting.popleft())

@@ -12,6 +12,7 @@ again whenever that is in doubt, and tells the client what was decided.
     queue moved                     Elsewhere: all batches go out again, to the new group
     out of order                    Retry while an earlier batch is here, else Fence first
     overlap, conflict               Fence first
+    queue sealed                    Failed: the client sends it again, to the partition's next queue
     any other refusal               Failed
 
 *Fence first*: what the gateway knew of the table may be so old that the batch got wrong numbers
@@ -62,12 +63,16 @@ SESSION: Final = 1
 class KafkaWindow(Transmissions):
     """The window of one (queue, producer, epoch)."""
 
-    def __init__(self, *, producer_id: int, epoch: int, last_sequence: int) -> None:
-        """`epoch` is the table's; `last_sequence` is what a fence told, -1 for none."""
+    def __init__(
+        self, *, producer_id: int, epoch: int, last_sequence: int, generation: int = 0
+    ) -> None:
+        """`epoch` is the table's; `last_sequence` is what a fence told, -1 for none; `generation`
+        is the partition's."""
         super().__init__()
         self.producer_id = ProducerId(producer_id)
         self.epoch = epoch
         self.session = SESSION
+        self._generation = generation
         self._known = last_sequence
         """The last sequence that the table is known to have."""
         self._numbers_of: dict[int, tuple[int, int]] = {}
@@ -88,7 +93,11 @@ class KafkaWindow(Transmissions):
     def numbers(self, base_sequence: int, count: int) -> Numbers:
         """Returns the sequences of a batch that has just come. Raises InvalidRequest."""
         expected = max(self._known, *(each.last for each in self._in_flight.values()), -1)
-        return number(kafka_epoch(self.epoch), base_sequence, count, expected)
+        return self._number(base_sequence, count, expected)
+
+    def _number(self, base_sequence: int, count: int, last_sequence: int) -> Numbers:
+        epoch = kafka_epoch(self.epoch)
+        return number(epoch, base_sequence, count, last_sequence, self._generation)
 
     def find(self, numbers: Numbers) -> InFlight | None:
         """Returns the batch that begins with the same sequence and is under way."""
@@ -153,7 +162,7 @@ class KafkaWindow(Transmissions):
             if batch is None:
                 continue
             base_sequence, count = self._numbers_of[base]
-            numbers = number(kafka_epoch(self.epoch), base_sequence, count, last_sequence)
+            numbers = self._number(base_sequence, count, last_sequence)
             if numbers.base == base:
                 self._remove(batch)
                 decisions.append(doubts[base])

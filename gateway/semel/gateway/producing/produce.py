@@ -27,7 +27,7 @@ from semel.client.core.batching import cuts, row_sizes
 from semel.client.core.routing import QueueRoute, TopicRoute
 from semel.client.transport.cluster import Cluster
 from semel.gateway.dispatch import Handler, RequestContext
-from semel.gateway.partitions import partition_of
+from semel.gateway.partitions import PartitionedTopic, PartitionLine
 from semel.gateway.producing.kafka_lanes import BatchOutcome, KafkaProducers, NumberedBatch
 from semel.gateway.producing.kafka_numbers import EPOCHS, Numbers, table_epoch
 from semel.gateway.producing.plain_producer import PlainProducers
@@ -45,7 +45,7 @@ from semel.protos.batch import (
 )
 from semel.protos.columns import Columns, encode_batch
 from semel.protos.errors import InvalidRequest, SemelError
-from semel.protos.ids import ProducerId
+from semel.protos.ids import ProducerId, QueueKey
 from semel.protos.levels import DELAY_LEVEL, LEVEL_MIN, NULL_LEVEL
 
 ACKS: Final = (-1, 0, 1)
@@ -78,7 +78,7 @@ class Producing:
     """Stores what Kafka's producers send. Lives on the client's I/O thread."""
 
     def __init__(self, cluster: Cluster, topics: TopicBook) -> None:
-        self.numbered = KafkaProducers(cluster)
+        self.numbered = KafkaProducers(cluster, topics.on_sealed)
         self.plain = PlainProducers(cluster)
         self.records = 0
         """Records that were stored."""
@@ -105,7 +105,8 @@ class Producing:
         for topic in request.topic_data:
             outcomes: dict[int, Produced] = {}
             answers.append((topic.name, outcomes))
-            found = refused or await self._find(topic.name)
+            highest = max((each.index for each in topic.partition_data), default=0)
+            found = refused or await self._find(topic.name, highest)
             for partition in topic.partition_data:
                 if isinstance(found, Produced):
                     outcomes[partition.index] = found
@@ -127,18 +128,18 @@ class Producing:
         throttled_ms = self.numbered.throttled_ms - before
         return encode_produced(answers, throttle_ms=throttled_ms, version=context.version)
 
-    async def _find(self, name: str) -> TopicRoute | Produced:
+    async def _find(self, name: str, partition: int) -> PartitionedTopic | Produced:
         try:
-            return await self._topics.find(name)
+            return await self._topics.find_with(name, partition)
         except SemelError as error:
             return _refused(error)
 
     def _send(
-        self, topic: TopicRoute, partition: int, record_set: memoryview | None
+        self, topic: PartitionedTopic, partition: int, record_set: memoryview | None
     ) -> Produced | asyncio.Future[Produced]:
         """Sends the batch of one partition. Returns the refusal, or what will be the outcome."""
         try:
-            queue = partition_of(topic, partition)
+            line = topic.partition(partition)
             if record_set is None:
                 raise InvalidRequest(f"partition {partition} has no record batch")
             batch = decode_produced(record_set, bytes_max=RECORDS_BYTES_MAX)
@@ -151,19 +152,19 @@ class Producing:
             return Produced(error.kafka_code, message=error.message)
         except SemelError as error:
             return _refused(error)
-        pieces = _pieces(batch, topic)
-        gathered = _Gathered(len(pieces), self, len(batch), len(record_set))
+        pieces = _pieces(batch, topic.route)
+        gathered = _Gathered(len(pieces), self, len(batch), len(record_set), line.shift)
         if batch.is_idempotent:
             for place, piece in enumerate(pieces):
-                self._send_numbered(queue, topic, batch, piece, codec, gathered, place)
+                self._send_numbered(line, topic.route, batch, piece, codec, gathered, place)
         else:
-            work = self._send_plain(queue, topic, batch, pieces, codec, gathered)
+            work = self._send_plain(line, topic, batch, pieces, codec, gathered)
             gathered.task = asyncio.get_running_loop().create_task(work)
         return gathered.future
 
     def _send_numbered(
         self,
-        queue: QueueRoute,
+        line: PartitionLine,
         topic: TopicRoute,
         batch: DecodedBatch,
         piece: Piece,
@@ -177,7 +178,7 @@ class Producing:
             count=piece.end - piece.start,
             encode=functools.partial(
                 _encode,
-                queue,
+                line.open,
                 columns,
                 batch.timestamp_us,
                 piece.due_us,
@@ -187,22 +188,23 @@ class Producing:
             level=_level_of(columns, piece),
             tell=functools.partial(gathered.on_outcome, place),
         )
-        self.numbered.put(queue, batch.producer_id, table_epoch(batch.producer_epoch), numbered)
+        self.numbered.put(line, batch.producer_id, table_epoch(batch.producer_epoch), numbered)
 
     async def _send_plain(
         self,
-        queue: QueueRoute,
-        topic: TopicRoute,
+        line: PartitionLine,
+        topic: PartitionedTopic,
         batch: DecodedBatch,
         pieces: list[Piece],
         codec: Codec,
         gathered: _Gathered,
     ) -> None:
+        queue = line.open.key
         for place, piece in enumerate(pieces):
             try:
-                offset = await self.plain.send(
+                stored = await self.plain.send(
                     topic.name,
-                    queue.key.queue_id,
+                    queue,
                     batch.columns.slice(piece.start, piece.end),
                     time_us=batch.timestamp_us,
                     due_us=piece.due_us,
@@ -212,15 +214,30 @@ class Producing:
                 for left in range(place, len(pieces)):
                     gathered.on_outcome(left, BatchOutcome(error=error))
                 return
-            gathered.on_outcome(place, BatchOutcome(offset))
+            if place == 0 and stored.queue != queue:  # it was split meanwhile
+                gathered.shift = await self._start_of(topic.name, line.number, stored.queue)
+            gathered.on_outcome(place, BatchOutcome(stored.offset))
+
+    async def _start_of(self, name: str, partition: int, queue: QueueKey) -> int | None:
+        """Returns the partition offset at which a queue begins; None if nobody can tell now."""
+        try:
+            line = (await self._topics.find(name)).partition(partition)
+        except SemelError:
+            return None
+        for each, start in zip(line.queues, line.starts, strict=True):
+            if each.key == queue:
+                return start
+        return None
 
 
 class _Gathered:
     """The outcome of one partition, from those of its pieces."""
 
-    def __init__(self, pieces: int, owner: Producing, records: int, size: int) -> None:
+    def __init__(self, pieces: int, owner: Producing, records: int, size: int, shift: int) -> None:
         self.future: asyncio.Future[Produced] = asyncio.get_running_loop().create_future()
         self.task: asyncio.Task[None] | None = None
+        self.shift: int | None = shift
+        """The partition offset of the queue's offset 0; None if it is not known."""
         self._left = pieces
         self._owner = owner
         self._records = records
@@ -229,8 +246,8 @@ class _Gathered:
         self._error: SemelError | None = None
 
     def on_outcome(self, place: int, outcome: BatchOutcome) -> None:
-        if place == 0:
-            self._base_offset = outcome.base_offset
+        if place == 0 and outcome.base_offset >= 0 and self.shift is not None:
+            self._base_offset = self.shift + outcome.base_offset
         self._error = self._error or outcome.error
         self._left -= 1
         if self._left or self.future.done():

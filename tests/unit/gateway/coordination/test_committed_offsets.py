@@ -11,26 +11,29 @@ from typing import Any
 
 import pytest
 
-from semel.broker.state import progress
+from semel.broker.state import Accepted, progress
+from semel.broker.state.apply.splits import split_record_of
 from semel.client.core.routing import RouteTable
 from semel.gateway.coordination.committed_offsets import (
     OWNER,
     CommittedOffsets,
     Deposed,
-    Progress,
     read_offsets,
 )
+from semel.gateway.coordination.line_progress import Progress
+from semel.gateway.topic_book import TopicBook
 from semel.protos.errors import (
     OffsetOutOfRange,
+    ParentUnread,
     SemelError,
     TimedOut,
     UnknownQueue,
     UnknownTopic,
     to_detail,
 )
-from semel.protos.ids import GroupId
+from semel.protos.ids import GroupId, QueueId, QueueKey
 from semel.protos.levels import KAFKA_LEVEL
-from semel.protos.queue_refs import queue_ref
+from semel.protos.queue_refs import queue_key_of, queue_ref
 from semel.protos.v1 import broker_pb2, control_pb2, controller_pb2
 from tests.kit.state_log import KEY, Group, control, header, ref
 
@@ -50,11 +53,40 @@ class OneGroup:
         self.before: Callable[[str, Any], Awaitable[None]] | None = None
         """Runs before a call is carried out, and may raise."""
         self.after: Callable[[str, Any], Awaitable[None]] | None = None
+        self.published = True
+        """The controllers know of splits."""
+        self.tells_splits = True
+        """Locks tell of them."""
+        self.splits: list[control_pb2.SplitQueue] = []
         self.routes.on_routes(self._routes())
+
+    def split(self) -> None:
+        """Splits the queue into 1 and 2."""
+        record = control_pb2.SplitQueue(queue=ref())
+        record.children.add(queue_id=1, slot_start=0, slot_end=30_000)
+        record.children.add(queue_id=2, slot_start=30_000, slot_end=65_536)
+        assert isinstance(self.log.admission.queues.admit_split(record), Accepted)
+        self.log.entry.append(control(split_queue=record))
+        self.log.commit()
+        self.splits.append(record)
+
+    def spawn(self, coroutine: Any, name: str) -> asyncio.Task[Any]:
+        return asyncio.create_task(coroutine, name=name)
 
     def _routes(self) -> controller_pb2.Routes:
         topic = controller_pb2.TopicRoute(name="orders", topic_id=KEY.topic_id)
-        topic.queues.add(queue_id=KEY.queue_id, group_id=1, slot_start=0, slot_end=65_536)
+        sealed = bool(self.splits) and self.published
+        queues = topic.sealed if sealed else topic.queues
+        queues.add(queue_id=KEY.queue_id, group_id=1, slot_start=0, slot_end=65_536)
+        for split in self.splits if sealed else ():
+            for child in split.children:
+                topic.queues.add(
+                    queue_id=child.queue_id,
+                    group_id=1,
+                    slot_start=child.slot_start,
+                    slot_end=child.slot_end,
+                    parent_id=split.queue.queue_id,
+                )
         routes = controller_pb2.Routes(version=1, topics=[topic])
         routes.groups.add(group_id=1)
         return routes
@@ -64,6 +96,8 @@ class OneGroup:
         return self._routes()
 
     async def topic(self, name: str, *, refresh: bool = False) -> Any:
+        if refresh:
+            self.routes.on_routes(self._routes())
         found = self.routes.topic(name)
         if found is None:
             raise UnknownTopic(f"there is no topic {name!r}")
@@ -91,6 +125,7 @@ class OneGroup:
                 generation=request.generation,
                 lock_ms=request.lock_ms,
                 session_ms=request.session_ms,
+                beside_parents=request.beside_parents,
             )
             result: Any = self.log.apply(control(acquire_lock=record))[0]
             error = getattr(result, "error", None)
@@ -103,6 +138,9 @@ class OneGroup:
                 committed_offset=result.committed_offset,
                 metadata=result.metadata,
             )
+            queue_state = self.log.state.queues[queue_key_of(queue)]
+            if self.tells_splits and queue_state.sealed:
+                reply.grants[-1].split.CopyFrom(split_record_of(queue_state))
         return reply
 
     def Commit(self, request: Any) -> Any:  # noqa: N802
@@ -117,7 +155,7 @@ class OneGroup:
     def RenewLocks(self, request: Any) -> Any:  # noqa: N802
         reply = broker_pb2.RenewLocksReply()
         for lock in request.locks:
-            held = self.log.state.groups.lookup(request.group, KEY)
+            held = self.log.state.groups.lookup(request.group, queue_key_of(lock.queue))
             if held is None or (held.token, held.owner) != (lock.token, request.member_id):
                 reply.lost.append(lock)
         return reply
@@ -138,11 +176,20 @@ class OneGroup:
                 queue=queue_ref(queue.key),
                 committed_offset=row.committed_offset,
                 metadata=row.metadata,
+                high_watermark=queue.log_end_offset,
             )
         return reply
 
+    def ListOffsets(self, request: Any) -> Any:  # noqa: N802
+        reply = broker_pb2.ListOffsetsReply()
+        for queue in request.queues:
+            end = self.log.state.queues[queue_key_of(queue)].log_end_offset
+            reply.queues.add(queue=queue, high_watermark=end)
+        return reply
+
     def offsets(self, generation: int) -> CommittedOffsets:
-        return CommittedOffsets(self, "k", generation)  # type: ignore[arg-type]
+        topics = TopicBook(self)  # type: ignore[arg-type]
+        return CommittedOffsets(self, topics, "k", generation)  # type: ignore[arg-type]
 
     @property
     def committed(self) -> int:
@@ -282,6 +329,83 @@ async def test_commits_and_fetches_side_by_side_all_count(cluster: OneGroup) -> 
     assert cluster.committed in (10, 11)
 
 
+HEIR, OTHER = (QueueKey(KEY.topic_id, QueueId(number)) for number in (1, 2))
+NEW = ("orders", 1)
+
+
+def on(cluster: OneGroup, key: QueueKey) -> int:
+    found = cluster.log.state.groups.lookup("k", key)
+    return -1 if found is None else found.committed_offset
+
+
+async def test_a_split_partition_goes_on_and_goes_back(cluster: OneGroup) -> None:
+    offsets = cluster.offsets(1)
+    await stored(offsets, 60)
+    cluster.split()
+    cluster.log.produce(header(99, last=149, key=HEIR))
+    later = cluster.offsets(2)
+    assert await later.fetch([PLACE, NEW]) == {PLACE: Progress(60, b""), NEW: Progress(0, b"")}
+    assert await stored(later, 130, b"on") == {}
+    assert (cluster.committed, on(cluster, HEIR)) == (100, 30)
+    assert await later.fetch([PLACE]) == {PLACE: Progress(130, b"on")}
+    assert await read_offsets(cluster, "k") == {  # type: ignore[arg-type]
+        PLACE: Progress(130, b"on"),
+        NEW: Progress(0, b""),
+    }
+    assert await stored(later, 40) == {}
+    assert (cluster.committed, on(cluster, HEIR)) == (40, 0)
+    assert await cluster.offsets(3).fetch([PLACE]) == {PLACE: Progress(40, b"")}
+
+
+async def test_a_new_partition_is_read_beside_the_one_that_it_comes_from(
+    cluster: OneGroup,
+) -> None:
+    await stored(cluster.offsets(1), 60)
+    cluster.split()
+    cluster.log.produce(header(99, last=149, key=OTHER))
+    offsets = cluster.offsets(2)
+    assert await offsets.commit({NEW: Progress(20, b"")}) == {}
+    assert (cluster.committed, on(cluster, OTHER)) == (60, 20)
+
+
+async def test_a_coordinator_that_knows_nothing_of_a_split_finds_out(cluster: OneGroup) -> None:
+    """Its member has read on at another gateway, and commits beyond the end of the queue."""
+    offsets = cluster.offsets(1)
+    await stored(offsets, 60)
+    cluster.split()
+    cluster.log.produce(header(99, last=149, key=HEIR))
+    assert await stored(offsets, 120) == {}
+    assert (cluster.committed, on(cluster, HEIR)) == (100, 20)
+
+
+@pytest.mark.parametrize("tells", [True, False])
+async def test_a_coordinator_hears_of_a_split_before_the_controllers_tell(
+    cluster: OneGroup, tells: bool
+) -> None:
+    """The one before it has committed in the heir; progress there must not be left out, and the
+    planted bug does that."""
+    before = cluster.offsets(1)
+    cluster.split()
+    cluster.log.produce(header(99, last=149, key=HEIR))
+    assert await stored(before, 120) == {}
+    cluster.published, cluster.tells_splits = False, tells
+    after = cluster.offsets(2)
+    found = await after.fetch([PLACE])
+    assert found == {PLACE: Progress(120 if tells else 100, b"")}
+    if tells:
+        assert await stored(cluster.offsets(3), 100) == {}
+        assert (cluster.committed, on(cluster, HEIR)) == (100, 0), "it goes back over the split"
+
+
+async def test_the_order_of_a_group_of_the_sdk_stays(cluster: OneGroup) -> None:
+    cluster.split()
+    lock = control_pb2.AcquireLock(
+        group="sdk", queue=queue_ref(HEIR), member_id="m", lock_ms=1000, session_ms=1000
+    )
+    result: Any = cluster.log.apply(control(acquire_lock=lock))[0]
+    assert isinstance(result.error, ParentUnread)
+
+
 class UnderNoGeneration(CommittedOffsets):
     """Locks as if it did not know its generation."""
 
@@ -291,7 +415,8 @@ class UnderNoGeneration(CommittedOffsets):
 
 
 async def test_a_planted_bug_is_caught(cluster: OneGroup) -> None:
-    before = UnderNoGeneration(cluster, "k", 1)
+    topics = TopicBook(cluster)  # type: ignore[arg-type]
+    before = UnderNoGeneration(cluster, topics, "k", 1)
     await stored(before, 10)
     await cluster.offsets(2).fetch([PLACE])
     assert await stored(before, 90) == {}, "nobody fenced it: the tests above would fail"

@@ -13,7 +13,7 @@ class ClaimingRoles(Roles):
 
     def __init__(self) -> None:
         nothing: Any = None
-        super().__init__(nothing, nothing, lambda role: None)
+        super().__init__(nothing, nothing, nothing, lambda role: None)
         self.claims = 0
 
     async def _claim(self, group_id: str) -> None:

@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 from semel.gateway.producing.kafka_numbers import (
     EPOCH_BITS,
     EPOCHS,
+    GENERATIONS,
+    first_sequence,
     kafka_epoch,
     number,
     table_epoch,
 )
+from semel.protos.errors import InvalidRequest
 
 SPAN = 1 << 31
 
@@ -55,24 +58,25 @@ def test_epochs_have_ranges_of_their_own() -> None:
 
 @given(
     epoch=st.integers(0, EPOCHS - 1),
+    generation=st.integers(0, GENERATIONS - 1),
     begin=st.integers(0, 3 * SPAN),
     counts=st.lists(st.integers(1, 1 << 22), min_size=1, max_size=40),
     seed=st.integers(0, 1000),
 )
 def test_numbers_are_those_of_the_records_whoever_counts(
-    epoch: int, begin: int, counts: list[int], seed: int
+    epoch: int, generation: int, begin: int, counts: list[int], seed: int
 ) -> None:
     """A model: records are counted without end. The gateway is told the count's lowest 31 bits, and
     knows the table as of any of the last 64 batches."""
     rng = random.Random(seed)
-    first = epoch << EPOCH_BITS
+    first = first_sequence(epoch, generation)
     starts = [begin]
     for count in counts:
         starts.append(starts[-1] + count)
     for place, count in enumerate(counts):
         known = rng.randrange(max(0, place - 64), len(counts) + 1)
         last = first + starts[known] - 1 if starts[known] else -1
-        found = number(epoch, starts[place] % SPAN, count, last)
+        found = number(epoch, starts[place] % SPAN, count, last, generation)
         assert found.base == first + starts[place]
         assert found.last == found.base + count - 1
 
@@ -84,6 +88,29 @@ def test_numbers_from_an_old_view_are_too_low_and_never_the_next_ones() -> None:
         found = number(0, (last + 1) % SPAN, 4, old)
         assert found.base <= last - SPAN // 2, "not among the batches that the table remembers"
         assert (found.base - (last + 1)) % SPAN == 0
+
+
+def test_a_partition_that_a_split_has_made_begins_above_what_its_parent_has() -> None:
+    """Its rows are the parent's, and its producers begin with 0."""
+    parent_last = 5 * SPAN + 3
+    found = number(0, 0, 2, parent_last, 1)
+    first = first_sequence(0, 1)
+    assert found == (parent_last, first, first + 1)
+    assert first > parent_last
+    assert number(0, 2, 4, found.last, 1) == (first + 1, first + 2, first + 5)
+    assert number(0, 0, 2, found.last, 1).base == first, "a retry"
+    assert number(0, 0, 2, parent_last, 0).base <= parent_last, "planted: without generations"
+
+
+def test_generations_stay_inside_their_epoch() -> None:
+    for epoch in (0, 1, EPOCHS - 1):
+        starts = [first_sequence(epoch, generation) for generation in range(GENERATIONS)]
+        assert starts == sorted(starts)
+        assert starts[-1] < (epoch + 1) << EPOCH_BITS
+        assert first_sequence(epoch, 0) == epoch << EPOCH_BITS
+    assert number(EPOCHS - 1, 5, 10, -1, GENERATIONS - 1).last < 1 << 63
+    with pytest.raises(InvalidRequest):
+        number(0, 0, 1, -1, GENERATIONS)
 
 
 @pytest.mark.parametrize("planted", ["nearest ignores the wrap", "epochs share a range"])
