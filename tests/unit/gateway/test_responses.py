@@ -46,6 +46,17 @@ def test_produce(version: int) -> None:
         assert found.responses[1].partition_responses[0].error_message == "no"
 
 
+def test_a_producer_that_is_unknown_is_told_where_the_log_begins() -> None:
+    """Java's client sends the same again for as long as it is told -1."""
+    unknown = [("orders", {0: Produced(ErrorCode.unknown_producer_id), 1: Produced(base_offset=5)})]
+    for version in range(5, TABLE[ApiKey.PRODUCE].highest + 1):
+        found = read(
+            ApiKey.PRODUCE, version, encode_produced(unknown, throttle_ms=0, version=version)
+        )
+        parts = found.responses[0].partition_responses
+        assert [each.log_start_offset for each in parts] == [0, -1]
+
+
 @pytest.mark.parametrize("version", versions(ApiKey.FETCH))
 def test_fetch(version: int) -> None:
     topics = [

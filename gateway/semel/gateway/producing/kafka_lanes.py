@@ -10,9 +10,11 @@ fence is no more than a question where the row is there already, so changing the
 nobody. A higher epoch of the same producer fences the lower one, as it should.
 
 What is forgotten. A queue that has no row of a producer, and may have had one, refuses the fence:
-the producer is unknown there (UNKNOWN_PRODUCER_ID), gets a new id from the gateway and goes on.
-A batch that is not the first of its epoch, where the table has nothing of this epoch, is told the
-same: what came before it may be forgotten, so that it cannot be told apart from a gap.
+the producer is unknown there (UNKNOWN_PRODUCER_ID). librdkafka then gets a new id. Java's client
+keeps its id, raises its epoch and begins at 0 again: so the fence for such a batch says that the
+client knows what is forgotten. A batch that is not the first of its epoch, where the table has
+nothing of this epoch, is unknown as well: what came before it may be forgotten, so that it cannot
+be told apart from a gap.
 
 Splits. A queue that was split refuses what it has not stored, for ever. The client hears
 NOT_LEADER_OR_FOLLOWER and sends the batch again, and by then its partition goes on in another
@@ -53,7 +55,12 @@ from semel.client.producer.identity import Identity
 from semel.client.transport.cluster import Cluster
 from semel.client.transport.produce_stream import SentAs, Wire
 from semel.gateway.partitions import PartitionLine
-from semel.gateway.producing.kafka_numbers import Numbers, first_sequence, kafka_epoch
+from semel.gateway.producing.kafka_numbers import (
+    FIRST_EPOCH,
+    Numbers,
+    first_sequence,
+    kafka_epoch,
+)
 from semel.gateway.producing.kafka_window import SESSION, KafkaWindow
 from semel.protos.batch import HEADER_BYTES, decode_header
 from semel.protos.errors import (
@@ -159,6 +166,13 @@ class KafkaLane:
     def pending(self) -> deque[NumberedBatch]:
         """Batches that have no sequence yet."""
         return self.waiting
+
+    @property
+    def begins_anew(self) -> bool:
+        """It opens with the first batch of a raised epoch: a client raises it when it has lost
+        count, so it knows that what it stored may be forgotten."""
+        opens = self.window is None and self.producer.epoch > FIRST_EPOCH and bool(self.waiting)
+        return opens and not self.waiting[0].base_sequence
 
     @property
     def is_idle(self) -> bool:
@@ -366,11 +380,11 @@ class KafkaProducers:
 
     def _start_fences(self) -> None:
         lanes, self._to_fence = self._to_fence, []
-        together: dict[tuple[GroupId, int, int], list[KafkaLane]] = {}
+        together: dict[tuple[GroupId, int, int, bool], list[KafkaLane]] = {}
         for lane in lanes:
             home = self._cluster.routes.home(lane.route)
-            producer = lane.producer
-            together.setdefault((home, producer.producer_id, producer.epoch), []).append(lane)
+            _, producer_id, epoch = lane.producer
+            together.setdefault((home, producer_id, epoch, lane.begins_anew), []).append(lane)
         for some in together.values():
             self._cluster.spawn(self._fence(some), "semel-kafka-fence")
 
@@ -379,7 +393,10 @@ class KafkaProducers:
         identity = Identity.given(self._cluster, "", ProducerId(producer_id), epoch)
         try:
             rows = await identity.fence(
-                [lane.route for lane in lanes], SESSION, FENCE_TIMEOUT_S, after_expiry=False
+                [lane.route for lane in lanes],
+                SESSION,
+                FENCE_TIMEOUT_S,
+                after_expiry=lanes[0].begins_anew,
             )
         except SemelError as error:
             if len(lanes) > 1:  # one queue refuses, and the others must not suffer
