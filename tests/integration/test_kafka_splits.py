@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
-from kafka import KafkaConsumer  # type: ignore[import-untyped]
+from confluent_kafka.cimpl import NewPartitions
+from kafka import KafkaAdminClient, KafkaConsumer  # type: ignore[import-untyped]
 from kafka import TopicPartition as PlainPartition
 
 from semel.client import Client
@@ -207,3 +208,22 @@ def test_offsets_are_looked_up_across_a_split(gateways: str, client: Client) -> 
         *((offset, b"a") for offset in (7, 8, 9)),
         *((offset, b"b") for offset in range(10, 15)),
     ]
+
+
+def test_partitions_are_added_by_kafka_s_tools(gateways: str, client: Client) -> None:
+    topic = "added"
+    client.admin.create_topic(topic, queues=2)
+    admin = AdminClient({"bootstrap.servers": gateways})
+    admin.create_partitions([NewPartitions(topic, 5)], validate_only=True)[topic].result(30)
+    assert len(client.admin.describe_topic(topic).queues) == 2
+    admin.create_partitions([NewPartitions(topic, 5)])[topic].result(30)
+    partitions_of(admin, topic, 5)
+    for count, name in ((5, topic), (3, topic), (9, "missing")):
+        with pytest.raises(KafkaException):
+            admin.create_partitions([NewPartitions(name, count)])[name].result(30)
+    plain = KafkaAdminClient(bootstrap_servers=gateways.split(","))
+    plain.create_partitions({topic: 7})
+    plain.close()
+    partitions_of(admin, topic, 7)
+    produce(gateways, topic, [b"%d" % number for number in range(200)], keys=[b"k"] * 200)
+    assert len(consume(gateways, topic, 7, 200)) == 200

@@ -1,5 +1,5 @@
-"""Metadata and ListOffsets: which topics there are, who leads their partitions, where they begin
-and end.
+"""Metadata, DescribeCluster and ListOffsets: which gateways and topics there are, who leads the
+partitions, where they begin and end.
 
 Gateways are the brokers that clients see. A partition has one replica there, its leader, whatever
 the broker group has: how often a message is stored is no business of Kafka's clients. The leader of
@@ -29,6 +29,8 @@ from semel.protos.errors import InvalidRequest, SemelError, UnknownTopic
 LATEST: Final = -1
 EARLIEST: Final = -2
 NONE: Final = -1
+BROKERS: Final = 1
+"""Kind of endpoints that clients of topics ask for."""
 _TIME_MS_MAX: Final = ((1 << 63) - 1) // 1000
 
 
@@ -42,6 +44,7 @@ class Catalog:
     def handlers(self) -> Mapping[ApiKey, Handler]:
         return {
             ApiKey.METADATA: self.metadata,
+            ApiKey.DESCRIBE_CLUSTER: self.describe_cluster,
             ApiKey.LIST_OFFSETS: self.list_offsets,
         }
 
@@ -65,6 +68,33 @@ class Catalog:
             cluster_id=self._cluster.routes.cluster_id,
             controller_id=gateways[0].node_id,
             topics=topics,
+        )
+
+    async def describe_cluster(self, request: Any, context: RequestContext) -> Any:
+        """Answers DescribeCluster, versions 0 to 2. No gateway that is there is fenced."""
+        if getattr(request, "endpoint_type", BROKERS) != BROKERS:
+            return answer(
+                request,
+                error_code=ErrorCode.unsupported_endpoint_type,
+                error_message="the gateways are brokers, and no controllers are shown",
+                cluster_id=self._cluster.routes.cluster_id,
+            )
+        gateways = context.gateways.present
+        return answer(
+            request,
+            error_code=ErrorCode.none,
+            cluster_id=self._cluster.routes.cluster_id,
+            controller_id=gateways[0].node_id,
+            brokers=[
+                {
+                    "broker_id": each.node_id,
+                    "host": each.host,
+                    "port": each.port,
+                    "rack": None,
+                    "is_fenced": False,
+                }
+                for each in gateways
+            ],
         )
 
     async def _every(self) -> Sequence[TopicRoute]:

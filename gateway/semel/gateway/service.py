@@ -33,6 +33,7 @@ from semel.gateway.handlers.group_handlers import GroupHandlers
 from semel.gateway.metadata import Catalog
 from semel.gateway.probe import GatewayProbe
 from semel.gateway.producing.produce import Producing
+from semel.gateway.record_deletion import RecordDeletion
 from semel.gateway.server import KafkaServer
 from semel.gateway.topic_admin import TopicAdmin
 from semel.gateway.topic_book import TopicBook
@@ -77,6 +78,7 @@ class KafkaGateway:
             fetching.handlers(),
             Catalog(cluster, topics).handlers(),
             TopicAdmin(cluster).handlers(),
+            RecordDeletion(cluster, topics).handlers(),
             GroupHandlers(groups).handlers(),
         )
         server = KafkaServer(self._config, client, groups.membership, dispatcher, self._tls)

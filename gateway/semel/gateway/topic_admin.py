@@ -1,25 +1,35 @@
-"""Topics and settings as Kafka's tools create, delete and describe them.
+"""Topics and settings as Kafka's tools create, change, delete and describe them.
 
 What a topic of Kafka can be told and this project has, is done: partitions (queues), retention,
 compaction, the size of messages. Anything else is refused by name, never ignored: a topic that
 silently is not what was asked for is worse than none.
+
+Not here: what settings mean (`topic_configs.py`), what partitions are (`partitions.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias
 
 from kio.schema.errors import ErrorCode
 
-from semel.client import Compaction
 from semel.client.transport.cluster import Cluster
 from semel.gateway.answers import answer
 from semel.gateway.dispatch import Handler, RequestContext
+from semel.gateway.partitions import lineages_of
 from semel.gateway.producing.kafka_numbers import kafka_epoch
 from semel.gateway.refusals import error_code
+from semel.gateway.topic_configs import (
+    Alteration,
+    altered,
+    arguments,
+    configs_of,
+    creation,
+    replaced,
+)
 from semel.gateway.versions import ApiKey
 from semel.protos.errors import InvalidRequest, SemelError
 from semel.protos.v1 import controller_pb2
@@ -31,12 +41,9 @@ BROKER: Final = 4
 """Kinds of resources that have settings."""
 _TOPIC_SETTING: Final = 1
 """Where a setting's value comes from."""
-_NUMBERS: Final = {
-    "retention.ms": "retention_ms",
-    "retention.bytes": "retention_bytes",
-    "max.message.bytes": "message_bytes_max",
-}
-_POLICY: Final = "cleanup.policy"
+_Wanted: TypeAlias = Callable[[Any, Mapping[str, str]], dict[str, str]]
+"""Returns the values that a resource of a request wants, from those that a topic has. Raises
+InvalidRequest."""
 
 
 class TopicAdmin:
@@ -49,7 +56,10 @@ class TopicAdmin:
         return {
             ApiKey.CREATE_TOPICS: self.create_topics,
             ApiKey.DELETE_TOPICS: self.delete_topics,
+            ApiKey.CREATE_PARTITIONS: self.create_partitions,
             ApiKey.DESCRIBE_CONFIGS: self.describe_configs,
+            ApiKey.ALTER_CONFIGS: self.alter_configs,
+            ApiKey.INCREMENTAL_ALTER_CONFIGS: self.incremental_alter_configs,
             ApiKey.INIT_PRODUCER_ID: self.init_producer_id,
         }
 
@@ -84,7 +94,7 @@ class TopicAdmin:
         try:
             if topic.assignments:
                 raise InvalidRequest("the cluster places queues itself: name no brokers")
-            settings = _settings_of(topic.configs)
+            settings = creation({each.name: each.value for each in topic.configs})
             if topic.num_partitions < 1 and topic.num_partitions != -1:
                 raise InvalidRequest(f"a topic has no {topic.num_partitions} partitions")
             if not validate:
@@ -111,6 +121,81 @@ class TopicAdmin:
             code = error_code(error)
         return {"name": name, "error_code": code}
 
+    async def create_partitions(self, request: Any, context: RequestContext) -> Any:
+        """Answers CreatePartitions, versions 0 to 3: the widest queues are split."""
+        results = await asyncio.gather(
+            *(self._grow(topic, request.validate_only, context) for topic in request.topics)
+        )
+        return answer(request, results=results)
+
+    async def _grow(self, topic: Any, validate: bool, context: RequestContext) -> dict[str, Any]:
+        code, message = ErrorCode.none, None
+        try:
+            route = await self._cluster.topic(topic.name, refresh=True)
+            present = len(lineages_of(route))
+            if topic.assignments:
+                code = ErrorCode.invalid_replica_assignment
+                message = "the cluster places queues itself: name no brokers"
+            elif topic.count <= present:
+                code = ErrorCode.invalid_partitions
+                message = f"topic {topic.name!r} has {present} partitions: it can only get more"
+            elif not validate:
+                await context.client.admin.alter_topic(topic.name, queues=topic.count)
+                await self._cluster.topic(topic.name, refresh=True)
+        except SemelError as error:
+            invalid = type(error) is InvalidRequest
+            code = ErrorCode.invalid_partitions if invalid else error_code(error)
+            message = error.message
+        return {"name": topic.name, "error_code": code, "error_message": message}
+
+    async def alter_configs(self, request: Any, context: RequestContext) -> Any:
+        """Answers AlterConfigs, versions 0 to 2: settings that are not named get their defaults."""
+
+        def wanted(resource: Any, before: Mapping[str, str]) -> dict[str, str]:
+            return replaced(before, {each.name: each.value for each in resource.configs})
+
+        return await self._alter(request, wanted, context)
+
+    async def incremental_alter_configs(self, request: Any, context: RequestContext) -> Any:
+        """Answers IncrementalAlterConfigs, versions 0 and 1."""
+
+        def wanted(resource: Any, before: Mapping[str, str]) -> dict[str, str]:
+            changes = [
+                Alteration(each.name, each.config_operation, each.value)
+                for each in resource.configs
+            ]
+            return altered(before, changes)
+
+        return await self._alter(request, wanted, context)
+
+    async def _alter(self, request: Any, wanted: _Wanted, context: RequestContext) -> Any:
+        responses = [
+            await self._alter_one(resource, wanted, request.validate_only, context)
+            for resource in request.resources
+        ]
+        return answer(request, responses=responses)
+
+    async def _alter_one(
+        self, resource: Any, wanted: _Wanted, validate: bool, context: RequestContext
+    ) -> dict[str, Any]:
+        code, message = ErrorCode.none, None
+        try:
+            if resource.resource_type != TOPIC:
+                raise InvalidRequest("only topics have settings that can be changed here")
+            name = resource.resource_name
+            before = await _configs(name, context)
+            changes = arguments(before, wanted(resource, before))
+            if changes and not validate:
+                await context.client.admin.alter_topic(name, **changes)
+        except SemelError as error:
+            code, message = _config_error(error), error.message
+        return {
+            "error_code": code,
+            "error_message": message,
+            "resource_type": resource.resource_type,
+            "resource_name": resource.resource_name,
+        }
+
     async def describe_configs(self, request: Any, context: RequestContext) -> Any:
         """Answers DescribeConfigs, versions 1 and 2: a topic's settings; gateways have none."""
         results = await asyncio.gather(
@@ -122,7 +207,18 @@ class TopicAdmin:
         code, message, configs = ErrorCode.none, None, []
         try:
             if resource.resource_type == TOPIC:
-                configs = await _topic_settings(resource.resource_name, context)
+                found = await _configs(resource.resource_name, context)
+                configs = [
+                    {
+                        "name": name,
+                        "value": value,
+                        "read_only": False,
+                        "config_source": _TOPIC_SETTING,
+                        "is_sensitive": False,
+                        "synonyms": (),
+                    }
+                    for name, value in found.items()
+                ]
             elif resource.resource_type != BROKER:
                 raise InvalidRequest(f"resources of kind {resource.resource_type} are not known")
         except SemelError as error:
@@ -137,45 +233,10 @@ class TopicAdmin:
         }
 
 
-def _settings_of(configs: Any) -> dict[str, Any]:
-    """Returns the arguments of `create_topic`. Raises InvalidRequest."""
-    settings: dict[str, Any] = {}
-    for config in configs:
-        name, text = config.name, config.value or ""
-        if name == _POLICY:
-            settings |= _policy_of(text)
-        elif name in _NUMBERS:
-            try:
-                settings[_NUMBERS[name]] = int(text)
-            except ValueError:
-                raise InvalidRequest(f"{name} must be a number, not {text!r}") from None
-        else:
-            known = ", ".join([_POLICY, *_NUMBERS])
-            raise InvalidRequest(f"topics have no setting {name!r}; known are {known}")
-    return settings
-
-
-def _policy_of(text: str) -> dict[str, Any]:
-    names = {each.strip() for each in text.split(",")}
-    if not names <= {"delete", "compact"}:
-        raise InvalidRequest(f"{_POLICY} must be delete or compact, not {text!r}")
-    return {"compaction": Compaction()} if "compact" in names else {}
-
-
-async def _topic_settings(name: str, context: RequestContext) -> list[dict[str, Any]]:
+async def _configs(name: str, context: RequestContext) -> dict[str, str]:
     """Raises SemelError."""
-    settings = (await context.client.admin.describe_topic(name)).settings
-    compacted = settings.compaction is not None
-    values = {_POLICY: "compact" if compacted else "delete"}
-    values |= {name: str(getattr(settings, field)) for name, field in _NUMBERS.items()}
-    return [
-        {
-            "name": each,
-            "value": value,
-            "read_only": True,
-            "config_source": _TOPIC_SETTING,
-            "is_sensitive": False,
-            "synonyms": (),
-        }
-        for each, value in values.items()
-    ]
+    return configs_of((await context.client.admin.describe_topic(name)).settings)
+
+
+def _config_error(error: SemelError) -> ErrorCode:
+    return ErrorCode.invalid_config if type(error) is InvalidRequest else error_code(error)

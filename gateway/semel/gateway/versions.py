@@ -33,9 +33,14 @@ class ApiKey(IntEnum):
     API_VERSIONS = 18
     CREATE_TOPICS = 19
     DELETE_TOPICS = 20
+    DELETE_RECORDS = 21
     INIT_PRODUCER_ID = 22
     DESCRIBE_CONFIGS = 32
+    ALTER_CONFIGS = 33
+    CREATE_PARTITIONS = 37
     DELETE_GROUPS = 42
+    INCREMENTAL_ALTER_CONFIGS = 44
+    DESCRIBE_CLUSTER = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +68,14 @@ TABLE: Final[dict[ApiKey, Served]] = {
     ApiKey.API_VERSIONS: Served(0, 3),
     ApiKey.CREATE_TOPICS: Served(2, 4),
     ApiKey.DELETE_TOPICS: Served(1, 3),
+    ApiKey.DELETE_RECORDS: Served(0, 2),
     ApiKey.INIT_PRODUCER_ID: Served(0, 1),
     ApiKey.DESCRIBE_CONFIGS: Served(1, 2),
+    ApiKey.ALTER_CONFIGS: Served(0, 2),
+    ApiKey.CREATE_PARTITIONS: Served(0, 3),
     ApiKey.DELETE_GROUPS: Served(0, 1),
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: Served(0, 1),
+    ApiKey.DESCRIBE_CLUSTER: Served(0, 2),
 }
 
 

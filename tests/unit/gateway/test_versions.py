@@ -25,9 +25,14 @@ FROZEN = {
     "API_VERSIONS": (18, 0, 3),
     "CREATE_TOPICS": (19, 2, 4),
     "DELETE_TOPICS": (20, 1, 3),
+    "DELETE_RECORDS": (21, 0, 2),
     "INIT_PRODUCER_ID": (22, 0, 1),
     "DESCRIBE_CONFIGS": (32, 1, 2),
+    "ALTER_CONFIGS": (33, 0, 2),
+    "CREATE_PARTITIONS": (37, 0, 3),
     "DELETE_GROUPS": (42, 0, 1),
+    "INCREMENTAL_ALTER_CONFIGS": (44, 0, 1),
+    "DESCRIBE_CLUSTER": (60, 0, 2),
 }
 
 
