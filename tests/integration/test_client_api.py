@@ -468,6 +468,7 @@ async def test_asyncio_does_the_same(shared_cluster: Cluster, topic: str) -> Non
                 count += batch.num_rows
             await consumer.commit()
         described = await connected.admin.describe_group("async")
+        assert described.kind == "consumers"
         assert described.lag == 0
         assert (await connected.admin.verify(topic)).ok
 

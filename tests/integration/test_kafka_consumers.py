@@ -79,6 +79,7 @@ def test_members_share_and_the_survivor_of_a_kill_gets_all(
         until(lambda: {*one.values, *two.values} == {*texts(values)}, what="each message")
         # What is printed is committed a moment later.
         until(lambda: client.admin.describe_group(topic).lag == 0, what="the last commit")
+    assert client.admin.describe_group(topic).kind == "kafka"
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

@@ -95,7 +95,8 @@ def _described(found: GroupDescription) -> Any:
             for queue in found.queues
         ],
     )
-    title = f"{found.group} · generation {found.generation} · lag {found.lag:,}"
+    kind = f" · {found.kind}" if found.kind != "consumers" else ""
+    title = f"{found.group}{kind} · generation {found.generation} · lag {found.lag:,}"
     return Group(title, members if found.members else "no members", "", queues)
 
 

@@ -12,6 +12,7 @@ from typing import Final, Literal
 
 from semel.gateway.dispatch import Gateways
 from semel.gateway.fetching.fetch import Fetching
+from semel.gateway.groups.group_table import GroupTable
 from semel.gateway.producing.produce import Producing
 from semel.gateway.server import KafkaServer
 from semel.gateway.versions import ApiKey
@@ -66,6 +67,14 @@ METRICS: Final = (
     _metric("counter", "fetched_bytes_total", "bytes", "Bytes of record batches that were sent."),
     _metric("gauge", "held_bytes", "bytes", "Bytes of record batches kept for consumers to come."),
     _metric("gauge", "read_queues", "queues", "Queues that consumers read."),
+    _metric("gauge", "groups", "groups", "Consumer groups that it coordinates."),
+    _metric("gauge", "group_members", "members", "Members of these groups: Kafka's clients."),
+    _metric(
+        "counter",
+        "rebalances_total",
+        "rebalances",
+        "Generations that groups have begun here: their partitions were shared out anew.",
+    ),
 )
 
 
@@ -79,12 +88,14 @@ class GatewayProbe:
         producing: Producing,
         fetching: Fetching,
         gateways: Gateways,
+        groups: GroupTable,
     ) -> None:
         self._advertised = advertised
         self._server = server
         self._producing = producing
         self._fetching = fetching
         self._gateways = gateways
+        self._groups = groups
 
     async def page(self) -> Samples:
         """Gathers the figures."""
@@ -111,4 +122,7 @@ class GatewayProbe:
         add("fetched_bytes_total", self._fetching.bytes)
         add("held_bytes", self._fetching.held_bytes)
         add("read_queues", self._fetching.reader_count)
+        add("groups", len(self._groups))
+        add("group_members", self._groups.member_count)
+        add("rebalances_total", self._groups.rebalances)
         return samples

@@ -96,7 +96,9 @@ class KafkaGateway:
         self, server: KafkaServer, producing: Producing, fetching: Fetching, groups: GroupService
     ) -> None:
         gateways = groups.membership
-        probe = GatewayProbe(str(self.advertised), server, producing, fetching, gateways)
+        probe = GatewayProbe(
+            str(self.advertised), server, producing, fetching, gateways, groups.groups
+        )
         place = Address.parse(self._config.metrics)
         metrics = MetricsServer(place.host, place.port, probe.page, lambda: server.why_not_ready)
         await metrics.start()

@@ -79,8 +79,13 @@ from semel.protos.groups import check_not_reserved
 from semel.protos.ids import GroupId
 from semel.protos.queue_refs import queue_ref
 from semel.protos.slots import SLOT_COUNT
-from semel.protos.v1 import broker_pb2, controller_pb2
+from semel.protos.v1 import broker_pb2, controller_pb2, metadata_pb2
 
+_KINDS = {
+    metadata_pb2.GROUP_KIND_CONSUMERS: "consumers",
+    metadata_pb2.GROUP_KIND_KAFKA: "kafka",
+    metadata_pb2.GROUP_KIND_GATEWAYS: "gateways",
+}
 _OUTCOMES = {
     broker_pb2.ProduceOutcomeReply.OUTCOME_COMMITTED: "committed",
     broker_pb2.ProduceOutcomeReply.OUTCOME_NOT_COMMITTED: "not_committed",
@@ -400,6 +405,7 @@ class AdminCore:
             generation=infos[0].generation if infos else 0,
             members=members,
             queues=queues,
+            kind=_KINDS[infos[0].kind] if infos else "consumers",
         )
 
     async def _group_states(self, group: str, asked: Iterable[GroupId]) -> list[Any]:

@@ -273,6 +273,9 @@ class GroupDescription(Described):
     generation: int
     members: list[MemberDescription]
     queues: list[GroupQueue]
+    kind: str = "consumers"
+    """The kind of its members: `consumers` of this SDK, clients of `kafka`, whose one member here
+    is the gateway that coordinates them, or the `gateways` themselves."""
 
     @property
     def lag(self) -> int:

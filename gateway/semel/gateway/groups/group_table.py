@@ -22,6 +22,22 @@ class GroupTable:
         self.limits = limits
         self._new_id = new_id
         self._groups: dict[str, KafkaGroup] = {}
+        self._ended = 0
+        """Generations of groups that are coordinated here no more."""
+
+    def __len__(self) -> int:
+        """Number of groups."""
+        return len(self._groups)
+
+    @property
+    def member_count(self) -> int:
+        """Number of members of all groups."""
+        return sum(len(group.members) for group in self._groups.values())
+
+    @property
+    def rebalances(self) -> int:
+        """Number of generations that groups have begun here."""
+        return self._ended + sum(group.generation for group in self._groups.values())
 
     def find(self, group_id: str) -> KafkaGroup | None:
         """The group, if it is coordinated here."""
@@ -43,6 +59,7 @@ class GroupTable:
         group = self._groups.pop(group_id, None)
         if group is None:
             return []
+        self._ended += group.generation
         group.end(error)
         return taken(group)
 

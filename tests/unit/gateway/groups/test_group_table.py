@@ -81,3 +81,12 @@ def test_a_group_is_left_when_nobody_is_in_or_about_to_join(table: GroupTable) -
     assert group.is_left
     group.join(JOIN, Ticket(2), 6_000)
     assert not group.is_left
+
+
+def test_what_it_has_is_counted_and_rebalances_outlive_their_groups(table: GroupTable) -> None:
+    assert (len(table), table.member_count, table.rebalances) == (0, 0, 0)
+    table.begin("a").join(JOIN, Ticket(1), 1_000)
+    table.on_time(1_100)
+    assert (len(table), table.member_count, table.rebalances) == (1, 1, 1)
+    table.end("a", GroupError.NOT_COORDINATOR)
+    assert (len(table), table.member_count, table.rebalances) == (0, 0, 1)
