@@ -78,6 +78,11 @@ def _seconds(title: str, name: str) -> Panel:
     return Panel(title=title, unit="s", queries=queries)
 
 
+def _request_quantile(api: str) -> str:
+    name = "semel_gateway_request_seconds_bucket"
+    return f'histogram_quantile(0.99, sum by (le) (rate({name}{{api="{api}"}}[1m])))'
+
+
 def _late_share() -> str:
     """The share of the released messages that came more than a second after their time."""
     name = "semel_broker_delayed_lateness_seconds"
@@ -209,6 +214,49 @@ ROWS: Final[dict[str, list[Panel]]] = {
             title="Locks held",
             unit="none",
             queries={"{{consumer_group}}": "sum by (consumer_group) (semel_broker_held_locks)"},
+        ),
+    ],
+    "Kafka's clients": [
+        Panel(
+            title="Connections",
+            unit="none",
+            queries={"{{gateway}}": "sum by (gateway) (semel_gateway_connections)"},
+        ),
+        Panel(
+            title="Records stored",
+            unit="cps",
+            queries={
+                "{{gateway}}": "sum by (gateway) (rate(semel_gateway_produced_records_total[1m]))"
+            },
+        ),
+        Panel(
+            title="Time of requests",
+            unit="s",
+            queries={
+                "produce p99": _request_quantile("produce"),
+                "fetch p99": _request_quantile("fetch"),
+            },
+        ),
+        Panel(
+            title="Requests under way",
+            unit="bytes",
+            queries={"{{gateway}}": "sum by (gateway) (semel_gateway_request_bytes)"},
+        ),
+        Panel(
+            title="Joins of consumers",
+            unit="cps",
+            queries={
+                "{{gateway}}": "sum by (gateway)"
+                ' (rate(semel_gateway_requests_total{api="join_group"}[5m]))'
+            },
+        ),
+        Panel(
+            title="Refused and broken connections",
+            unit="cps",
+            queries={
+                "refused": "sum(rate(semel_gateway_refused_connections_total[5m]))",
+                "broken": "sum(rate(semel_gateway_broken_connections_total[5m]))",
+            },
         ),
     ],
     "Replication": [

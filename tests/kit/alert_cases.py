@@ -11,6 +11,7 @@ from typing import Final
 
 NODE: Final = 'job="semel",instance="b1",broker_group="1",node="1"'
 CONTROLLER: Final = 'job="semel",instance="c1",controller="1"'
+GATEWAY: Final = 'job="semel",instance="g1",gateway="host:9092"'
 IN_OFFICE: Final = f"semel_controller_in_office{{{CONTROLLER}}}"
 
 
@@ -47,9 +48,28 @@ def of_controller(alert: str, metric: str, values: str, minute: int, labels: str
     return Case(alert=alert, series=series, minute=minute)
 
 
+def of_gateway(alert: str, metric: str, values: str, minute: int, labels: str = "") -> Case:
+    """One series of a Kafka gateway."""
+    return Case(alert=alert, series={gateway(metric, labels): values}, minute=minute)
+
+
 def node(metric: str, labels: str = "") -> str:
     """The name of a broker node's series."""
     return f"semel_broker_{metric}{{{NODE}{',' + labels if labels else ''}}}"
+
+
+def gateway(metric: str, labels: str = "") -> str:
+    """The name of a Kafka gateway's series."""
+    return f"semel_gateway_{metric}{{{GATEWAY}{',' + labels if labels else ''}}}"
+
+
+def produce_requests(fast: str, all_of_them: str) -> dict[str, str]:
+    """Produce requests of a gateway: those that take a second at most, and all."""
+    bounds = (("1.0", fast), ("2.5", all_of_them), ("+Inf", all_of_them))
+    return {
+        gateway("request_seconds_bucket", f'api="produce",le="{bound}"'): values
+        for bound, values in bounds
+    }
 
 
 def histogram(metric: str, fast: tuple[str, str], slow: tuple[str, str]) -> dict[str, str]:
@@ -62,6 +82,9 @@ def histogram(metric: str, fast: tuple[str, str], slow: tuple[str, str]) -> dict
 TOPIC: Final = 'topic="orders"'
 LAG: Final = f'consumer_group="billing",{TOPIC}'
 INFO: Final = node("info", 'version="0.1.0"')
+GATEWAY_INFO: Final = gateway("info", 'version="0.1.0"')
+OTHER_GATEWAY: Final = 'semel_gateway_gateways{job="semel",instance="g2",gateway="other:9092"}'
+JOINS: Final = 'api="join_group"'
 HEALTHY: Final = Case(
     alert="",
     name="a healthy cluster",
@@ -98,6 +121,15 @@ HEALTHY: Final = Case(
         f"semel_controller_masterless_groups{{{CONTROLLER}}}": "0x120",
         f"semel_controller_unfinished_topics{{{CONTROLLER}}}": "0 1 1 0x120",
         'semel_web_requests_total{job="web",instance="w1",screen="topics",status="503"}': "0+1x120",
+        GATEWAY_INFO: "1x120",
+        gateway("gateways"): "1 1 2 1 1 2x120",
+        OTHER_GATEWAY: "2x120",
+        gateway("connections"): "50x120",
+        gateway("refused_connections_total"): "0 7x120",
+        gateway("broken_connections_total"): "0+1x120",
+        gateway("request_bytes"): "0 130000000 0 0 0 0 0 0x120",
+        gateway("requests_total", JOINS): "0+20x120",
+        **produce_requests("0+100x120", "0+100x120"),
     },
 )
 
@@ -201,6 +233,51 @@ CASES: Final = (
         },
         minute=10,
     ),
+    Case(
+        alert="SemelDescriptorsLow",
+        series={
+            GATEWAY_INFO: "1x30",
+            'process_open_fds{job="semel",instance="g1"}': "95x30",
+            'process_max_fds{job="semel",instance="g1"}': "100x30",
+        },
+        minute=10,
+    ),
+    Case(
+        alert="SemelNoGateway",
+        series={GATEWAY_INFO: "1x30 stale", gateway("gateways"): "1x30 stale"},
+        minute=40,
+    ),
+    Case(
+        alert="",
+        name="a gateway that was taken away for good",
+        series={GATEWAY_INFO: "1x30 stale", gateway("gateways"): "1x30 stale"},
+        minute=100,
+    ),
+    Case(
+        alert="",
+        name="a gateway of a newer version in the place of an older one",
+        series={GATEWAY_INFO: "1x30 stale", gateway("info", 'version="0.2.0"'): "_x30 1x60"},
+        minute=40,
+    ),
+    of_gateway("SemelGatewayGone", "gateways", "3x30 2x60", 40),
+    of_gateway("", "gateways", "3x30 2x90", 100),
+    Case(
+        alert="SemelGatewaysDisagree",
+        series={gateway("gateways"): "2x60", OTHER_GATEWAY: "1x60"},
+        minute=20,
+    ),
+    Case(alert="SemelGatewayProduceSlow", series=produce_requests("0+1x60", "0+100x60"), minute=30),
+    of_gateway("SemelGatewayFull", "request_bytes", "120000000x60", 20),
+    Case(
+        alert="SemelGatewayRebalancesOften",
+        series={
+            gateway("requests_total", JOINS): "0+40x90",
+            gateway("connections"): "10x90",
+        },
+        minute=60,
+    ),
+    of_gateway("SemelGatewayClientsBroken", "broken_connections_total", "0+60x60", 30),
+    of_gateway("SemelConnectionsRefused", "refused_connections_total", "0+5x60", 20),
     of_node(
         "SemelCertificateExpires",
         "certificate_expiry_timestamp_seconds",
