@@ -140,7 +140,14 @@ def produce(
     return [stored[number] for number in range(len(values))]
 
 
-def consume(addresses: str, topic: str, partitions: int, count: int) -> list[Any]:
+def consume(
+    addresses: str,
+    topic: str,
+    partitions: int,
+    count: int,
+    *,
+    settings: Mapping[str, Any] | None = None,
+) -> list[Any]:
     """Reads `count` records of a topic from the beginning by librdkafka, without a group."""
     config = {
         "bootstrap.servers": addresses,
@@ -148,7 +155,7 @@ def consume(addresses: str, topic: str, partitions: int, count: int) -> list[Any
         "enable.auto.commit": False,
         "auto.offset.reset": "error",
     }
-    consumer = Consumer(config)
+    consumer = Consumer(config | dict(settings or {}))
     consumer.assign([TopicPartition(topic, n, OFFSET_BEGINNING) for n in range(partitions)])
     found: list[Any] = []
     until = time.monotonic() + WAIT_S

@@ -5,7 +5,8 @@ How it works. Each identity has a directory of its own, which is copied to where
     DIR/ca.pem, ca-key.pem            the CA; the key leaves this directory never
     DIR/broker-1/  ca.pem cert.pem key.pem      and so on for each node
     DIR/admin/     the same, and client.toml for `--client-config`
-    DIR/client-NAME/  the same
+    DIR/client-NAME/  the same; and server.pem, server-key.pem where the program serves others
+                      than Semel's under the names of its hosts, as a Kafka gateway does
     DIR/clients-ca.pem, clients-ca-key.pem      the clients' CA, for those who log in
     DIR/token-key.pem, token-keys.json          the key that signs tokens, and its public half
     DIR/login/     ca.pem, and client.toml for those who log in: nothing in it is secret
@@ -35,7 +36,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -64,6 +65,8 @@ _CA: Final = "ca.pem"
 _CA_KEY: Final = "ca-key.pem"
 _CERTIFICATE: Final = "cert.pem"
 _KEY: Final = "key.pem"
+_SERVER: Final = "server.pem"
+_SERVER_KEY: Final = "server-key.pem"
 _CLIENTS_CA_KEY: Final = "clients-ca-key.pem"
 _TOKEN_KEY: Final = "token-key.pem"  # noqa: S105 (the name of a file)
 _TOKEN_KEYS: Final = "token-keys.json"  # noqa: S105 (the name of a file)
@@ -165,9 +168,23 @@ class Authority:
             bootstrap or not (directory / CLIENT_FILE).exists()
         ):
             write_file(directory / CLIENT_FILE, _client_file(bootstrap))
+        if (directory / _SERVER).exists():
+            before = read_certificates(_read(directory / _SERVER), directory / _SERVER)[0]
+            self.issue_server(identity, certificates.hosts_of(before), days)
         return Issued(
             directory=directory, identity=identity, not_after=certificate.not_valid_after_utc
         )
+
+    def issue_server(self, identity: Identity, hosts: Sequence[str], days: int = DAYS) -> Path:
+        """Issues a certificate for the port of a program that serves others than Semel's under
+        these names or addresses of its hosts; `issue` renews it with the identity's. Returns the
+        file of the certificate, with the key beside it. Raises InvalidRequest.
+        """
+        directory = self.place(identity)
+        certificate, key = certificates.issue_server(hosts, self._ca, self._key, _now(), days)
+        write_file(directory / _SERVER_KEY, certificates.key_pem(key), secret=True)
+        write_file(directory / _SERVER, certificates.certificate_pem(certificate))
+        return directory / _SERVER
 
     def issued(self) -> Iterator[Issued]:
         """All certificates in the directory, by name. Raises TlsFileError for a damaged one."""

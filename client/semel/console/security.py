@@ -118,6 +118,7 @@ def init(
     epilog=examples(
         "semel security issue --client loader",
         "semel security issue --broker 4",
+        "semel security issue --client kafka-gateway --host kafka1.example --host 10.0.0.7",
         more="An identity that has a certificate gets a new one in its place.",
     )
 )
@@ -126,6 +127,14 @@ def init(
 @click.option("--admin", "admins", multiple=True, metavar="NAME", help="A person who operates.")
 @click.option("--broker", "brokers", multiple=True, type=click.IntRange(1), help="A node's number.")
 @click.option("--controller", "controllers", multiple=True, type=click.IntRange(1))
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A name or address under which others reach the --client, which serves TLS there as a"
+    " Kafka gateway does: also makes server.pem.",
+)
 @_bootstrap_option
 @_days_option
 @json_option
@@ -135,6 +144,7 @@ def issue(
     admins: tuple[str, ...],
     brokers: tuple[int, ...],
     controllers: tuple[int, ...],
+    hosts: tuple[str, ...],
     bootstrap: str,
     days: int,
     as_json: bool,
@@ -147,11 +157,15 @@ def issue(
     wanted += [(BROKER, str(n)) for n in brokers] + [(CONTROLLER, str(n)) for n in controllers]
     if not wanted:
         raise click.UsageError("name whom: --client, --admin, --broker or --controller")
+    if hosts and [kind for kind, _ in wanted] != [CLIENT]:
+        raise click.UsageError("--host: name one --client, which serves under it")
     authority = Authority(directory)
     identities = [Identity(kind, name, authority.cluster) for kind, name in wanted]
     for identity in identities:
         authority.place(identity)  # raises before anything is issued
     issued = [authority.issue(identity, days, bootstrap) for identity in identities]
+    if hosts:
+        authority.issue_server(identities[0], hosts, days)
     _show(authority, issued, as_json=as_json)
 
 

@@ -386,10 +386,10 @@ async def _run(
         stop.on_second = nodes.kill_now
         if await _until_ready(nodes, watch, stop):
             seconds = time.monotonic() - began
-            places = {
-                name: (await stack.enter_async_context(program)).place
-                for name, program in beside.items()
-            }
+            places: dict[str, str] = {}
+            for name, program in beside.items():
+                entered = await stack.enter_async_context(program)
+                places |= {name: entered.place, **entered.facts}
             view.on_ready(nodes, seconds, places)
             nodes.serving = True
         while not stop.is_set():

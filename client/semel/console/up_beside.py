@@ -46,6 +46,8 @@ class Beside:
         self._process: asyncio.subprocess.Process | None = None
         self.place = ""
         """Where it serves, once it is entered."""
+        self.facts: dict[str, str] = {}
+        """What else is told about it then, by name."""
 
     async def __aenter__(self) -> Self:
         """Raises Unavailable if it does not start."""

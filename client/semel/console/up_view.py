@@ -24,8 +24,12 @@ if TYPE_CHECKING:
     from semel.protos.v1.controller_pb2 import ClusterStatusReply
 
 EVENTS_SHOWN = 5
-BESIDE = {"web": "web console", "kafka": "Kafka's clients"}
-"""Programs beside the cluster, as people call them."""
+BESIDE = {
+    "web": "web console",
+    "kafka": "Kafka's clients",
+    "kafka_config": "settings of Kafka's clients",
+}
+"""Programs beside the cluster and what is told about them, as people call it."""
 
 
 class Pids(Protocol):
@@ -41,7 +45,8 @@ class View(Protocol):
     wants_status: bool
 
     def on_ready(self, pids: Pids, seconds: float, beside: Mapping[str, str]) -> None:
-        """The cluster serves now; `beside` has the places of the programs beside it, by name."""
+        """The cluster serves now; `beside` has the places of the programs beside it and what
+        else is told about them, by name."""
 
     def on_event(self, event: NodeEvent) -> None:
         """A node came or went, after `on_ready`."""

@@ -7,13 +7,16 @@ import json
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from semel.client.client_file import read
 from semel.console.authority import Authority, ensure, within_up
 from semel.controller.login.clients_ca import ClientsCa
 from semel.protos.errors import InvalidRequest
+from semel.protos.security.certificates import hosts_of
 from semel.protos.security.identity import ADMIN, BROKER, CLIENT, Identity
-from semel.protos.security.tls_files import TlsFileError, TlsFiles
+from semel.protos.security.tls_files import TlsFileError, TlsFiles, identity_of_certificate
 from semel.protos.security.token_keys import key_id
 
 ONE = Identity(BROKER, "1", "orders")
@@ -35,6 +38,25 @@ def test_what_is_issued_can_be_used(tmp_path: Path) -> None:
     assert mode(tmp_path / "ca" / "ca-key.pem") == 0o600
     assert [one.identity.name for one in authority.issued()] == ["admin", "1", "loader"]
     assert Authority(tmp_path / "ca").cluster == "orders"
+
+
+def test_a_program_that_serves_others_has_names_of_hosts(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path, "orders")
+    gateway = Identity(CLIENT, "kafka-gateway", "orders")
+    authority.issue(gateway)
+    path = authority.issue_server(gateway, ["10.0.0.7", "kafka1.example"])
+    assert mode(path.with_name("server-key.pem")) == 0o600
+    before = path.read_bytes()
+    authority.renew(days=20)
+    found = x509.load_pem_x509_certificate(path.read_bytes())
+    assert path.read_bytes() != before, "it is renewed with the identity"
+    assert hosts_of(found) == ["kafka1.example", "10.0.0.7"]
+    assert identity_of_certificate(found) is None, "it is nobody in the cluster"
+    [uses] = found.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert uses == ExtendedKeyUsageOID.SERVER_AUTH
+    assert [one.identity for one in authority.issued()] == [gateway]
+    with pytest.raises(InvalidRequest, match="no name of a host"):
+        authority.issue_server(gateway, ["größe.example"])
 
 
 def test_a_ca_is_never_made_over_another(tmp_path: Path) -> None:

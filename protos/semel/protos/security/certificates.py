@@ -3,7 +3,9 @@
 How it works. Keys are of NIST's curve P-256, which every TLS library takes (BoringSSL, which is
 inside gRPC, takes no Ed25519 by itself). A CA may sign certificates and nothing else, and no CA
 below it. Nodes get certificates for both ends of a connection, clients and administrators for the
-client's end alone, so that theirs can never pose as a node.
+client's end alone, so that theirs can never pose as a node. A program that serves others than
+Semel's (a Kafka gateway) has a certificate with names of hosts for its port, which states no
+identity.
 
 The clients' CA is another one, which nodes trust for their callers and clients trust for nothing:
 it issues the short certificates of those who log in (docs/decisions/logins.md).
@@ -15,6 +17,8 @@ Not here: files and their modes (the console's `authority.py`), checking (`tls_f
 from __future__ import annotations
 
 import datetime
+import ipaddress
+from collections.abc import Sequence
 from typing import Final
 
 from cryptography import x509
@@ -22,6 +26,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from semel.protos.errors import InvalidRequest
 from semel.protos.security.identity import CLIENT, Identity, any_node, cluster_uri
 from semel.protos.security.login_facts import LoginFacts
 
@@ -86,6 +91,41 @@ def issue(
     return _leaf(identity, key.public_key(), ca, now, until).sign(ca_key, hashes.SHA256()), key
 
 
+def issue_server(
+    hosts: Sequence[str],
+    ca: x509.Certificate,
+    ca_key: PrivateKey,
+    now: datetime.datetime,
+    days: int,
+) -> tuple[x509.Certificate, PrivateKey]:
+    """Makes a certificate for the server's end of connections to `hosts`, names or addresses, and
+    its private key. It never outlives the CA."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    until = min(now + datetime.timedelta(days=days), ca.not_valid_after_utc)
+    builder = _signed_by(ca, _name(hosts[0]), key.public_key(), now, until)
+    builder = _for_uses(builder, [ExtendedKeyUsageOID.SERVER_AUTH], [*map(_host_name, hosts)])
+    return builder.sign(ca_key, hashes.SHA256()), key
+
+
+def hosts_of(certificate: x509.Certificate) -> list[str]:
+    """Returns the names and addresses of hosts in a certificate."""
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    addresses = names.get_values_for_type(x509.IPAddress)
+    return [*names.get_values_for_type(x509.DNSName), *map(str, addresses)]
+
+
+def _host_name(host: str) -> x509.GeneralName:
+    """Raises InvalidRequest."""
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(host)
+    except ValueError as error:
+        raise InvalidRequest(f"{host!r} is no name of a host: {error}") from None
+
+
 def issue_login(
     name: str,
     cluster: str,
@@ -117,12 +157,30 @@ def _leaf(
         names += [x509.DNSName(identity.tls_name), x509.DNSName(any_node(identity.cluster))]
         uses.append(ExtendedKeyUsageOID.SERVER_AUTH)
     subject = _name(f"{identity.kind} {identity.name}")
+    return _for_uses(_signed_by(ca, subject, public_key, now, until), uses, names)
+
+
+def _for_uses(
+    builder: x509.CertificateBuilder,
+    uses: Sequence[x509.ObjectIdentifier],
+    names: Sequence[x509.GeneralName],
+) -> x509.CertificateBuilder:
+    return builder.add_extension(x509.ExtendedKeyUsage(uses), critical=False).add_extension(
+        x509.SubjectAlternativeName(names), critical=False
+    )
+
+
+def _signed_by(
+    ca: x509.Certificate,
+    subject: x509.Name,
+    public_key: ec.EllipticCurvePublicKey,
+    now: datetime.datetime,
+    until: datetime.datetime,
+) -> x509.CertificateBuilder:
     return (
         _builder(subject, ca.subject, public_key, now, until)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(
