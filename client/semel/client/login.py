@@ -24,7 +24,7 @@ import logging
 import random
 import stat
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -76,7 +76,9 @@ class Login:
     token_file: Path | str = ""
     """File with the token, read again at each login."""
     user: str = ""
-    """The user whose password is in `password_file`."""
+    """The user whose password follows."""
+    password: str = field(default="", repr=False)
+    """The password itself, for a program that is told it; better a file."""
     password_file: Path | str = ""
     """File with the password, for its owner alone (mode 0600), read again at each login."""
     cluster_id: str = ""
@@ -85,12 +87,13 @@ class Login:
     def __post_init__(self) -> None:
         for address in self.addresses.split(","):
             Address.parse(address.strip(), what="address for logins", port_min=1)
-        ways = [bool(self.token), bool(self.token_file), bool(self.user or self.password_file)]
+        passwords = bool(self.password) + bool(self.password_file)
+        ways = [bool(self.token), bool(self.token_file), bool(self.user or passwords)]
         if sum(ways) != 1:
             raise InvalidRequest(
                 "a login has one of token, token_file, and user with password_file"
             )
-        if bool(self.user) is not bool(self.password_file):
+        if (self.user or passwords) and not (self.user and passwords == 1):
             raise InvalidRequest("user and password_file need each other")
 
 
@@ -123,6 +126,8 @@ class LoggedIn:
         """Wall-clock time at which it is renewed."""
         self._reason = "it has not logged in yet"
         """Why there is no newer certificate."""
+        self.refusal: Unauthenticated | None = None
+        """Set while the controllers refuse to renew the certificate in force."""
 
     @property
     def cluster(self) -> str:
@@ -155,12 +160,25 @@ class LoggedIn:
             await asyncio.sleep(self._pause_s())
             if not self._is_due():
                 continue
+            login = self._login
             try:
                 await self._log_in(ATTEMPT_S)
             except SemelError as error:
                 if error.message != self._reason:
                     logger.warning("login not renewed reason=%s", error.message)
                 self._reason = error.message
+                if isinstance(error, Unauthenticated) and self._login is login:
+                    self.refusal = error
+
+    def take_over(self, newer: LoggedIn) -> None:
+        """Goes on with the certificate and the proof of another login of the same client, if that
+        lasts longer."""
+        before, loaded = self._loaded, newer.current()
+        if before is not None and loaded.expires_at <= before.expires_at:
+            return
+        self._accept(replace(loaded, version=1 if before is None else before.version + 1))
+        self._login = newer._login
+        self._proof, self._with_token = newer._proof, newer._with_token
 
     # ------------------------------------------------------------------ inside
 
@@ -248,26 +266,28 @@ class LoggedIn:
         identity = identity_of_certificate(certificate)
         if identity is None or (identity.kind, identity.cluster) != (CLIENT, self._cluster):
             raise InternalError(f"the controllers gave a certificate of {identity or 'nobody'}")
-        expires_s = certificate.not_valid_after_utc.timestamp()
-        now_s = time.time()
         before = self._loaded
-        self._loaded = Loaded(
+        loaded = Loaded(
             ca=ca,
             certificate=certificate_pem,
             key=key_pem,
             identity=identity,
-            expires_at=expires_s,
+            expires_at=certificate.not_valid_after_utc.timestamp(),
             ca_expires_at=ca_expires_at,
             version=1 if before is None else before.version + 1,
         )
+        self._accept(loaded)
+
+    def _accept(self, loaded: Loaded) -> None:
+        now_s = time.time()
+        self._loaded = loaded
         # Not all clients that began together renew together.
         share = RENEW_AT * random.uniform(0.8, 1.0)
-        self._renew_s = now_s + (expires_s - now_s) * share
+        self._renew_s = now_s + (loaded.expires_at - now_s) * share
+        self.refusal = None
         self._reason = "its certificate has expired, and no newer one came"
 
     def _follow_ca(self, loaded: Loaded) -> None:
-        from dataclasses import replace
-
         try:
             ca, ca_expires_at = _read_ca(self._ca_path)
         except InvalidRequest as error:
@@ -284,6 +304,8 @@ class LoggedIn:
             return _Proof(token=login.token)
         if login.token_file:
             return _Proof(token=read_secret(Path(login.token_file), "the token").strip())
+        if login.password:
+            return _Proof(user=login.user, password=login.password)
         path = Path(login.password_file)
         check_secret_mode(path)
         return _Proof(user=login.user, password=read_secret(path, "the password"))

@@ -79,6 +79,11 @@ class GatewayConfig:
             )
 
     @property
+    def protocol(self) -> str:
+        """How clients reach it, in Kafka's words."""
+        return "PLAINTEXT" if self.certificate is None else "SSL"
+
+    @property
     def codec(self) -> RecordCodec:
         """The codec of the record batches that consumers get."""
         return RecordCodec[self.compression.upper()]

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
 
 from semel.client import AsyncClient
+from semel.gateway.coordination.callers import Caller
 from semel.gateway.versions import TABLE, ApiKey
 
 OVERLAPPING: Final = frozenset({ApiKey.PRODUCE})
@@ -60,8 +61,10 @@ class RequestContext:
     host: str
     """The address that the request came from."""
     client: AsyncClient
-    """The cluster."""
+    """The cluster, as whoever asks may use it."""
     gateways: Gateways
+    caller: Caller | None = None
+    """The one who has logged in and asks; None for the gateway's own rights."""
 
 
 Handler: TypeAlias = Callable[[Any, RequestContext], Awaitable[Any | None]]

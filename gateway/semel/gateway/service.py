@@ -71,7 +71,8 @@ class KafkaGateway:
         topics = TopicBook(cluster)
         producing = Producing(cluster, topics)
         fetching = Fetching(cluster, topics, self._config.codec)
-        groups = await self._stack.enter_async_context(GroupService(client, self.advertised))
+        service = GroupService(client, self.advertised, protocol=self._config.protocol)
+        groups = await self._stack.enter_async_context(service)
         dispatcher = Dispatcher(
             api_versions.handlers(),
             producing.handlers(),

@@ -89,6 +89,8 @@ class Wish:
     """Only consumers read topics."""
     address: str = ""
     """Where clients of Kafka find the member; empty for a consumer."""
+    protocol: str = ""
+    """How clients of Kafka reach a gateway, in Kafka's words; empty if it does not say."""
 
     def __post_init__(self) -> None:
         if self.kind not in _WHOSE:
@@ -98,6 +100,8 @@ class Wish:
                 raise InvalidRequest("a gateway reads no topics, and has no grace time")
             if not self.address or len(self.address) > NAME_CHARACTERS_MAX:
                 raise InvalidRequest("a gateway needs the address where its clients find it")
+            if len(self.protocol) > NAME_CHARACTERS_MAX:
+                raise InvalidRequest(f"there is no protocol {self.protocol[:60]!r}")
         elif not self.topics:
             raise InvalidRequest("a member of a consumer group needs at least one topic")
         if not SESSION_MS_MIN <= self.session_ms <= SESSION_MS_MAX:
@@ -182,6 +186,7 @@ class ConsumerGroup:
                     incarnation=member.incarnation,
                     kind=record.kind,
                     address=member.address,
+                    protocol=member.protocol,
                 ),
                 last_seen_ms=now_ms + grace_ms,
                 assignment=_unpack(member.assignment),
@@ -221,6 +226,17 @@ class ConsumerGroup:
                 f"group {self.name!r} is one of {_WHOSE[self.kind]}, not of {_WHOSE[kind]}: use"
                 " another name, or delete the group first"
             )
+
+    def check_protocol(self, member_id: str, protocol: str) -> None:
+        """Raises InvalidRequest for a gateway that clients reach otherwise than the others."""
+        for other_id, other in self._members.items():
+            theirs = other.wish.protocol
+            if other_id != member_id and protocol and theirs and theirs != protocol:
+                raise InvalidRequest(
+                    f"clients reach this gateway by {protocol}, and the one at"
+                    f" {other.wish.address} by {theirs}: clients are led from one to another, so"
+                    " give all gateways of a cluster TLS or none, and SASL or none"
+                )
 
     def join(self, member_id: str, wish: Wish, now_ms: int) -> None:
         """Adds a member, or updates one that joins again, perhaps with other wishes.
@@ -342,6 +358,7 @@ class ConsumerGroup:
                     grace_ms=wish.grace_ms,
                     incarnation=wish.incarnation,
                     address=wish.address,
+                    protocol=wish.protocol,
                     assignment=_pack(plan.assignment[member_id]),
                 )
                 for member_id, wish in sorted(plan.wishes.items())

@@ -132,9 +132,10 @@ class MembershipService:
         """Adds a member, or takes one back. A new group is the owner's. The reply to a gateway
         that comes too late to coordinate a group is about the one that does.
 
-        Raises InvalidRequest, UnknownTopic and GroupKindConflict; UnknownMember for a gateway that
-        the group of gateways does not have; UnsupportedVersion while the metadata may hold none. A
-        cancelled call may have added the member, which is dropped after its session.
+        Raises InvalidRequest, also for a gateway that clients reach otherwise than the others;
+        UnknownTopic and GroupKindConflict; UnknownMember for a gateway that the group of gateways
+        does not have; UnsupportedVersion while the metadata may hold none. A cancelled call may
+        have added the member, which is dropped after its session.
         """
         check_name(request.group)
         self._check_kind(request)
@@ -148,6 +149,7 @@ class MembershipService:
             incarnation=request.incarnation,
             kind=request.kind,
             address=request.address,
+            protocol=request.protocol,
         )
         if wish.grace_ms and not request.member_id:
             raise InvalidRequest("grace_ms is for a member that chooses its own member_id")
@@ -163,6 +165,9 @@ class MembershipService:
             )
             group.owner = group.owner or owner
         group.check_kind(wish.kind)
+        if request.kind == GroupKind.GROUP_KIND_GATEWAYS:
+            self._expire(group, self._now_ms())
+            group.check_protocol(request.member_id, request.protocol)
         if request.kind == GroupKind.GROUP_KIND_KAFKA:
             self._expire(group, self._now_ms())
             if group.coordinator not in ("", request.member_id):

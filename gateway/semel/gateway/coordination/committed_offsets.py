@@ -106,6 +106,14 @@ class CommittedOffsets:
         self._turn = asyncio.Lock()
         """Held while several queues of a partition are committed, one after the other."""
 
+    def acting(self, cluster: Cluster, topics: TopicBook) -> CommittedOffsets:
+        """Returns the same, with calls by a client of somebody else, whose rights count then."""
+        if cluster is self._cluster:
+            return self
+        other = CommittedOffsets(cluster, topics, self._group_id, self._generation)
+        other._locks, other._turn = self._locks, self._turn
+        return other
+
     async def commit(self, wanted: Mapping[Place, Progress]) -> dict[Place, SemelError]:
         """Stores offsets. Returns the errors of those that are not, or perhaps not, stored.
 

@@ -56,14 +56,21 @@ class GatewayMembership:
     """See the module's text. Lives on the gateway's event loop. It is what `Gateways` asks for."""
 
     def __init__(
-        self, session: Session, advertised: Address, *, on_dropped: Callable[[], None]
+        self,
+        session: Session,
+        advertised: Address,
+        *,
+        protocol: str = "",
+        on_dropped: Callable[[], None],
     ) -> None:
-        """`on_dropped` is called when the gateway was taken for dead, and is back as another."""
+        """`protocol` is how clients reach it, in Kafka's words. `on_dropped` is called when the
+        gateway was taken for dead, and is back as another."""
         self.address = str(advertised)
         self.own = place_of(self.address)
         self.member_id = ""
         """Its id among the gateways; another one after it was dropped."""
         self._session = session
+        self._protocol = protocol
         self._on_dropped = on_dropped
         self._present: tuple[GatewayPlace, ...] = (self.own,)
         self._reached: set[str] = set()
@@ -76,7 +83,8 @@ class GatewayMembership:
         return self._present
 
     async def join(self) -> None:
-        """Joins the gateways. Raises SemelError."""
+        """Joins the gateways. Raises SemelError, for example InvalidRequest if clients reach the
+        others otherwise."""
         member_id = f"gateway-{uuid.uuid4().hex}"
         reply = await self._controller(
             "JoinGroup",
@@ -87,6 +95,7 @@ class GatewayMembership:
                 client=f"Kafka gateway {self.address}",
                 kind=GroupKind.GROUP_KIND_GATEWAYS,
                 address=self.address,
+                protocol=self._protocol,
             ),
         )
         self.member_id = member_id

@@ -28,10 +28,12 @@ from typing import Any, Final, TypeVar
 
 from semel.client import AsyncClient
 from semel.client.session import Session
+from semel.gateway.coordination.callers import BEAT_S, FRESH_S, Caller
 from semel.gateway.coordination.committed_offsets import Deposed, Place, read_offsets
 from semel.gateway.coordination.gateway_membership import GatewayMembership
 from semel.gateway.coordination.line_progress import Progress
-from semel.gateway.coordination.roles import Refused, Role, Roles, is_kafka
+from semel.gateway.coordination.refused import Refused
+from semel.gateway.coordination.roles import Role, Roles, group_error, is_kafka
 from semel.gateway.dispatch import GatewayPlace
 from semel.gateway.groups.group_table import GroupTable, taken
 from semel.gateway.groups.kafka_group import KafkaGroup
@@ -48,7 +50,6 @@ from semel.gateway.groups.results import (
     SyncResult,
     Ticket,
 )
-from semel.gateway.topic_book import TopicBook
 from semel.protos import compat
 from semel.protos.addresses import Address
 from semel.protos.errors import SemelError, UnknownGroup
@@ -72,14 +73,21 @@ class GroupService:
     """See the module's text. Lives on the gateway's event loop: `async with GroupService(…)`."""
 
     def __init__(
-        self, client: AsyncClient, advertised: Address, limits: GroupLimits | None = None
+        self,
+        client: AsyncClient,
+        advertised: Address,
+        limits: GroupLimits | None = None,
+        *,
+        protocol: str = "",
     ) -> None:
+        """`protocol` is how clients reach the gateway, in Kafka's words."""
         session: Session = client._session
-        self.membership = GatewayMembership(session, advertised, on_dropped=self._on_dropped)
-        self._session = session
+        self.membership = GatewayMembership(
+            session, advertised, protocol=protocol, on_dropped=self._on_dropped
+        )
+        self._own = Caller(client, checks=False)
         self._table = GroupTable(limits or GroupLimits(), lambda: uuid.uuid4().hex)
-        topics = TopicBook(session.cluster)
-        self._roles = Roles(session, self.membership, topics, self._on_ended)
+        self._roles = Roles(self._own, self.membership, self._on_ended)
         self._tickets = itertools.count(1)
         self._waiting: dict[Ticket, asyncio.Future[Any]] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -119,16 +127,16 @@ class GroupService:
 
     # --- members ----------------------------------------------------------------------------------
 
-    async def find(self, group_id: str) -> GatewayPlace:
+    async def find(self, group_id: str, caller: Caller | None = None) -> GatewayPlace:
         """Returns where the group's coordinator is. Raises Refused."""
         _check_name(group_id)
         self._check_serving()
-        return await self._roles.find(group_id)
+        return await self._roles.find(group_id, caller or self._own)
 
-    async def join(self, group_id: str, join: Join) -> JoinResult:
+    async def join(self, group_id: str, join: Join, caller: Caller | None = None) -> JoinResult:
         """Answers a JoinGroup, perhaps much later."""
         try:
-            _, group = await self._coordinated(group_id)
+            _, group = await self._coordinated(group_id, caller)
         except Refused as refused:
             return JoinResult(error=refused.error, member_id=join.member_id)
         ticket, future = self._ticket()
@@ -136,10 +144,10 @@ class GroupService:
         result: JoinResult = await self._answer(group, ticket, future)
         return result
 
-    async def sync(self, group_id: str, sync: Sync) -> SyncResult:
+    async def sync(self, group_id: str, sync: Sync, caller: Caller | None = None) -> SyncResult:
         """Answers a SyncGroup, perhaps later."""
         try:
-            _, group = await self._coordinated(group_id)
+            _, group = await self._coordinated(group_id, caller)
         except Refused as refused:
             return SyncResult(error=refused.error)
         ticket, future = self._ticket()
@@ -148,18 +156,25 @@ class GroupService:
         return result
 
     async def heartbeat(
-        self, group_id: str, member_id: str, instance_id: str | None, generation: int
+        self,
+        group_id: str,
+        member_id: str,
+        instance_id: str | None,
+        generation: int,
+        caller: Caller | None = None,
     ) -> GroupError:
         """Answers a Heartbeat."""
         try:
-            _, group = await self._coordinated(group_id)
+            _, group = await self._coordinated(group_id, caller, BEAT_S)
         except Refused as refused:
             return refused.error
         return group.heartbeat(member_id, instance_id, generation, _now_ms())
 
-    async def leave(self, group_id: str, leavers: Iterable[Leaver]) -> list[GroupError]:
+    async def leave(
+        self, group_id: str, leavers: Iterable[Leaver], caller: Caller | None = None
+    ) -> list[GroupError]:
         """Answers a LeaveGroup, for each member that it names. Raises Refused."""
-        _, group = await self._coordinated(group_id)
+        _, group = await self._coordinated(group_id, caller)
         errors = [group.leave(leaver, _now_ms()) for leaver in leavers]
         self._deliver(taken(group))
         return errors
@@ -173,66 +188,78 @@ class GroupService:
         instance_id: str | None,
         generation: int,
         wanted: Mapping[Place, Progress],
+        caller: Caller | None = None,
     ) -> dict[Place, SemelError]:
         """Stores offsets. Returns the errors of those that are not, or perhaps not, stored. Raises
         Refused."""
-        role, group = await self._coordinated(group_id)
+        caller = caller or self._own
+        role, group = await self._coordinated(group_id, caller)
         error = group.check_commit(member_id, instance_id, generation, _now_ms())
         if error is not GroupError.NONE:
             raise Refused(error)
-        return await self._with(role, role.offsets.commit(wanted))
+        return await self._with(role, caller, role.offsets(caller).commit(wanted))
 
     async def fetch(
-        self, group_id: str, wanted: Iterable[Place] | None
+        self, group_id: str, wanted: Iterable[Place] | None, caller: Caller | None = None
     ) -> dict[Place, Progress | SemelError]:
         """Returns what is committed at these places, or wherever something is. Raises Refused."""
         _check_name(group_id)
+        caller = caller or self._own
         role, group = self._roles.held.get(group_id), self._table.find(group_id)
         if role is None:
-            info = await self._roles.look_up(group_id)
+            info = await self._roles.look_up(group_id, caller)
             if info is not None and not is_kafka(info):
                 raise Refused(GroupError.INCONSISTENT_GROUP_PROTOCOL)
             if info is not None and info.members:
                 raise Refused(GroupError.NOT_COORDINATOR)
-        elif group is not None and group.members and wanted is not None:
+        elif (
+            group is not None
+            and group.members
+            and wanted is not None
+            and await caller.may_be_member(group_id)
+        ):
             role.used_s = time.monotonic()
-            return await self._with(role, role.offsets.fetch(wanted))
+            return await self._with(role, caller, role.offsets(caller).fetch(wanted))
         # Nobody is about to read by what is answered.
-        session = self._session
+        session = caller.session
         try:
             stored = await session.await_run(read_offsets(session.cluster, group_id))
         except SemelError as error:
-            raise Refused(GroupError.COORDINATOR_NOT_AVAILABLE) from error
+            raise Refused(group_error(error)) from error
         places = stored if wanted is None else wanted
         return {place: stored.get(place, Progress(-1, b"")) for place in places}
 
-    async def _with(self, role: Role, call: Coroutine[Any, Any, _Result]) -> _Result:
+    async def _with(
+        self, role: Role, caller: Caller, call: Coroutine[Any, Any, _Result]
+    ) -> _Result:
         try:
-            return await self._session.await_run(call)
+            return await caller.session.await_run(call)
         except Deposed as deposed:
             self._roles.deposed(role)
             raise Refused(GroupError.NOT_COORDINATOR) from deposed
 
     # --- for people -------------------------------------------------------------------------------
 
-    async def describe(self, group_id: str) -> GroupDescription:
+    async def describe(self, group_id: str, caller: Caller | None = None) -> GroupDescription:
         """Describes a group. Raises Refused."""
         _check_name(group_id)
+        caller = caller or self._own
         group = self._table.find(group_id)
         if group is not None:
+            await caller.check_describe(group_id)
             return group.describe()
-        info = await self._roles.look_up(group_id)
+        info = await self._roles.look_up(group_id, caller)
         if info is None or not is_kafka(info):
             return GroupDescription(state=GroupState.DEAD)
         if info.members:
             raise Refused(GroupError.NOT_COORDINATOR)
         return GroupDescription(state=GroupState.EMPTY)
 
-    async def names(self) -> list[tuple[str, str]]:
-        """Returns name and protocol type of all Kafka groups of the cluster; the type is empty if
-        the group is not coordinated here. Raises Refused."""
+    async def names(self, caller: Caller | None = None) -> list[tuple[str, str]]:
+        """Returns name and protocol type of all Kafka groups of the cluster that the caller may
+        see; the type is empty if the group is not coordinated here. Raises Refused."""
         try:
-            names = await self._roles.names()
+            names = await self._roles.names(caller or self._own)
         except SemelError as error:
             raise Refused(GroupError.COORDINATOR_NOT_AVAILABLE) from error
         groups = {name: self._table.find(name) for name in names}
@@ -241,41 +268,48 @@ class GroupService:
             for name, group in groups.items()
         ]
 
-    async def delete(self, group_id: str) -> GroupError:
+    async def delete(self, group_id: str, caller: Caller | None = None) -> GroupError:
         """Deletes a group that nobody is in, with its offsets."""
+        caller = caller or self._own
         try:
             _check_name(group_id)
+            await caller.check_describe(group_id)
             group, role = self._table.find(group_id), self._roles.held.get(group_id)
             if group is not None and (group.members or group.pending):
                 return GroupError.NON_EMPTY_GROUP
             if role is not None:
                 await self._roles.give_up(role)
-            info = await self._roles.look_up(group_id)
+            info = await self._roles.look_up(group_id, caller)
         except Refused as refused:
             return refused.error
         if info is None or not is_kafka(info):
             return GroupError.GROUP_ID_NOT_FOUND
         if info.members:
             return GroupError.NOT_COORDINATOR
-        session = self._session
+        session = caller.session
         try:
             await session.await_run(session.admin.delete_group(group_id))
         except UnknownGroup:
             return GroupError.GROUP_ID_NOT_FOUND
         except SemelError as error:
             logger.info("delete failed group=%s error=%s", group_id, error.message)
-            return GroupError.COORDINATOR_NOT_AVAILABLE
+            return group_error(error)
         return GroupError.NONE
 
     # --- the coordinator --------------------------------------------------------------------------
 
-    async def _coordinated(self, group_id: str) -> tuple[Role, KafkaGroup]:
-        """Returns a group that this gateway coordinates. Raises Refused."""
+    async def _coordinated(
+        self, group_id: str, caller: Caller | None, age_s: float = FRESH_S
+    ) -> tuple[Role, KafkaGroup]:
+        """Returns a group that this gateway coordinates, to a caller that may be a member, as it
+        was heard at most `age_s` ago. Raises Refused."""
+        caller = caller or self._own
         _check_name(group_id)
         self._check_serving()
+        await caller.check_member(group_id, age_s)
         if self._table.is_full and self._table.find(group_id) is None:
             raise Refused(GroupError.COORDINATOR_NOT_AVAILABLE)
-        role = await self._roles.claim(group_id)
+        role = await self._roles.claim(group_id, caller)
         return role, self._table.find(group_id) or self._table.begin(group_id)
 
     def _check_serving(self) -> None:
@@ -340,8 +374,9 @@ class GroupService:
                 await self._renew(role)
 
     async def _renew(self, role: Role) -> None:
+        caller = self._own if role.caller.is_gone else role.caller
         try:
-            await self._session.await_run(role.offsets.renew())
+            await caller.session.await_run(role.offsets(caller).renew())
         except Deposed:
             self._roles.deposed(role)
         except SemelError as error:

@@ -24,12 +24,12 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from semel.client.session import Session
+from semel.gateway.coordination.callers import Caller
 from semel.gateway.coordination.committed_offsets import CommittedOffsets
 from semel.gateway.coordination.gateway_membership import GatewayMembership, place_of
+from semel.gateway.coordination.refused import Refused
 from semel.gateway.dispatch import GatewayPlace
 from semel.gateway.groups.results import GroupError
-from semel.gateway.topic_book import TopicBook
 from semel.protos.errors import (
     GroupKindConflict,
     InvalidRequest,
@@ -45,65 +45,60 @@ logger = logging.getLogger(__name__)
 CALL_S: Final = 5.0
 
 
-class Refused(Exception):
-    """A request about a group cannot be served here."""
-
-    def __init__(self, error: GroupError) -> None:
-        super().__init__(error.name)
-        self.error = error
-
-
 class Role:
     """This gateway coordinates one group."""
 
-    def __init__(self, group_id: str, offsets: CommittedOffsets) -> None:
+    def __init__(self, group_id: str, offsets: CommittedOffsets, caller: Caller) -> None:
         self.group_id = group_id
-        self.offsets = offsets
+        self.caller = caller
+        """The one who was served last: the role uses those rights for what nobody asks for."""
+        self._offsets = offsets
         self.used_s = time.monotonic()
         """When it was asked for last."""
         self.renewed_s = self.used_s
         """When its locks were renewed last."""
+
+    def offsets(self, caller: Caller) -> CommittedOffsets:
+        """The offsets, as the caller may store and see them."""
+        return self._offsets.acting(caller.session.cluster, caller.topics)
 
 
 class Roles:
     """See the module's text. Lives on the gateway's event loop."""
 
     def __init__(
-        self,
-        session: Session,
-        membership: GatewayMembership,
-        topics: TopicBook,
-        on_ended: Callable[[Role], None],
+        self, own: Caller, membership: GatewayMembership, on_ended: Callable[[Role], None]
     ) -> None:
-        """`on_ended` is called when the gateway coordinates a group no more."""
+        """`own` is the gateway itself. `on_ended` is called when it coordinates a group no more."""
         self.held: dict[str, Role] = {}
-        self._session = session
-        self._topics = topics
+        self._own = own
         self._membership = membership
         self._on_ended = on_ended
         self._calls: dict[str, asyncio.Task[Any]] = {}
         """The call about a group's membership that is under way."""
 
-    async def claim(self, group_id: str) -> Role:
-        """Returns the role of this gateway, which it takes if nobody has it. Raises Refused."""
+    async def claim(self, group_id: str, caller: Caller) -> Role:
+        """Returns the role of this gateway, which it takes if nobody has it. The caller may be a
+        member of the group. Raises Refused."""
         while True:
             role = self.held.get(group_id)
             if role is not None:
-                role.used_s = time.monotonic()
+                role.used_s, role.caller = time.monotonic(), caller
                 return role
             call = self._calls.get(group_id)
             if call is None:
-                call = self._begin(group_id, self._claim(group_id))
+                call = self._begin(group_id, self._claim(group_id, caller))
             result = await asyncio.shield(call)
             if isinstance(result, GroupError):
                 raise Refused(result)
 
-    async def find(self, group_id: str) -> GatewayPlace:
+    async def find(self, group_id: str, caller: Caller) -> GatewayPlace:
         """Returns where the group is coordinated: at whoever does, else at this gateway, which will
         be its coordinator as soon as it is asked. Raises Refused."""
         if group_id in self.held:
+            await caller.check_describe(group_id)
             return self._membership.own
-        info = await self.look_up(group_id)
+        info = await self.look_up(group_id, caller)
         # Whoever asks about a group of another kind hears what is wrong when it joins.
         for member in info.members if info is not None and is_kafka(info) else ():
             place = place_of(member.address)
@@ -111,20 +106,20 @@ class Roles:
                 return place
         return self._membership.own
 
-    async def look_up(self, group_id: str) -> controller_pb2.GroupInfo | None:
-        """Returns what the controllers know of a group of any kind; None if there is none. Raises
-        Refused."""
+    async def look_up(self, group_id: str, caller: Caller) -> controller_pb2.GroupInfo | None:
+        """Returns what the controllers tell the caller of a group of any kind; None if there is
+        none. Raises Refused."""
         try:
-            (info,) = await self._list(group_id)
+            (info,) = await self._list(group_id, caller)
         except UnknownGroup:
             return None
         except SemelError as error:
-            raise Refused(_group_error(error)) from error
+            raise Refused(group_error(error)) from error
         return info
 
-    async def names(self) -> list[str]:
-        """Returns the names of all Kafka groups. Raises SemelError."""
-        infos = await self._list("")
+    async def names(self, caller: Caller) -> list[str]:
+        """Returns the names of all Kafka groups that the caller may see. Raises SemelError."""
+        infos = await self._list("", caller)
         return [info.group for info in infos if is_kafka(info)]
 
     async def give_up(self, role: Role) -> None:
@@ -162,7 +157,7 @@ class Roles:
         self._calls[group_id] = task
         return task
 
-    async def _claim(self, group_id: str) -> GroupError | None:
+    async def _claim(self, group_id: str, caller: Caller) -> GroupError | None:
         """Returns why the gateway does not coordinate the group; None if it does."""
         membership = self._membership
         member_id = membership.member_id
@@ -173,38 +168,42 @@ class Roles:
             kind=GroupKind.GROUP_KIND_KAFKA,
             address=membership.address,
         )
-        session = self._session
+        session = caller.session
         try:
             reply = await session.await_run(
                 session.cluster.controller("JoinGroup", request, CALL_S)
             )
         except SemelError as error:
             logger.info("claim failed group=%s error=%s", group_id, error.message)
-            return _group_error(error)
+            return group_error(error)
         if reply.member_id != member_id:
             if not await membership.is_gone(reply.member_id, place_of(reply.address)):
                 return GroupError.NOT_COORDINATOR
             return GroupError.COORDINATOR_NOT_AVAILABLE  # the client asks again at once
         if member_id != membership.member_id:
             return GroupError.NOT_COORDINATOR
-        offsets = CommittedOffsets(session.cluster, self._topics, group_id, reply.generation)
-        self.held[group_id] = Role(group_id, offsets)
+        offsets = CommittedOffsets(session.cluster, caller.topics, group_id, reply.generation)
+        self.held[group_id] = Role(group_id, offsets, caller)
         logger.info("coordinates group=%s generation=%d", group_id, reply.generation)
         return None
 
     async def _leave(self, role: Role) -> None:
-        session = self._session
         request = controller_pb2.LeaveGroupRequest(
             group=role.group_id, member_id=self._membership.member_id
         )
-        try:
-            await session.await_run(role.offsets.release())
-            await session.await_run(session.cluster.controller("LeaveGroup", request, CALL_S))
-        except SemelError as error:
-            logger.info("leave failed group=%s error=%s", role.group_id, error.message)
+        # Who was served last may have left, or lost the right; the gateway itself may have none.
+        for caller in dict.fromkeys((role.caller, self._own)):
+            session = caller.session
+            try:
+                await session.await_run(role.offsets(caller).release())
+                await session.await_run(session.cluster.controller("LeaveGroup", request, CALL_S))
+            except SemelError as error:
+                logger.info("leave failed group=%s error=%s", role.group_id, error.message)
+            else:
+                return
 
-    async def _list(self, group_id: str) -> list[controller_pb2.GroupInfo]:
-        session = self._session
+    async def _list(self, group_id: str, caller: Caller) -> list[controller_pb2.GroupInfo]:
+        session = caller.session
         request = controller_pb2.ListGroupsRequest(group=group_id)
         reply = await session.await_run(session.cluster.controller("ListGroups", request, CALL_S))
         return list(reply.groups)
@@ -215,7 +214,8 @@ def is_kafka(info: controller_pb2.GroupInfo) -> bool:
     return info.kind == GroupKind.GROUP_KIND_KAFKA
 
 
-def _group_error(error: SemelError) -> GroupError:
+def group_error(error: SemelError) -> GroupError:
+    """What a client hears of a refusal by the cluster."""
     match error:
         case GroupKindConflict():
             return GroupError.INCONSISTENT_GROUP_PROTOCOL

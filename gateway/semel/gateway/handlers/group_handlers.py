@@ -14,10 +14,11 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from semel.gateway.answers import answer
+from semel.gateway.coordination.callers import Caller
 from semel.gateway.coordination.committed_offsets import Place
 from semel.gateway.coordination.group_service import GroupService
 from semel.gateway.coordination.line_progress import Progress
-from semel.gateway.coordination.roles import Refused
+from semel.gateway.coordination.refused import Refused
 from semel.gateway.dispatch import Handler, RequestContext
 from semel.gateway.groups.results import GroupError, Join, JoinResult, Leaver, Sync
 from semel.gateway.refusals import error_code
@@ -61,7 +62,7 @@ class GroupHandlers:
             error = GroupError.INVALID_REQUEST
         else:
             try:
-                place = await self._service.find(request.key)
+                place = await self._service.find(request.key, context.caller)
             except Refused as refused:
                 error = refused.error
         return answer(
@@ -90,6 +91,7 @@ class GroupHandlers:
                 protocols=tuple((each.name, each.metadata) for each in request.protocols),
                 id_required=context.version >= ID_REQUIRED_VERSION,
             ),
+            context.caller,
         )
         return answer(
             request,
@@ -120,6 +122,7 @@ class GroupHandlers:
                     (each.member_id, each.assignment) for each in request.assignments
                 ),
             ),
+            context.caller,
         )
         return answer(request, error_code=_code(result.error), assignment=result.assignment)
 
@@ -130,6 +133,7 @@ class GroupHandlers:
             request.member_id,
             getattr(request, "group_instance_id", None),
             request.generation_id,
+            context.caller,
         )
         return answer(request, error_code=_code(error))
 
@@ -143,7 +147,7 @@ class GroupHandlers:
         else:
             leavers = [Leaver(member_id=request.member_id)]
         try:
-            errors = await self._service.leave(request.group_id, leavers)
+            errors = await self._service.leave(request.group_id, leavers, context.caller)
         except Refused as refused:
             return answer(request, error_code=_code(refused.error), members=())
         if not hasattr(request, "members"):
@@ -180,6 +184,7 @@ class GroupHandlers:
                 getattr(request, "group_instance_id", None),
                 request.generation_id_or_member_epoch,
                 wanted,
+                context.caller,
             )
         except Refused as refused:
             codes |= dict.fromkeys(wanted, _code(refused.error))
@@ -216,7 +221,7 @@ class GroupHandlers:
         error = ErrorCode.none
         found: Mapping[Place, Progress | SemelError]
         try:
-            found = await self._service.fetch(request.group_id, wanted)
+            found = await self._service.fetch(request.group_id, wanted, context.caller)
         except Refused as refused:
             error = _code(refused.error)
             found = {}
@@ -238,11 +243,12 @@ class GroupHandlers:
 
     async def describe_groups(self, request: Any, context: RequestContext) -> Any:
         """DescribeGroups 0–4."""
-        return answer(request, groups=[await self._describe(name) for name in request.groups])
+        groups = [await self._describe(name, context.caller) for name in request.groups]
+        return answer(request, groups=groups)
 
-    async def _describe(self, name: str) -> dict[str, Any]:
+    async def _describe(self, name: str, caller: Caller | None) -> dict[str, Any]:
         try:
-            found = await self._service.describe(name)
+            found = await self._service.describe(name, caller)
         except Refused as refused:
             return {
                 "error_code": _code(refused.error),
@@ -274,7 +280,7 @@ class GroupHandlers:
     async def list_groups(self, request: Any, context: RequestContext) -> Any:
         """ListGroups 0–2: all of the cluster, whichever gateway is asked."""
         try:
-            groups = await self._service.names()
+            groups = await self._service.names(context.caller)
         except Refused as refused:
             return answer(request, error_code=_code(refused.error), groups=())
         return answer(
@@ -290,7 +296,10 @@ class GroupHandlers:
         return answer(
             request,
             results=[
-                {"group_id": name, "error_code": _code(await self._service.delete(name))}
+                {
+                    "group_id": name,
+                    "error_code": _code(await self._service.delete(name, context.caller)),
+                }
                 for name in request.groups_names
             ],
         )

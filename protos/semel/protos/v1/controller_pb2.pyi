@@ -267,7 +267,7 @@ class FindProducerOwnerReply(_message.Message):
     def __init__(self, name: _Optional[str] = ..., given: _Optional[bool] = ...) -> None: ...
 
 class JoinGroupRequest(_message.Message):
-    __slots__ = ("group", "member_id", "topics", "session_ms", "client", "grace_ms", "incarnation", "kind", "address")
+    __slots__ = ("group", "member_id", "topics", "session_ms", "client", "grace_ms", "incarnation", "kind", "address", "protocol")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
@@ -277,6 +277,7 @@ class JoinGroupRequest(_message.Message):
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     group: str
     member_id: str
     topics: _containers.RepeatedScalarFieldContainer[str]
@@ -286,7 +287,8 @@ class JoinGroupRequest(_message.Message):
     incarnation: bytes
     kind: _metadata_pb2.GroupKind
     address: str
-    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., session_ms: _Optional[int] = ..., client: _Optional[str] = ..., grace_ms: _Optional[int] = ..., incarnation: _Optional[bytes] = ..., kind: _Optional[_Union[_metadata_pb2.GroupKind, str]] = ..., address: _Optional[str] = ...) -> None: ...
+    protocol: str
+    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., session_ms: _Optional[int] = ..., client: _Optional[str] = ..., grace_ms: _Optional[int] = ..., incarnation: _Optional[bytes] = ..., kind: _Optional[_Union[_metadata_pb2.GroupKind, str]] = ..., address: _Optional[str] = ..., protocol: _Optional[str] = ...) -> None: ...
 
 class HeartbeatGroupRequest(_message.Message):
     __slots__ = ("group", "member_id", "generation", "held", "incarnation")

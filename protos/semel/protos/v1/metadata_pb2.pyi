@@ -221,7 +221,7 @@ class TopicQueues(_message.Message):
     def __init__(self, topic_id: _Optional[int] = ..., queue_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ConsumerMemberRecord(_message.Message):
-    __slots__ = ("member_id", "client", "topics", "session_ms", "assignment", "grace_ms", "incarnation", "address")
+    __slots__ = ("member_id", "client", "topics", "session_ms", "assignment", "grace_ms", "incarnation", "address", "protocol")
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
@@ -230,6 +230,7 @@ class ConsumerMemberRecord(_message.Message):
     GRACE_MS_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     member_id: str
     client: str
     topics: _containers.RepeatedScalarFieldContainer[str]
@@ -238,7 +239,8 @@ class ConsumerMemberRecord(_message.Message):
     grace_ms: int
     incarnation: bytes
     address: str
-    def __init__(self, member_id: _Optional[str] = ..., client: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., session_ms: _Optional[int] = ..., assignment: _Optional[_Iterable[_Union[TopicQueues, _Mapping]]] = ..., grace_ms: _Optional[int] = ..., incarnation: _Optional[bytes] = ..., address: _Optional[str] = ...) -> None: ...
+    protocol: str
+    def __init__(self, member_id: _Optional[str] = ..., client: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., session_ms: _Optional[int] = ..., assignment: _Optional[_Iterable[_Union[TopicQueues, _Mapping]]] = ..., grace_ms: _Optional[int] = ..., incarnation: _Optional[bytes] = ..., address: _Optional[str] = ..., protocol: _Optional[str] = ...) -> None: ...
 
 class ConsumerGroupRecord(_message.Message):
     __slots__ = ("group", "generation", "members", "owner", "kind")

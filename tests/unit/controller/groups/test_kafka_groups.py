@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from semel.controller import records
+from semel.controller.groups.group import ConsumerGroup, Wish
 from semel.controller.store import Transaction
 from semel.protos.errors import (
     GroupKindConflict,
@@ -181,3 +182,32 @@ async def test_before_its_level_the_metadata_holds_none(tmp_path: Path) -> None:
         error = await raised_by(Gateways(cluster).register("a"))
         assert isinstance(error, UnsupportedVersion)
         assert error.level == KAFKA_LEVEL
+
+
+async def test_gateways_that_clients_reach_otherwise_than_the_others_are_refused(
+    cluster: Cluster,
+) -> None:
+    gateways = Gateways(cluster)
+    await gateways.register("old", "127.0.0.1:9091")  # an older program does not say
+    await gateways.register("a", ONE, protocol="SSL")
+    for other in ("PLAINTEXT", "SASL_SSL"):
+        refused = await raised_by(gateways.register("b", TWO, protocol=other))
+        assert isinstance(refused, InvalidRequest)
+        assert f"by {other}, and the one at {ONE} by SSL" in refused.message
+    await gateways.register("b", TWO, protocol="SSL")
+    await gateways.register("b", TWO, protocol="SSL")
+    await gateways.leave(GATEWAY_GROUP, "a")
+    await gateways.leave(GATEWAY_GROUP, "b")
+    await gateways.register("c", ONE, protocol="SASL_SSL")
+
+
+def test_how_gateways_are_reached_outlives_the_controller() -> None:
+    kind = GroupKind.GROUP_KIND_GATEWAYS
+    group = ConsumerGroup(GATEWAY_GROUP, generation=1, kind=kind)
+    group.join("a", Wish(topics=(), kind=kind, address=ONE, protocol="SASL_SSL"), 0)
+    plan = group.plan({})
+    assert plan is not None
+    back = ConsumerGroup.restore(group.record(plan), 0)
+    with pytest.raises(InvalidRequest):
+        back.check_protocol("b", "SSL")
+    back.check_protocol("b", "SASL_SSL")

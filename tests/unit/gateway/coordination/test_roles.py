@@ -7,20 +7,22 @@ from typing import Any
 
 from semel.gateway.coordination.roles import Role, Roles
 
+OWN: Any = None
+
 
 class ClaimingRoles(Roles):
     """Roles whose claims succeed without a cluster."""
 
     def __init__(self) -> None:
         nothing: Any = None
-        super().__init__(nothing, nothing, nothing, lambda role: None)
+        super().__init__(OWN, nothing, lambda role: None)
         self.claims = 0
 
-    async def _claim(self, group_id: str) -> None:
+    async def _claim(self, group_id: str, caller: Any) -> None:
         self.claims += 1
         await asyncio.sleep(0)
         nothing: Any = None
-        self.held[group_id] = Role(group_id, nothing)
+        self.held[group_id] = Role(group_id, nothing, caller)
 
 
 async def test_a_claim_in_the_turn_in_which_a_call_ends_begins_one_of_its_own() -> None:
@@ -29,7 +31,7 @@ async def test_a_claim_in_the_turn_in_which_a_call_ends_begins_one_of_its_own() 
     claims: list[asyncio.Task[Role]] = []
 
     async def leave() -> None:
-        claims.append(asyncio.create_task(roles.claim("g")))
+        claims.append(asyncio.create_task(roles.claim("g", OWN)))
 
     await roles._begin("g", leave())
     role = await claims[0]
@@ -38,6 +40,6 @@ async def test_a_claim_in_the_turn_in_which_a_call_ends_begins_one_of_its_own() 
 
 async def test_claims_at_one_time_share_a_call() -> None:
     roles = ClaimingRoles()
-    one, two = await asyncio.gather(roles.claim("g"), roles.claim("g"))
+    one, two = await asyncio.gather(roles.claim("g", OWN), roles.claim("g", OWN))
     assert one is two
     assert roles.claims == 1
