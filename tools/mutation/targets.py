@@ -356,6 +356,12 @@ TARGETS: Final = {
         files=(f"{_GATEWAY}/groups",),
         tests=("tests/unit/gateway/groups",),
     ),
+    "kafka-logins": Target(
+        files=tuple(
+            f"{_GATEWAY}/principals/{name}.py" for name in ("attempts", "proofs", "sasl_state")
+        ),
+        tests=("tests/unit/gateway/principals",),
+    ),
     "kafka-records": Target(
         files=(f"{_GATEWAY}/records",),
         tests=("tests/unit/gateway/records",),

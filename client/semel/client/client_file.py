@@ -50,6 +50,31 @@ class ClientFile:
     """How it logs in, if it has none."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoginPlace:
+    """Where clients log in, for a program that logs in for others."""
+
+    addresses: str
+    ca: Path
+    cluster_id: str
+
+    def login(self, **proof: str) -> Login:
+        """Returns a login there. Raises InvalidRequest for a proof that is none."""
+        return Login(addresses=self.addresses, ca=self.ca, cluster_id=self.cluster_id, **proof)
+
+
+def login_place(path: Path) -> LoginPlace:
+    """BLOCKING. Reads from a file where clients log in. Raises InvalidRequest."""
+    table = _table(path)
+    if not all(isinstance(table.get(key), str) for key in ("login", "ca")):
+        raise InvalidRequest(f"{path} does not say where to log in: it needs login and ca")
+    return LoginPlace(
+        addresses=table["login"],
+        ca=_path(path.parent, table["ca"]),
+        cluster_id=str(table.get("cluster_id", "")),
+    )
+
+
 def chosen(environment: Mapping[str, str]) -> ClientFile:
     """BLOCKING. Reads the file that the environment names. Raises InvalidRequest, and
     Unauthenticated for one that says where to log in, and neither says as whom."""
@@ -79,11 +104,7 @@ def read(
     path: Path, profile: str = "", *, environment: Mapping[str, str] | None = None
 ) -> ClientFile:
     """BLOCKING. Reads a file, or one profile of it. Raises as `chosen`."""
-    try:
-        table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise InvalidRequest(f"{path} cannot be read: {reason}") from None
+    table = _table(path)
     where = str(path)
     if profile:
         where = f"profile {profile!r} of {path}"
@@ -103,6 +124,14 @@ def read(
     elif any(key in table for key in ("ca", *_CERTIFIED, *_PROOFS, "cluster_id")):
         security = _certified(path.parent, where, table)
     return ClientFile(bootstrap=table.get("bootstrap", ""), security=security, login=login)
+
+
+def _table(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidRequest(f"{path} cannot be read: {reason}") from None
 
 
 def _certified(directory: Path, where: str, table: Mapping[str, str]) -> Security:

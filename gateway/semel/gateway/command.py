@@ -25,6 +25,8 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
         "semel kafka-gateway --listen 0.0.0.0:9092 --advertise broker1.example:9092 --insecure",
         "semel kafka-gateway --listen 0.0.0.0:9093 --advertise broker1.example:9093 --certificate"
         " gateway.pem --key gateway-key.pem --metrics 127.0.0.1:9404",
+        "semel kafka-gateway --certificate gateway.pem --key gateway-key.pem --sasl"
+        " plain,oauthbearer --sasl-logins security/login/client.toml",
         more="Kafka's clients use it as a bootstrap server. Run as many as you like: they know each"
         " other through the controllers, and clients spread over them. docs/kafka.md says what is"
         " served, and what differs from Kafka.",
@@ -54,6 +56,23 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
     "--insecure", is_flag=True, help="Allow --listen to be reached from a network without TLS."
 )
 @click.option(
+    "--sasl",
+    metavar="MECHANISM[,…]",
+    default="",
+    help="Clients log in by plain (a user with a password), oauthbearer (a token), or one of both,"
+    " and each acts with its own rights.",
+)
+@click.option(
+    "--sasl-logins",
+    type=_FILE,
+    help="Client's file that says where the controllers log clients in (login and ca).",
+)
+@click.option(
+    "--sasl-without-tls",
+    is_flag=True,
+    help="Allow passwords and tokens to come over connections without TLS.",
+)
+@click.option(
     "--compression",
     type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]),
     default="none",
@@ -80,6 +99,9 @@ def kafka_gateway(
     key: Path | None,
     clients_ca: Path | None,
     insecure: bool,
+    sasl: str,
+    sasl_logins: Path | None,
+    sasl_without_tls: bool,
     compression: str,
     metrics: str,
     bootstrap: str,
@@ -102,6 +124,9 @@ def kafka_gateway(
         key=key,
         clients_ca=clients_ca,
         insecure=insecure,
+        sasl=sasl,
+        sasl_logins=sasl_logins,
+        sasl_without_tls=sasl_without_tls,
     )
     out = render.Output(as_json=as_json)
 

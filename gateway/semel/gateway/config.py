@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from semel.gateway.principals.proofs import Mechanism
 from semel.gateway.records import RecordCodec
 from semel.protos.addresses import Address
 from semel.protos.connection_limits import ConnectionLimits
@@ -37,6 +38,13 @@ class GatewayConfig:
     """PEM file with a CA: with it, only clients that show a certificate of it are let in."""
     insecure: bool = False
     """Allow `listen` to be reached from a network without TLS."""
+    sasl: str = ""
+    """Mechanisms by which clients log in, with commas between them: plain, oauthbearer. Each then
+    acts with its own rights; with none, all have those of the gateway."""
+    sasl_logins: Path | None = None
+    """TOML file that says where the controllers log clients in, with `login` and `ca`."""
+    sasl_without_tls: bool = False
+    """Allow passwords and tokens to come over connections without TLS."""
     compression: str = "none"
     """Codec of the record batches that consumers get: none, gzip, snappy, lz4 or zstd. Whatever a
     producer used, every consumer must know this one; with none, every consumer does."""
@@ -70,6 +78,7 @@ class GatewayConfig:
             raise InvalidRequest("TLS needs a certificate and its key")
         if self.clients_ca is not None and self.certificate is None:
             raise InvalidRequest("certificates of clients need TLS: give --certificate and --key")
+        self._check_sasl()
         if self.compression not in CODECS:
             raise InvalidRequest(f"compression must be one of {', '.join(CODECS)}")
         if not (address.loopback or self.certificate is not None or self.insecure):
@@ -78,10 +87,33 @@ class GatewayConfig:
                 " TLS, or say --insecure where the network is trusted"
             )
 
+    def _check_sasl(self) -> None:
+        if bool(self.mechanisms) is not (self.sasl_logins is not None):
+            raise InvalidRequest(
+                "clients log in by --sasl MECHANISMS and --sasl-logins FILE, which need each other"
+            )
+        if self.mechanisms and self.certificate is None and not self.sasl_without_tls:
+            raise InvalidRequest(
+                "passwords and tokens can be read on connections without TLS: give --certificate"
+                " and --key, or say --sasl-without-tls where nobody can listen"
+            )
+
+    @property
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        """The mechanisms of SASL. Raises InvalidRequest."""
+        names = [name.strip().upper() for name in self.sasl.split(",") if name.strip()]
+        known = {each.value: each for each in Mechanism}
+        for name in names:
+            if name not in known:
+                offered = ", ".join(known).lower()
+                raise InvalidRequest(f"there is no mechanism {name.lower()!r}; known are {offered}")
+        return tuple(known[name] for name in dict.fromkeys(names))
+
     @property
     def protocol(self) -> str:
         """How clients reach it, in Kafka's words."""
-        return "PLAINTEXT" if self.certificate is None else "SSL"
+        security = "PLAINTEXT" if self.certificate is None else "SSL"
+        return f"SASL_{security}" if self.mechanisms else security
 
     @property
     def codec(self) -> RecordCodec:

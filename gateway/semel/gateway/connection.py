@@ -16,6 +16,9 @@ Invariants
 3. Nothing is begun after the connection has ended; what is under way then is cancelled. Batches on
    their way to a broker may still be stored.
 
+Where clients log in, a gate stands before all this: it says what may be served, and takes the
+messages of SASL that have no head of Kafka's.
+
 Not here: what requests do (the handlers), how many connections there may be (`server.py`).
 """
 
@@ -32,11 +35,13 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 from kio.schema.errors import ErrorCode
 
 from semel.gateway.api_versions import unsupported_version
-from semel.gateway.dispatch import OVERLAPPING, Dispatcher, RequestContext
-from semel.gateway.versions import ApiKey, is_served
+from semel.gateway.dispatch import OVERLAPPING, Handler, RequestContext
+from semel.gateway.principals.sasl_gate import SaslGate
+from semel.gateway.versions import TABLE, ApiKey, is_served
 from semel.gateway.wire import (
     HEAD_BYTES_MIN,
     LENGTH,
+    Raw,
     RequestHead,
     encode_response,
     read_head,
@@ -55,11 +60,18 @@ CHUNK_BYTES: Final = 256 << 10
 """Memory for the first bytes of a frame; it doubles as they come."""
 
 
+BARE: Final = RequestHead(ApiKey.SASL_AUTHENTICATE, -1, 0)
+"""Stands for the head of a frame that has none: a message of SASL."""
+_BARE_ANSWER: Final = LENGTH.pack(0)
+
+
 class ConnectionOwner(Protocol):
     """The part of a server that its connections use."""
 
     frame_bytes_max: int
-    dispatcher: Dispatcher
+
+    def handler(self, key: ApiKey, connection: KafkaConnection) -> Handler:
+        """Returns what serves an API to the connection."""
 
     @property
     def is_full(self) -> bool:
@@ -113,6 +125,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
 
     def __init__(self, owner: ConnectionOwner) -> None:
         self.host = ""
+        self.gate: SaslGate | None = None
+        """SASL, if clients log in; set by the owner."""
         self.active_at = time.monotonic()
         """When bytes came or a response left, last."""
         self._owner = owner
@@ -179,6 +193,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
             if running.task is not None:
                 running.task.cancel()
         self._running.clear()
+        if self.gate is not None:
+            self.gate.on_lost()
         self._owner.on_lost(self)
 
     # ------------------------------------------------------------------------------------ ending
@@ -215,8 +231,12 @@ class KafkaConnection(asyncio.BufferedProtocol):
     # ---------------------------------------------------------------------------------- requests
 
     def _on_length(self, length: int) -> None:
-        if not HEAD_BYTES_MIN <= length <= self._owner.frame_bytes_max:
-            self.close(f"a request of {length} bytes, {self._owner.frame_bytes_max} are the most")
+        least, most = HEAD_BYTES_MIN, self._owner.frame_bytes_max
+        if self.gate is not None:
+            least = 1 if self.gate.wants_bare else least
+            most = min(most, self.gate.frame_bytes_max or most)
+        if not least <= length <= most:
+            self.close(f"a request of {length} bytes, {most} are the most")
             return
         self._frame_bytes, self._filled = length, 0
         self._memory = bytearray(min(length, CHUNK_BYTES))
@@ -224,7 +244,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
     def _on_frame(self, frame: memoryview) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        head = read_head(frame)
+        head = BARE if self.gate is not None and self.gate.wants_bare else read_head(frame)
         self._owner.on_bytes(len(frame))
         self._waiting.append(_Waiting(head, frame, time.monotonic()))
         self._begin()
@@ -254,6 +274,10 @@ class KafkaConnection(asyncio.BufferedProtocol):
         """Decodes a request and returns its handler, ready to be called. Raises InvalidRequest for
         what closes the connection."""
         head = waiting.head
+        if self.gate is not None and head.api_key in TABLE:
+            self.gate.check(ApiKey(head.api_key))
+        if head is BARE:
+            return partial(self._prove, waiting.frame)
         if not is_served(head.api_key, head.version):
             if head.api_key == ApiKey.API_VERSIONS:
                 return unsupported_version
@@ -262,12 +286,23 @@ class KafkaConnection(asyncio.BufferedProtocol):
             )
         client_id, request = read_request(waiting.frame, head)
         context = self._owner.context(head, client_id, self)
-        return partial(self._owner.dispatcher.handler(context.api_key), request, context)
+        return partial(self._owner.handler(context.api_key, self), request, context)
+
+    async def _prove(self, frame: memoryview) -> Raw | None:
+        """A message of SASL without a head; what is wrong ends the connection without an answer."""
+        assert self.gate is not None
+        verdict = await self.gate.authenticate(frame, bare=True)
+        return None if verdict.refusal else Raw(())
 
     async def _run(self, running: _Running, work: Callable[[], Awaitable[Any]]) -> None:
         try:
             response = await work()
-            running.parts = [] if response is None else encode_response(running.head, response)
+            if response is None:
+                running.parts = []
+            elif running.head is BARE:
+                running.parts = [_BARE_ANSWER]
+            else:
+                running.parts = encode_response(running.head, response)
         except asyncio.CancelledError:
             raise
         except Exception as error:

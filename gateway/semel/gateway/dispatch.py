@@ -23,6 +23,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from semel.client import AsyncClient
 from semel.gateway.coordination.callers import Caller
+from semel.gateway.principals.sasl_verdict import Gate
 from semel.gateway.versions import TABLE, ApiKey
 
 OVERLAPPING: Final = frozenset({ApiKey.PRODUCE})
@@ -65,6 +66,8 @@ class RequestContext:
     gateways: Gateways
     caller: Caller | None = None
     """The one who has logged in and asks; None for the gateway's own rights."""
+    gate: Gate | None = None
+    """SASL at the connection; None if clients of the gateway do not log in."""
 
 
 Handler: TypeAlias = Callable[[Any, RequestContext], Awaitable[Any | None]]

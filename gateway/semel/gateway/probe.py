@@ -11,10 +11,10 @@ from importlib.metadata import version
 from typing import Final, Literal
 
 from semel.gateway.dispatch import Gateways
-from semel.gateway.fetching.fetch import Fetching
 from semel.gateway.groups.group_table import GroupTable
-from semel.gateway.producing.produce import Producing
+from semel.gateway.principals.principal_pool import PrincipalPool
 from semel.gateway.server import KafkaServer
+from semel.gateway.services import Services, added
 from semel.gateway.versions import ApiKey
 from semel.protos.metrics import Metric, Samples
 
@@ -75,6 +75,14 @@ METRICS: Final = (
         "rebalances",
         "Generations that groups have begun here: their partitions were shared out anew.",
     ),
+    _metric("gauge", "principals", "principals", "Users that have logged in and are served."),
+    _metric(
+        "counter",
+        "logins_total",
+        "logins",
+        "Proofs of clients that the controllers took, or that were denied.",
+        "result",
+    ),
 )
 
 
@@ -85,15 +93,15 @@ class GatewayProbe:
         self,
         advertised: str,
         server: KafkaServer,
-        producing: Producing,
-        fetching: Fetching,
+        own: Services,
+        pool: PrincipalPool | None,
         gateways: Gateways,
         groups: GroupTable,
     ) -> None:
         self._advertised = advertised
         self._server = server
-        self._producing = producing
-        self._fetching = fetching
+        self._own = own
+        self._pool = pool
         self._gateways = gateways
         self._groups = groups
 
@@ -104,7 +112,8 @@ class GatewayProbe:
         def add(name: str, value: float, **labels: object) -> None:
             samples.add(f"semel_gateway_{name}", float(value), **labels)
 
-        server, numbered = self._server, self._producing.numbered
+        server, pool = self._server, self._pool
+        figures = added([self._own.figures, *([] if pool is None else [pool.figures])])
         add("info", 1, version=version("semel"))
         add("gateways", len(self._gateways.present))
         add("connections", server.connections.count)
@@ -115,13 +124,16 @@ class GatewayProbe:
             name = key.name.lower()
             add("requests_total", server.answered[key], api=name)
             samples.add("semel_gateway_request_seconds", server.times[key], api=name)
-        add("produced_records_total", self._producing.records)
-        add("produced_bytes_total", self._producing.bytes)
-        add("duplicate_batches_total", numbered.duplicates)
-        add("producer_lanes", numbered.lane_count)
-        add("fetched_bytes_total", self._fetching.bytes)
-        add("held_bytes", self._fetching.held_bytes)
-        add("read_queues", self._fetching.reader_count)
+        add("produced_records_total", figures.records)
+        add("produced_bytes_total", figures.bytes)
+        add("duplicate_batches_total", figures.duplicates)
+        add("producer_lanes", figures.lanes)
+        add("fetched_bytes_total", figures.fetched_bytes)
+        add("held_bytes", figures.held_bytes)
+        add("read_queues", figures.readers)
+        add("principals", 0 if pool is None else pool.principals)
+        add("logins_total", 0 if pool is None else pool.logins, result="taken")
+        add("logins_total", 0 if pool is None else pool.denied, result="denied")
         add("groups", len(self._groups))
         add("group_members", self._groups.member_count)
         add("rebalances_total", self._groups.rebalances)

@@ -17,12 +17,15 @@ import socket
 import ssl
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Final
 
 from semel.client import AsyncClient
 from semel.gateway.config import GatewayConfig
 from semel.gateway.connection import KafkaConnection
-from semel.gateway.dispatch import Dispatcher, Gateways, RequestContext
+from semel.gateway.dispatch import Dispatcher, Gateways, Handler, RequestContext
+from semel.gateway.principals.sasl_gate import SaslGate
+from semel.gateway.principals.sasl_state import OPEN_KEYS
 from semel.gateway.versions import ApiKey
 from semel.gateway.wire import RequestHead
 from semel.protos import compat
@@ -47,7 +50,10 @@ class KafkaServer:
         gateways: Gateways,
         dispatcher: Dispatcher,
         tls: ssl.SSLContext | None = None,
+        new_gate: Callable[[KafkaConnection], SaslGate] | None = None,
     ) -> None:
+        """`dispatcher` serves with the gateway's own rights. With `new_gate` clients log in, and
+        are served with theirs."""
         self.dispatcher = dispatcher
         self.frame_bytes_max = config.frame_bytes_max
         self.connections = Connections(config.connections, "kafka")
@@ -63,6 +69,7 @@ class KafkaServer:
         self._client = client
         self._gateways = gateways
         self._tls = tls
+        self._new_gate = new_gate
         self._here: set[KafkaConnection] = set()
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
@@ -113,22 +120,37 @@ class KafkaServer:
     def is_full(self) -> bool:
         return self.held_bytes >= self._config.requests_bytes_max
 
+    def handler(self, key: ApiKey, connection: KafkaConnection) -> Handler:
+        gate = connection.gate
+        if gate is None:
+            return self.dispatcher.handler(key)
+        if gate.principal is not None:
+            return gate.principal.services.dispatcher.handler(key)
+        assert key in OPEN_KEYS, "a gate has let something through"
+        return self.dispatcher.handler(key)
+
     def context(
         self, head: RequestHead, client_id: str, connection: KafkaConnection
     ) -> RequestContext:
+        gate = connection.gate
+        principal = None if gate is None else gate.principal
         return RequestContext(
             api_key=ApiKey(head.api_key),
             version=head.version,
             client_id=client_id,
             host=connection.host,
-            client=self._client,
+            client=self._client if principal is None else principal.client,
             gateways=self._gateways,
+            caller=None if principal is None else principal.caller,
+            gate=gate,
         )
 
     def on_made(self, connection: KafkaConnection) -> bool:
         if not self.connections.admit(connection, connection.host):
             return False
         self._here.add(connection)
+        if self._new_gate is not None:
+            connection.gate = self._new_gate(connection)
         return True
 
     def on_lost(self, connection: KafkaConnection) -> None:
@@ -159,6 +181,8 @@ class KafkaServer:
             await asyncio.sleep(SWEEP_S)
             now = time.monotonic()
             for connection in list(self._here):
+                if connection.gate is not None:
+                    connection.gate.sweep(now)
                 silent = now - connection.active_at
                 if connection.is_cut and silent > self._config.cut_s:
                     connection.close(f"a request was not finished for {silent:.0f} s")

@@ -19,24 +19,21 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
 from typing import Final
 
 from semel.client import AsyncClient
+from semel.client.client_file import login_place
 from semel.client.session import Session
-from semel.gateway import api_versions
 from semel.gateway.config import GatewayConfig
+from semel.gateway.connection import KafkaConnection
 from semel.gateway.coordination.group_service import GroupService
-from semel.gateway.dispatch import Dispatcher
-from semel.gateway.fetching.fetch import Fetching
-from semel.gateway.handlers.group_handlers import GroupHandlers
-from semel.gateway.metadata import Catalog
+from semel.gateway.principals.principal_pool import PrincipalPool
+from semel.gateway.principals.sasl_gate import SaslGate
 from semel.gateway.probe import GatewayProbe
-from semel.gateway.producing.produce import Producing
-from semel.gateway.record_deletion import RecordDeletion
 from semel.gateway.server import KafkaServer
-from semel.gateway.topic_admin import TopicAdmin
-from semel.gateway.topic_book import TopicBook
+from semel.gateway.services import Services
 from semel.protos.addresses import Address
 from semel.protos.errors import InvalidRequest
 from semel.protos.listening import cannot_listen
@@ -54,6 +51,7 @@ class KafkaGateway:
         """BLOCKING. Binds the port and reads certificates. Raises InvalidRequest, Unavailable."""
         self._config = config
         self._tls = _tls_of(config)
+        self._logins = None if config.sasl_logins is None else login_place(config.sasl_logins)
         self._listener = _listening(Address.parse(config.listen))
         host, port = self._listener.getsockname()[:2]
         self.address = Address(host, port)
@@ -67,38 +65,33 @@ class KafkaGateway:
     async def start(self, session: Session) -> None:
         """Begins to serve. Raises SemelError."""
         client = AsyncClient(session)
-        cluster = session.cluster
-        topics = TopicBook(cluster)
-        producing = Producing(cluster, topics)
-        fetching = Fetching(cluster, topics, self._config.codec)
         service = GroupService(client, self.advertised, protocol=self._config.protocol)
         groups = await self._stack.enter_async_context(service)
-        dispatcher = Dispatcher(
-            api_versions.handlers(),
-            producing.handlers(),
-            fetching.handlers(),
-            Catalog(cluster, topics).handlers(),
-            TopicAdmin(cluster).handlers(),
-            RecordDeletion(cluster, topics).handlers(),
-            GroupHandlers(groups).handlers(),
+        codec = self._config.codec
+        own = Services(session, codec, groups)
+        self._stack.callback(own.close)
+        own.start()
+        pool: PrincipalPool | None = None
+        new_gate: Callable[[KafkaConnection], SaslGate] | None = None
+        if self._logins is not None:
+            pool = PrincipalPool(self._logins, session.bootstrap, codec, groups)
+            await self._stack.enter_async_context(pool)
+            new_gate = partial(SaslGate, pool=pool, mechanisms=self._config.mechanisms)
+        server = KafkaServer(
+            self._config, client, groups.membership, own.dispatcher, self._tls, new_gate
         )
-        server = KafkaServer(self._config, client, groups.membership, dispatcher, self._tls)
-        self._stack.callback(producing.close)
-        producing.start()
-        fetching.start()
         if self._config.metrics:
-            await self._serve_metrics(server, producing, fetching, groups)
+            await self._serve_metrics(server, own, pool, groups)
         await server.start(self._listener)
         self._stack.push_async_callback(server.stop)
         # Members that wait would keep the port from closing.
         self._stack.push_async_callback(groups.drain)
 
     async def _serve_metrics(
-        self, server: KafkaServer, producing: Producing, fetching: Fetching, groups: GroupService
+        self, server: KafkaServer, own: Services, pool: PrincipalPool | None, groups: GroupService
     ) -> None:
-        gateways = groups.membership
         probe = GatewayProbe(
-            str(self.advertised), server, producing, fetching, gateways, groups.groups
+            str(self.advertised), server, own, pool, groups.membership, groups.groups
         )
         place = Address.parse(self._config.metrics)
         metrics = MetricsServer(place.host, place.port, probe.page, lambda: server.why_not_ready)

@@ -30,6 +30,7 @@ class ApiKey(IntEnum):
     SYNC_GROUP = 14
     DESCRIBE_GROUPS = 15
     LIST_GROUPS = 16
+    SASL_HANDSHAKE = 17
     API_VERSIONS = 18
     CREATE_TOPICS = 19
     DELETE_TOPICS = 20
@@ -37,6 +38,7 @@ class ApiKey(IntEnum):
     INIT_PRODUCER_ID = 22
     DESCRIBE_CONFIGS = 32
     ALTER_CONFIGS = 33
+    SASL_AUTHENTICATE = 36
     CREATE_PARTITIONS = 37
     DELETE_GROUPS = 42
     INCREMENTAL_ALTER_CONFIGS = 44
@@ -65,6 +67,7 @@ TABLE: Final[dict[ApiKey, Served]] = {
     ApiKey.SYNC_GROUP: Served(0, 3),
     ApiKey.DESCRIBE_GROUPS: Served(0, 4),
     ApiKey.LIST_GROUPS: Served(0, 2),
+    ApiKey.SASL_HANDSHAKE: Served(0, 1),
     ApiKey.API_VERSIONS: Served(0, 3),
     ApiKey.CREATE_TOPICS: Served(2, 4),
     ApiKey.DELETE_TOPICS: Served(1, 3),
@@ -72,6 +75,7 @@ TABLE: Final[dict[ApiKey, Served]] = {
     ApiKey.INIT_PRODUCER_ID: Served(0, 1),
     ApiKey.DESCRIBE_CONFIGS: Served(1, 2),
     ApiKey.ALTER_CONFIGS: Served(0, 2),
+    ApiKey.SASL_AUTHENTICATE: Served(0, 2),
     ApiKey.CREATE_PARTITIONS: Served(0, 3),
     ApiKey.DELETE_GROUPS: Served(0, 1),
     ApiKey.INCREMENTAL_ALTER_CONFIGS: Served(0, 1),

@@ -312,6 +312,9 @@ NAMES: Final[dict[str, str]] = {
     "deposed": "gateway_deposed",
     "claim failed": "gateway_claim_failed",
     "leave failed": "gateway_leave_failed",
+    "login refused": "gateway_login_refused",
+    "login ended": "gateway_login_ended",
+    "a principal's client did not close": "gateway_client_not_closed",
     # --- Spark
     "data is lost, the read goes on without it": "spark_data_lost",
     "a micro-batch was aborted, it is repeated": "spark_batch_aborted",

@@ -23,7 +23,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -120,9 +120,13 @@ class Fetching:
     """Reads for Kafka's consumers. Lives on the client's I/O thread."""
 
     def __init__(
-        self, cluster: Cluster, topics: TopicBook, codec: RecordCodec = RecordCodec.NONE
+        self,
+        cluster: Cluster,
+        topics: TopicBook,
+        codec: RecordCodec = RecordCodec.NONE,
+        held_bytes_max: Callable[[], int] = lambda: HELD_BYTES_MAX,
     ) -> None:
-        """`codec` compresses the record batches."""
+        """`codec` compresses the record batches; at most `held_bytes_max()` are kept."""
         self.bytes = 0
         """Bytes of record batches that were sent."""
         self.held_bytes = 0
@@ -130,6 +134,7 @@ class Fetching:
         self._cluster = cluster
         self._topics = topics
         self._codec = codec
+        self._held_bytes_max = held_bytes_max
         self._readers: dict[QueueKey, QueueReader] = {}
         self._polls: dict[GroupId, GroupPolls] = {}
 
@@ -300,11 +305,12 @@ class Fetching:
     def _on_held(self, size: int) -> None:
         """Readers keep `size` bytes more, or with a negative number less."""
         self.held_bytes += size
-        if size <= 0 or self.held_bytes <= HELD_BYTES_MAX:
+        most = self._held_bytes_max()
+        if size <= 0 or self.held_bytes <= most:
             return
         for reader in sorted(self._readers.values(), key=lambda each: each.used_at):
             reader.forget(math.inf)
-            if self.held_bytes <= HELD_BYTES_MAX // 2:
+            if self.held_bytes <= most // 2:
                 return
 
     def _polls_of(self, queue: QueueRoute) -> GroupPolls:

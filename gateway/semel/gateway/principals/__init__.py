@@ -1,0 +1,1 @@
+"""Logins of Kafka's clients: SASL, and the rights that each connection has."""
