@@ -77,8 +77,7 @@ class Piece(NamedTuple):
     """Numbers of the messages in the call; None: they follow those of the piece before."""
     context: bytes | None = None
     """What each batch carries for all its messages."""
-    settlement: Any = None
-    """What `append_piece` of a client that traces needs."""
+    settlement: Any = None  # what `append_piece` of a client that traces needs
 
 
 class TopicIntake:
