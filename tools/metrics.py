@@ -243,11 +243,10 @@ ROWS: Final[dict[str, list[Panel]]] = {
             queries={"{{gateway}}": "sum by (gateway) (semel_gateway_request_bytes)"},
         ),
         Panel(
-            title="Joins of consumers",
-            unit="cps",
+            title="Rebalances",
+            unit="none",
             queries={
-                "{{gateway}}": "sum by (gateway)"
-                ' (rate(semel_gateway_requests_total{api="join_group"}[5m]))'
+                "{{gateway}}": "sum by (gateway) (increase(semel_gateway_rebalances_total[5m]))"
             },
         ),
         Panel(

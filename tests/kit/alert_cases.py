@@ -84,7 +84,6 @@ LAG: Final = f'consumer_group="billing",{TOPIC}'
 INFO: Final = node("info", 'version="0.1.0"')
 GATEWAY_INFO: Final = gateway("info", 'version="0.1.0"')
 OTHER_GATEWAY: Final = 'semel_gateway_gateways{job="semel",instance="g2",gateway="other:9092"}'
-JOINS: Final = 'api="join_group"'
 HEALTHY: Final = Case(
     alert="",
     name="a healthy cluster",
@@ -128,7 +127,8 @@ HEALTHY: Final = Case(
         gateway("refused_connections_total"): "0 7x120",
         gateway("broken_connections_total"): "0+1x120",
         gateway("request_bytes"): "0 130000000 0 0 0 0 0 0x120",
-        gateway("requests_total", JOINS): "0+20x120",
+        gateway("rebalances_total"): "0+1x120",
+        gateway("groups"): "2x120",
         **produce_requests("0+100x120", "0+100x120"),
     },
 )
@@ -271,8 +271,8 @@ CASES: Final = (
     Case(
         alert="SemelGatewayRebalancesOften",
         series={
-            gateway("requests_total", JOINS): "0+40x90",
-            gateway("connections"): "10x90",
+            gateway("rebalances_total"): "0+2x90",
+            gateway("groups"): "2x90",
         },
         minute=60,
     ),
