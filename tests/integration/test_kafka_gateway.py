@@ -239,6 +239,48 @@ def test_metrics_tell_what_goes_on(gateway: KafkaGatewayProcess) -> None:
             assert part in answer.read().decode()
 
 
+def figure(gateway: KafkaGatewayProcess, name: str) -> float:
+    """Returns a figure of the gateway's metrics page that has no labels of its own."""
+    with urllib.request.urlopen(f"http://{gateway.metrics}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    (line,) = [line for line in lines if line.startswith(f"semel_gateway_{name}{{")]
+    return float(line.split()[-1])
+
+
+def test_a_consumer_with_a_session_misses_nothing(
+    gateway: KafkaGatewayProcess, client: Client
+) -> None:
+    topic = "sessions"
+    client.admin.create_topic(topic, queues=8)
+    before = figure(gateway, "fetch_sessions")
+    consumer = KafkaConsumer(
+        bootstrap_servers=gateway.address,
+        group_id=None,
+        auto_offset_reset="earliest",
+        fetch_max_wait_ms=100,
+        enable_incremental_fetch_sessions=True,
+    )
+    try:
+        consumer.assign([PlainPartition(topic, number) for number in range(8)])
+        for number in range(24):
+            with client.producer() as producer:
+                producer.send(topic, b"%d" % number, queue=number % 8).result(30)
+            found: list[Any] = []
+            until = time.monotonic() + 30
+            while not found and time.monotonic() < until:
+                found = [each for some in consumer.poll(500).values() for each in some]
+            assert [(each.partition, each.value) for each in found] == [
+                (number % 8, b"%d" % number)
+            ]
+            if number == 12:
+                consumer.pause(PlainPartition(topic, 7))
+            if number == 14:
+                consumer.resume(PlainPartition(topic, 7))
+        assert figure(gateway, "fetch_sessions") == before + 1
+    finally:
+        consumer.close()
+
+
 def test_with_tls_only_clients_with_a_certificate_are_let_in(tmp_path: Path) -> None:
     authority = Authority(tmp_path, CLUSTER_ID)
     ca, both = authority.write_machine("127.0.0.1")

@@ -356,6 +356,10 @@ TARGETS: Final = {
         files=(f"{_GATEWAY}/groups",),
         tests=("tests/unit/gateway/groups",),
     ),
+    "kafka-fetching": Target(
+        files=(f"{_GATEWAY}/fetching/fetch_sessions.py",),
+        tests=("tests/unit/gateway/fetching/test_fetch_sessions.py",),
+    ),
     "kafka-logins": Target(
         files=tuple(
             f"{_GATEWAY}/principals/{name}.py" for name in ("attempts", "proofs", "sasl_state")

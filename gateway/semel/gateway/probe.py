@@ -67,6 +67,12 @@ METRICS: Final = (
     _metric("counter", "fetched_bytes_total", "bytes", "Bytes of record batches that were sent."),
     _metric("gauge", "held_bytes", "bytes", "Bytes of record batches kept for consumers to come."),
     _metric("gauge", "read_queues", "queues", "Queues that consumers read."),
+    _metric(
+        "gauge",
+        "fetch_sessions",
+        "sessions",
+        "Consumers that name only what has changed in what they read.",
+    ),
     _metric("gauge", "groups", "groups", "Consumer groups that it coordinates."),
     _metric("gauge", "group_members", "members", "Members of these groups: Kafka's clients."),
     _metric(
@@ -131,6 +137,7 @@ class GatewayProbe:
         add("fetched_bytes_total", figures.fetched_bytes)
         add("held_bytes", figures.held_bytes)
         add("read_queues", figures.readers)
+        add("fetch_sessions", figures.sessions)
         add("principals", 0 if pool is None else pool.principals)
         add("logins_total", 0 if pool is None else pool.logins, result="taken")
         add("logins_total", 0 if pool is None else pool.denied, result="denied")

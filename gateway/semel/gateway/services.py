@@ -39,6 +39,8 @@ class Figures(NamedTuple):
     fetched_bytes: int = 0
     held_bytes: int = 0
     readers: int = 0
+    sessions: int = 0
+    """Of Fetch."""
 
 
 class Services:
@@ -86,6 +88,7 @@ class Services:
             fetched_bytes=self.fetching.bytes,
             held_bytes=self.fetching.held_bytes,
             readers=self.fetching.reader_count,
+            sessions=len(self.fetching.sessions),
         )
 
 
@@ -96,4 +99,4 @@ def added(figures: Iterable[Figures]) -> Figures:
 
 def ended(figures: Figures) -> Figures:
     """Returns what is left of the figures of services that have ended."""
-    return figures._replace(lanes=0, held_bytes=0, readers=0)
+    return figures._replace(lanes=0, held_bytes=0, readers=0, sessions=0)

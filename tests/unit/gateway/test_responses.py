@@ -69,7 +69,9 @@ def test_fetch(version: int) -> None:
         ),
         ("empty", []),
     ]
-    raw = encode_fetched(topics, version=version, throttle_ms=4, error=ErrorCode.none)
+    raw = encode_fetched(
+        topics, version=version, throttle_ms=4, error=ErrorCode.none, session_id=88
+    )
     found = read(ApiKey.FETCH, version, raw)
     one, other = found.responses[0].partitions
     assert (one.partition_index, one.error_code, one.high_watermark) == (2, ErrorCode.none, 10)
@@ -81,5 +83,5 @@ def test_fetch(version: int) -> None:
     if version >= 5:
         assert (one.log_start_offset, other.log_start_offset) == (3, -1)
     if version >= 7:
-        assert (found.error_code, found.session_id) == (ErrorCode.none, 0)
+        assert (found.error_code, found.session_id) == (ErrorCode.none, 88)
     assert found.throttle_time.total_seconds() == 0.004

@@ -4,8 +4,8 @@ How it works. Each partition is looked at in its queue's reader. If all of them 
 bytes than the client wants, the readers poll the brokers, and the request waits until a poll ends
 or its time is over. Then everything is looked at again.
 
-Sessions. The gateway answers session 0, which says that it keeps none: clients then name all their
-partitions in every request.
+Sessions. A consumer with a session (`fetch_sessions.py`) names only what has changed, and is told
+only what is news. They are kept in memory: at another gateway a consumer begins a new one.
 
 Limits. A response has at most `max_bytes` of record batches, and at most as many of a partition as
 that asks for, except that the first batch of a response is always given.
@@ -21,7 +21,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
+import operator
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -32,9 +35,18 @@ from semel.client.core.routing import QueueRoute, TopicRoute
 from semel.client.transport.cluster import Cluster
 from semel.gateway.dispatch import Handler, RequestContext
 from semel.gateway.fetching.fetch_response import Fetched, encode_fetched
+from semel.gateway.fetching.fetch_sessions import (
+    FINAL_EPOCH,
+    NO_SESSION,
+    Ask,
+    FetchSessions,
+    Place,
+    asked,
+    forgotten,
+)
 from semel.gateway.fetching.queue_polls import GroupPolls
 from semel.gateway.fetching.queue_reader import QueueReader
-from semel.gateway.partitions import PartitionLine
+from semel.gateway.partitions import PartitionedTopic, PartitionLine
 from semel.gateway.records import RecordCodec
 from semel.gateway.refusals import error_code
 from semel.gateway.topic_book import TopicBook
@@ -66,17 +78,19 @@ class _Wanted:
         "end",
         "index",
         "line",
+        "name",
         "offset",
         "place",
         "reader",
         "topic",
     )
 
-    def __init__(self, index: int, offset: int, bytes_max: int) -> None:
+    def __init__(self, name: str, index: int, ask: Ask) -> None:
+        self.name = name
         self.index = index
-        self.offset = offset
+        self.offset = ask.offset
         """The partition's, and from `refer` on the queue's."""
-        self.bytes_max = max(0, bytes_max)
+        self.bytes_max = max(0, ask.bytes_max)
         self.topic: TopicRoute | None = None
         self.line: PartitionLine | None = None
         self.place = 0
@@ -84,7 +98,7 @@ class _Wanted:
         self.reader: QueueReader | None = None
         """None if it is refused."""
         self.answer = Fetched(index)
-        self.end = offset
+        self.end = self.offset
         """Where the batches of the answer end; the queue's offset."""
 
     def refer(self, topic: TopicRoute, line: PartitionLine) -> None:
@@ -131,6 +145,7 @@ class Fetching:
         """Bytes of record batches that were sent."""
         self.held_bytes = 0
         """Bytes of record batches that are kept."""
+        self.sessions = FetchSessions(secrets.randbelow)
         self._cluster = cluster
         self._topics = topics
         self._codec = codec
@@ -151,17 +166,18 @@ class Fetching:
     async def fetch(self, request: Any, context: RequestContext) -> Any:
         """Answers Fetch, versions 4 to 11."""
         version = context.version
-        if getattr(request, "session_id", 0):
-            return encode_fetched((), version=version, error=ErrorCode.fetch_session_id_not_found)
-        if getattr(request, "session_epoch", -1) > 0:
-            error = ErrorCode.invalid_fetch_session_epoch
-            return encode_fetched((), version=version, error=error)
+        asks = asked(request)
+        session = self.sessions.begin(
+            getattr(request, "session_id", NO_SESSION),
+            getattr(request, "session_epoch", FINAL_EPOCH),
+            asks,
+            forgotten(request),
+            time.monotonic(),
+        )
+        if isinstance(session, ErrorCode):
+            return encode_fetched((), version=version, error=session)
         throttled = self._throttled_ms
-        topics = [
-            (topic.topic, await self._resolve(topic.topic, topic.partitions))
-            for topic in request.topics
-        ]
-        wanted = [each for _, partitions in topics for each in partitions]
+        wanted = await self._resolve(asks if session is None else session.asks())
         wait_s = min(WAIT_S_MAX, max(0.0, request.max_wait.total_seconds()))
         bytes_max = min(RESPONSE_BYTES_MAX, max(0, request.max_bytes))
         await self._gather(wanted, request.min_bytes, bytes_max, wait_s)
@@ -170,27 +186,35 @@ class Fetching:
             self.bytes += sum(map(len, each.answer.batches))
             if reader is not None and each.answer.batches and each.end < reader.high_watermark:
                 self._read_ahead(reader, each.queue, each.end)
-        answers = [(name, [each.answer for each in some]) for name, some in topics]
-        return encode_fetched(answers, version=version, throttle_ms=self._throttled_ms - throttled)
+        answers = [(each.name, each.answer) for each in wanted]
+        return encode_fetched(
+            _by_topic(answers if session is None else session.news(answers)),
+            version=version,
+            throttle_ms=self._throttled_ms - throttled,
+            session_id=NO_SESSION if session is None else session.session_id,
+        )
 
     @property
     def _throttled_ms(self) -> int:
         return sum(polls.throttled_ms for polls in self._polls.values())
 
-    async def _resolve(self, name: str, partitions: Sequence[Any]) -> list[_Wanted]:
-        """Returns the partitions of a topic, each with its reader or its refusal."""
-        wanted = [
-            _Wanted(each.partition, each.fetch_offset, each.partition_max_bytes)
-            for each in partitions
-        ]
-        highest = max((each.index for each in wanted), default=0)
-        try:
-            topic = await self._topics.find_with(name, highest)
-        except SemelError as error:
-            for each in wanted:
-                each.answer = Fetched(each.index, error_code(error))
-            return wanted
+    async def _resolve(self, asks: Sequence[tuple[Place, Ask]]) -> list[_Wanted]:
+        """Returns the partitions, each with its reader or its refusal."""
+        wanted = [_Wanted(name, index, ask) for (name, index), ask in asks]
+        highest: dict[str, int] = {}
         for each in wanted:
+            highest[each.name] = max(each.index, highest.get(each.name, 0))
+        found: dict[str, PartitionedTopic | SemelError] = {}
+        for name, number in highest.items():
+            try:
+                found[name] = await self._topics.find_with(name, number)
+            except SemelError as error:
+                found[name] = error
+        for each in wanted:
+            topic = found[each.name]
+            if isinstance(topic, SemelError):
+                each.answer = Fetched(each.index, error_code(topic))
+                continue
             try:
                 each.refer(topic.route, topic.partition(each.index))
             except SemelError as error:
@@ -334,3 +358,11 @@ class Fetching:
                 reader.forget(before)
                 if not reader.held_bytes and not reader.is_polling and reader.used_at < before:
                     del self._readers[key]
+
+
+def _by_topic(answers: Sequence[tuple[str, Fetched]]) -> list[tuple[str, list[Fetched]]]:
+    """Returns the answers of neighbours together, in their order."""
+    return [
+        (name, [answer for _, answer in some])
+        for name, some in itertools.groupby(answers, key=operator.itemgetter(0))
+    ]

@@ -41,9 +41,12 @@ def encode_fetched(
     version: int,
     throttle_ms: int = 0,
     error: ErrorCode = ErrorCode.none,
+    session_id: int = 0,
 ) -> Raw:
-    """Returns the response. It names no session: every request of a client is a full one."""
-    head = _COUNT.pack(throttle_ms) if version < 7 else _HEAD_7.pack(throttle_ms, error, 0)
+    """Returns the response. Session 0 is none: the next request is a full one."""
+    head = _COUNT.pack(throttle_ms)
+    if version >= 7:
+        head = _HEAD_7.pack(throttle_ms, error, session_id)
     parts = [head + _COUNT.pack(len(topics))]
     for name, partitions in topics:
         data = name.encode()
