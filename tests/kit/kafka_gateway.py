@@ -15,8 +15,10 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from tests.kit.ports import free_ports
+from tests.kit.waiting import until
 
 WAIT_S = 60.0
 
@@ -24,13 +26,20 @@ WAIT_S = 60.0
 class KafkaGatewayProcess:
     """A gateway on a port of this machine that it keeps when it is started again."""
 
-    def __init__(self, bootstrap: str, *arguments: str, log: Path | None = None) -> None:
-        """What it says goes to `log`."""
+    def __init__(
+        self,
+        bootstrap: str,
+        *arguments: str,
+        log: Path | None = None,
+        program: str = "semel.console",
+    ) -> None:
+        """What it says goes to `log`. `program` is another module than the console's, which takes
+        the same arguments."""
         self.log = log
         self.address = f"127.0.0.1:{free_ports(1)[0]}"
         self.metrics = ""
         self._command = [
-            *(sys.executable, "-m", "semel.console", "kafka-gateway", "--json"),
+            *(sys.executable, "-m", program, "kafka-gateway", "--json"),
             *("--listen", self.address, "--bootstrap", bootstrap, *arguments),
         ]
         self._process: subprocess.Popen[str] | None = None
@@ -61,6 +70,16 @@ class KafkaGatewayProcess:
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) << 10
         raise AssertionError("the gateway has no resident memory")
+
+    def pause(self) -> None:
+        """Freezes it (SIGSTOP)."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Lets a frozen one go on (SIGCONT)."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """Ends it as a crash does."""
@@ -103,6 +122,17 @@ class Stored(NamedTuple):
 
     partition: int
     offset: int
+
+
+def await_acquainted(*gateways: KafkaGatewayProcess) -> None:
+    """Waits until each of the gateways knows all others, as clients see it."""
+    for gateway in gateways:
+        admin = AdminClient({"bootstrap.servers": gateway.address})
+
+        def acquainted(admin: AdminClient = admin) -> bool:
+            return len(admin.list_topics(timeout=10).brokers) >= len(gateways)
+
+        until(acquainted, what=f"{gateway.address} to know all gateways")
 
 
 def produce(
@@ -158,10 +188,10 @@ def consume(
     consumer = Consumer(config | dict(settings or {}))
     consumer.assign([TopicPartition(topic, n, OFFSET_BEGINNING) for n in range(partitions)])
     found: list[Any] = []
-    until = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + WAIT_S
     try:
         while len(found) < count:
-            assert time.monotonic() < until, f"{len(found)} of {count} records came"
+            assert time.monotonic() < deadline, f"{len(found)} of {count} records came"
             for message in consumer.consume(1_000, 0.2):
                 assert message.error() is None, message.error()
                 found.append(message)

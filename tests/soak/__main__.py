@@ -60,6 +60,26 @@ SOAKS: Final = {
         "tests.soak.kafka_requests",
         "bad requests to a Kafka gateway, beside a producer and a consumer",
     ),
+    "kafka-java": (
+        "tests.soak.kafka_java",
+        "Kafka's own command line tools before two gateways, also under kills",
+    ),
+    "kafka-clients": (
+        "tests.soak.kafka_clients",
+        "tests that Kafka's clients have of their own, and kcat, before two gateways",
+    ),
+    "kafka-connect": (
+        "tests.soak.kafka_connect",
+        "Kafka Connect, standalone and distributed, before two gateways, also under kills",
+    ),
+    "kafka-spark": (
+        "tests.soak.kafka_spark",
+        "Spark's own Kafka connector before two gateways: reads, a sink, a stream under kills",
+    ),
+    "kafka-kills": (
+        "tests.soak.kafka_kills",
+        "an idempotent librdkafka while masters, gateways and it itself are killed",
+    ),
     "pythons": (
         "tests.soak.pythons",
         "all units and many worlds on every other Python of the machine",

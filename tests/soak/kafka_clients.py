@@ -1,0 +1,106 @@
+"""Tests of Kafka's clients by those who wrote them, on a real cluster with two gateways:
+`./run soak kafka-clients`.
+
+How it works. Each suite is run as it is, and what did not pass is compared with the reasons in
+`kafka_reasons.py`: a test that fails without one makes the run fail. The table in
+docs/kafka-judges.md is what this prints.
+
+    kafka-python   the integration tests in its source distribution, from PyPI
+    franz-go       those tests of its package kgo that talk to a broker, from the Go module proxy;
+                   with --chaos, its own connections die all the time
+    kcat           the program, if there is one on the PATH (Debian: apt-get install kcat)
+
+aiokafka's source distribution has no tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+from semel.client import connect
+from tests.kit.cluster import Cluster
+from tests.kit.kafka_gateway import KafkaGatewayProcess, await_acquainted
+from tests.kit.maven import Missing
+from tests.kit.verdicts import Outcome, Verdict, Verdicts
+from tests.soak import kafka_franz, kafka_kcat, kafka_python
+from tests.soak.kafka_reasons import REASONS
+from tests.soak.kafka_suites import Judged
+
+SUITES: Final = {
+    "kafka-python": kafka_python.run,
+    "franz-go": kafka_franz.run,
+    "kcat": kafka_kcat.run,
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Runs all suites, or those that are named; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="./run soak kafka-clients",
+        description=(__doc__ or "").partition("\n\n")[0],
+    )
+    parser.add_argument(
+        "suites", nargs="*", metavar="SUITE", help=f"some of {', '.join(SUITES)} [all]"
+    )
+    parser.add_argument("--only", default="", metavar="PART", help="tests whose name has this")
+    parser.add_argument("--chaos", action="store_true", help="franz-go's connections die, too")
+    parser.add_argument(
+        "--records", type=int, default=50_000, help="of each larger test of franz-go [50000]"
+    )
+    options = parser.parse_args(arguments)
+    if unknown := set(options.suites) - set(SUITES):
+        parser.error(f"there is no suite {', '.join(sorted(unknown))}")
+    verdicts = Verdicts()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="semel-kafka-clients-") as directory:
+        scratch = Path(directory)
+        with (
+            Cluster(scratch / "cluster") as cluster,
+            KafkaGatewayProcess(cluster.bootstrap, log=scratch / "one.log") as one,
+            KafkaGatewayProcess(cluster.bootstrap, log=scratch / "two.log") as two,
+        ):
+            await_acquainted(one, two)
+            for name in options.suites or SUITES:
+                place = scratch / name
+                place.mkdir()
+                judged = Judged(
+                    addresses=[one.address, two.address],
+                    place=place,
+                    only=options.only,
+                    chaos=options.chaos,
+                    records=options.records,
+                )
+                try:
+                    for verdict in SUITES[name](judged):
+                        verdicts.add(verdict)
+                except Missing as error:
+                    print(f"error: {error}", file=sys.stderr)
+                    verdicts.add(Verdict(name, "the whole suite", Outcome.LEFT_OUT, str(error)))
+            with connect(cluster.bootstrap) as client:
+                for topic in client.admin.list_topics():
+                    if not client.admin.verify(topic.name).ok:
+                        verdicts.add(
+                            Verdict("semel verify", topic.name, Outcome.FAILED, "see its output")
+                        )
+        mistakes = [
+            line
+            for log in (scratch / "one.log", scratch / "two.log")
+            for line in log.read_text(errors="replace").splitlines()
+            if "Traceback" in line or "request failed" in line
+        ]
+    print(verdicts.table(REASONS))
+    # A part of the tests says nothing about reasons that are of no use.
+    surprises = verdicts.surprises({} if options.only else REASONS)
+    if options.only:
+        surprises = [each for each in surprises if " failed" in each]
+    for surprise in surprises:
+        print(f"surprise: {surprise}")
+    for mistake in mistakes[:10]:
+        print(f"a gateway said: {mistake}")
+    print(f"{time.monotonic() - began:.0f} s, {len(surprises)} surprises, {len(mistakes)} mistakes")
+    return 1 if surprises or mistakes else 0
