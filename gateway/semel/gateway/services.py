@@ -40,7 +40,7 @@ class Figures(NamedTuple):
     held_bytes: int = 0
     readers: int = 0
     sessions: int = 0
-    """Of Fetch."""
+    """Sessions of Fetch."""
 
 
 class Services:
