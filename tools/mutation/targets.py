@@ -381,6 +381,10 @@ LEFT_OUT: Final = frozenset().union(
     # Wiring, settings, programs and metrics: tests of whole processes look at them.
     _in(_BROKER, "__main__", "c_malloc", "config", "metric_table", "node", "numpy_features"),
     _in(_BROKER, "probe", "readiness", "resources"),
+    _in(f"{_GATEWAY}/fetching", "fetch", "fetch_response", "queue_polls", "queue_reader"),
+    _in(f"{_GATEWAY}/fetching", "queue_runs", "stored_batches"),
+    _in(f"{_GATEWAY}/principals", "principal", "principal_pool", "sasl_gate", "sasl_handlers"),
+    _in(f"{_GATEWAY}/principals", "sasl_verdict"),
     _in(f"{_BROKER}/background", "maintenance", "memory_bounds", "propose"),
     _in(f"{_BROKER}/log", "log_config", "store", "types"),
     _in(f"{_BROKER}/replica", "clock", "fatal", "newest_state"),
