@@ -237,7 +237,9 @@ def window_problems(
                     f"the window of producer {producer} remembers {entry[0]} to {entry[1]} at"
                     f" offset {entry[2]}, the log has {known.get(entry[2])} there"
                 )
-        owed = [entry for entry in known.values() if entry[2] > ended.get(producer, -1)]
+        # Records may be deleted up to the middle of a batch: that one is compared no more.
+        first = max(ended.get(producer, -1) + 1, log_start_offset)
+        owed = [entry for entry in known.values() if entry[2] >= first]
         newest = max(owed, key=lambda entry: entry[2], default=None)
         last = max((entry[1] for entry in window), default=-1)
         if newest is not None and (not entries or entries[-1] != newest) and newest[1] >= last:
