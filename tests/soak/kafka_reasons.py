@@ -14,7 +14,6 @@ from tests.soak import kafka_franz, kafka_python
 _OWN_BROKER: Final = "it starts a broker of its own"
 _ABSENT: Final = "the API is not served: nothing here is like it"
 _NEWER: Final = "for newer versions of Kafka than the one whose requests are served"
-_NOT_YET: Final = "the API is not served"
 _TRANSACTIONS: Final = "transactions are not served"
 _SETTINGS: Final = "gateways have no settings, and topics do not tell which of theirs are defaults"
 _BY_STORING: Final = (
@@ -44,9 +43,8 @@ _KAFKA_PYTHON: Final[Mapping[str, str]] = {
     "admin: test_describe_configs_broker_resource_returns_configs": _SETTINGS,
     "admin: test_describe_configs_topic_resource_returns_configs": _SETTINGS,
     "admin: test_describe_configs_mixed_resources_returns_configs": _SETTINGS,
-    "admin: test_delete_records": _NOT_YET,
-    "admin: test_delete_records_with_errors": _NOT_YET,
-    "admin: test_create_partitions": _NOT_YET,
+    "admin: test_delete_records": "it wants what is left of all partitions by one poll",
+    "admin: test_create_partitions": "it names brokers for them, and the cluster places queues",
     "admin: test_elect_leaders": _ABSENT,
     "admin: test_describe_log_dirs": _ABSENT,
     "admin: test_alter_replica_log_dirs": _ABSENT,
