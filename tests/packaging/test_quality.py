@@ -50,6 +50,8 @@ def test_a_planted_import_across_the_layers_is_caught(tmp_path: Path) -> None:
     parts += [f"broker/state/{room}" for room in ("apply", "admission", "verify")]
     transport = (ROOT / "contrib/semel/contrib/kombu").iterdir()
     parts += [f"contrib/kombu/{path.stem}" for path in transport if is_module(path)]
+    principals = (ROOT / "gateway/semel/gateway/principals").iterdir()
+    parts += [f"gateway/principals/{path.stem}" for path in principals if is_module(path)]
     for part in parts:
         (tmp_path / "semel" / part).mkdir(parents=True)
         (tmp_path / "semel" / part / "__init__.py").touch()

@@ -210,7 +210,7 @@ class GroupService:
             info = await self._roles.look_up(group_id, caller)
             if info is not None and not is_kafka(info):
                 raise Refused(GroupError.INCONSISTENT_GROUP_PROTOCOL)
-            if info is not None and info.members:
+            if info is not None and self._roles.is_elsewhere(info):
                 raise Refused(GroupError.NOT_COORDINATOR)
         elif (
             group is not None
@@ -251,7 +251,7 @@ class GroupService:
         info = await self._roles.look_up(group_id, caller)
         if info is None or not is_kafka(info):
             return GroupDescription(state=GroupState.DEAD)
-        if info.members:
+        if self._roles.is_elsewhere(info):
             raise Refused(GroupError.NOT_COORDINATOR)
         return GroupDescription(state=GroupState.EMPTY)
 

@@ -109,6 +109,8 @@ class Roles:
     async def look_up(self, group_id: str, caller: Caller) -> controller_pb2.GroupInfo | None:
         """Returns what the controllers tell the caller of a group of any kind; None if there is
         none. Raises Refused."""
+        if (call := self._calls.get(group_id)) is not None:
+            await asyncio.shield(call)  # a member that is just leaving is none for who asks now
         try:
             (info,) = await self._list(group_id, caller)
         except UnknownGroup:
@@ -116,6 +118,10 @@ class Roles:
         except SemelError as error:
             raise Refused(group_error(error)) from error
         return info
+
+    def is_elsewhere(self, info: controller_pb2.GroupInfo) -> bool:
+        """Whether another gateway coordinates the group."""
+        return any(member.member_id != self._membership.member_id for member in info.members)
 
     async def names(self, caller: Caller) -> list[str]:
         """Returns the names of all Kafka groups that the caller may see. Raises SemelError."""

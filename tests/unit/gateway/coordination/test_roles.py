@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from semel.gateway.coordination.roles import Role, Roles
+from semel.protos.v1 import controller_pb2
 
 OWN: Any = None
 
@@ -43,3 +44,26 @@ async def test_claims_at_one_time_share_a_call() -> None:
     one, two = await asyncio.gather(roles.claim("g", OWN), roles.claim("g", OWN))
     assert one is two
     assert roles.claims == 1
+
+
+async def test_who_asks_while_the_group_is_left_waits_for_that() -> None:
+    """An administrator heard NOT_COORDINATOR of the only coordinator there was."""
+
+    class LeavingRoles(ClaimingRoles):
+        left = False
+
+        async def _leave(self, role: Role) -> None:
+            await asyncio.sleep(0.01)
+            self.left = True
+
+        async def _list(self, group_id: str, caller: Any) -> list[controller_pb2.GroupInfo]:
+            members = [] if self.left else [controller_pb2.GroupMember(member_id="own")]
+            return [controller_pb2.GroupInfo(group=group_id, members=members)]
+
+    roles = LeavingRoles()
+    leaving = asyncio.create_task(roles.give_up(await roles.claim("g", OWN)))
+    await asyncio.sleep(0)
+    info = await roles.look_up("g", OWN)
+    assert info is not None
+    assert not info.members
+    await leaving
