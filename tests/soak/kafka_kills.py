@@ -23,18 +23,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from confluent_kafka.admin import AdminClient
+
 from semel.client import Client, connect
 from tests.kit.cluster import Cluster
 from tests.kit.kafka_gateway import KafkaGatewayProcess, consume
 from tests.kit.kafka_writer import WriterProcess
 from tests.kit.numbered import Findings, NumberedJudge
+from tests.kit.waiting import until
 
 PARTITIONS: Final = 4
+"""A new topic has so many."""
+PARTITIONS_MAX: Final = 16
+SPLIT: Final = "split"
 MUTE: Final = "gateway that answers no more"
 """It is frozen before it is killed: what it has passed on is stored, and the client never hears."""
 STRIKES: Final = (
     *("master", "gateway", "gateway", "writer", "master and gateway", "all gateways"),
-    *("pause master", "pause gateway", MUTE),
+    *("pause master", "pause gateway", MUTE, SPLIT, SPLIT),
 )
 RESUME_S: Final = 60.0
 FROZEN_S: Final = 0.3
@@ -46,6 +52,7 @@ class Round:
     def __init__(
         self,
         cluster: Cluster,
+        client: Client,
         gateways: list[KafkaGatewayProcess],
         scratch: Path,
         seed: int,
@@ -53,6 +60,7 @@ class Round:
         strikes: Sequence[str] = STRIKES,
     ) -> None:
         self._cluster = cluster
+        self._client = client
         self._gateways = gateways
         self._scratch = scratch
         self._rng = random.Random(seed)
@@ -62,14 +70,34 @@ class Round:
         self.strikes: Counter[str] = Counter()
         self.acked: dict[int, list[int]] = {}
         self.wrong: list[str] = []
+        client.admin.create_topic(self.topic, queues=PARTITIONS)
         self._writer = self._start()
 
+    @property
+    def partitions(self) -> int:
+        """How many the topic has: one for each open queue."""
+        return len(self._open_queues())
+
+    def _open_queues(self) -> list[int]:
+        queues = self._client.admin.describe_topic(self.topic).queues
+        return [each.queue for each in queues if not each.sealed]
+
     def _start(self) -> WriterProcess:
+        """Starts a writer to all partitions, once each gateway knows them."""
+        partitions = self.partitions
+        for gateway in self._gateways:
+            admin = AdminClient({"bootstrap.servers": gateway.address, "log_level": 0})
+
+            def known(admin: AdminClient = admin) -> bool:
+                topic = admin.list_topics(self.topic, timeout=10).topics[self.topic]
+                return len(topic.partitions) == partitions
+
+            until(known, RESUME_S, f"{partitions} partitions at {gateway.address}")
         addresses = ",".join(gateway.address for gateway in self._gateways)
         log = self._scratch / "writer.log"
         life = len(self.acked)
         self.acked[life] = []
-        return WriterProcess(addresses, self.topic, PARTITIONS, life, self._rate, log)
+        return WriterProcess(addresses, self.topic, partitions, life, self._rate, log)
 
     def run(self, seconds: float) -> None:
         """Strikes again and again. Raises AssertionError if acknowledgements do not come back."""
@@ -98,6 +126,10 @@ class Round:
                 self._writer.kill()
                 self._end_of_life()
                 self._writer = self._start()
+            case _ if strike == SPLIT:
+                queues = self._open_queues()
+                if len(queues) < PARTITIONS_MAX:
+                    self._client.admin.split_queue(self.topic, self._rng.choice(queues))
             case "pause master":
                 master = self._cluster.master()
                 self._cluster.pause(master)
@@ -130,13 +162,14 @@ class Round:
                 for gateway in gateways:
                     gateway.start()
 
-    def judge(self, client: Client) -> Findings:
+    def judge(self) -> Findings:
         """What the topic has, read by librdkafka."""
-        queues = client.admin.describe_topic(self.topic).queues
+        queues = self._client.admin.describe_topic(self.topic).queues
         count = sum(queue.log_end_offset for queue in queues)
         addresses = ",".join(gateway.address for gateway in self._gateways)
-        found: dict[int, dict[int, bytes]] = {number: {} for number in range(PARTITIONS)}
-        for message in consume(addresses, self.topic, PARTITIONS, count):
+        partitions = self.partitions
+        found: dict[int, dict[int, bytes]] = {number: {} for number in range(partitions)}
+        for message in consume(addresses, self.topic, partitions, count):
             found[message.partition()][message.offset()] = message.value()
         judge = NumberedJudge()
         for partition, stored in found.items():
@@ -172,16 +205,16 @@ def main(arguments: list[str]) -> int:
             KafkaGatewayProcess(cluster.bootstrap, log=scratch / "two.log", program=program) as two,
         ):
             while (left := deadline - time.monotonic()) > 0 and not noticed:
-                client.admin.create_topic(f"kills-{seed}", queues=PARTITIONS)
-                current = Round(cluster, [one, two], scratch, seed, options.rate, strikes)
+                current = Round(cluster, client, [one, two], scratch, seed, options.rate, strikes)
                 current.run(min(left, options.round_minutes * 60))
-                findings = current.judge(client)
+                findings = current.judge()
                 verified = client.admin.verify(current.topic).ok
                 total += current.strikes
                 stored += findings.stored
                 seed += 1
                 print(
                     f"{current.topic}: {findings.stored} stored in {len(current.acked)} lives,"
+                    f" {current.partitions} partitions,"
                     f" lost {findings.lost}, twice {findings.twice}, out of order"
                     f" {findings.disordered}, invented {findings.invented}, verify"
                     f" {'ok' if verified else 'NOT OK'}, told wrong {current.wrong[:1]};"
