@@ -50,6 +50,9 @@ class Gateways(Protocol):
     def present(self) -> tuple[GatewayPlace, ...]:
         """All that are there, by rising `node_id`; this one is among them."""
 
+    async def checked(self) -> tuple[GatewayPlace, ...]:
+        """Returns the same, after a look whether they are still there."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestContext:

@@ -18,7 +18,7 @@ from semel.client.core.routing import TopicRoute
 from semel.client.reading.offsets import QueueOffsets, list_offsets
 from semel.client.transport.cluster import Cluster
 from semel.gateway.answers import answer
-from semel.gateway.dispatch import Handler, RequestContext
+from semel.gateway.dispatch import GatewayPlace, Handler, RequestContext
 from semel.gateway.leaders import leader_of
 from semel.gateway.partitions import PartitionLine, lineages_of
 from semel.gateway.refusals import error_code
@@ -52,13 +52,13 @@ class Catalog:
 
     async def metadata(self, request: Any, context: RequestContext) -> Any:
         """Answers Metadata, versions 0 to 8. Version 0 asks for all topics by naming none."""
+        gateways = await context.gateways.checked()
         named = request.topics
         if named is None or (context.version == 0 and not named):
-            topics = [_described(route, context) for route in await self._every()]
+            topics = [_described(route, gateways) for route in await self._every()]
         else:
             names = list(dict.fromkeys(topic.name for topic in named))
-            topics = await asyncio.gather(*(self._topic(name, context) for name in names))
-        gateways = context.gateways.present
+            topics = await asyncio.gather(*(self._topic(name, gateways) for name in names))
         return answer(
             request,
             brokers=[
@@ -79,7 +79,7 @@ class Catalog:
                 error_message="the gateways are brokers, and no controllers are shown",
                 cluster_id=self._cluster.routes.cluster_id,
             )
-        gateways = context.gateways.present
+        gateways = await context.gateways.checked()
         return answer(
             request,
             error_code=ErrorCode.none,
@@ -103,9 +103,9 @@ class Catalog:
         except SemelError:
             return list(self._cluster.routes.topics())
 
-    async def _topic(self, name: str, context: RequestContext) -> dict[str, Any]:
+    async def _topic(self, name: str, gateways: Sequence[GatewayPlace]) -> dict[str, Any]:
         try:
-            return _described((await self._topics.newest(name)).route, context)
+            return _described((await self._topics.newest(name)).route, gateways)
         except SemelError as error:
             code = error_code(error)
             if not isinstance(error, UnknownTopic) and error.retriable:
@@ -201,10 +201,10 @@ def _refused_topic(name: str, code: ErrorCode) -> dict[str, Any]:
     return {"error_code": code, "name": name, "is_internal": False, "partitions": ()}
 
 
-def _described(topic: TopicRoute, context: RequestContext) -> dict[str, Any]:
+def _described(topic: TopicRoute, gateways: Sequence[GatewayPlace]) -> dict[str, Any]:
     partitions = []
     for index, lineage in enumerate(lineages_of(topic)):
-        leader = leader_of(lineage.queues[0].key, context.gateways.present).node_id
+        leader = leader_of(lineage.queues[0].key, gateways).node_id
         partitions.append(
             {
                 "error_code": ErrorCode.none,

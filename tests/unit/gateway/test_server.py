@@ -31,6 +31,9 @@ class Alone:
     own = OWN
     present = (OWN,)
 
+    async def checked(self) -> tuple[GatewayPlace, ...]:
+        return self.present
+
 
 class Port:
     """A server, and what its handlers were given."""

@@ -10,7 +10,9 @@ A gateway's node id follows from its address, so that all tell clients the same,
 A gateway that refuses connections has ended: whoever finds that out reports it to the controllers
 as having left, so that its groups need not wait for its session. Only a gateway that this one has
 reached before is reported; an address that is of use to clients alone proves nothing. One that is
-reported by mistake joins again, and its groups' members as well.
+reported by mistake joins again, and its groups' members as well. Clients ask for metadata when they
+have lost their gateway, so that is when the others are looked at: a partition has another leader as
+soon as somebody misses the one that it had, and not when a session ends.
 
 While no controller answers, everything stays as it is: clients keep their coordinators.
 
@@ -22,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 import uuid
 import zlib
 from collections.abc import Awaitable, Callable
@@ -43,6 +46,8 @@ SESSION_MS: Final = 2_000
 CALL_S: Final = 2.0
 LEAVE_S: Final = 2.0
 REACH_S: Final = 0.5
+CHECK_S: Final = 0.25
+"""Seconds for which a gateway that was looked at counts as there."""
 
 
 def place_of(address: str) -> GatewayPlace:
@@ -75,12 +80,43 @@ class GatewayMembership:
         self._present: tuple[GatewayPlace, ...] = (self.own,)
         self._reached: set[str] = set()
         """Ids of other gateways that a connection has reached."""
+        self._others: dict[str, GatewayPlace] = {}
+        """All other gateways by id, as of the last look around."""
+        self._check: asyncio.Task[None] | None = None
+        """The look at the others that is under way."""
+        self._checked_s = -CHECK_S
+        self._reports: set[asyncio.Task[None]] = set()
         self._beat_s = SESSION_MS / 3000
 
     @property
     def present(self) -> tuple[GatewayPlace, ...]:
         """All gateways, as of the last look around, by rising `node_id`."""
         return self._present
+
+    async def checked(self) -> tuple[GatewayPlace, ...]:
+        """Returns all gateways but those that were found to have ended, by rising `node_id`."""
+        if self._check is None and time.monotonic() - self._checked_s >= CHECK_S:
+            self._check = asyncio.get_running_loop().create_task(
+                self._check_others(), name="semel-kafka-check"
+            )
+        if self._check is not None:
+            await asyncio.shield(self._check)
+        return self._present
+
+    async def _check_others(self) -> None:
+        try:
+            others = dict(self._others)
+            ended = await asyncio.gather(*(self._has_ended(*other) for other in others.items()))
+            gone = [each for each, has in zip(others.items(), ended, strict=True) if has]
+            if gone:
+                left = {place.node_id for _, place in gone} - {self.own.node_id}
+                self._present = tuple(each for each in self._present if each.node_id not in left)
+                for each in gone:  # controllers may be away, and clients do not wait for them
+                    task = asyncio.get_running_loop().create_task(self._report(*each))
+                    self._reports.add(task)
+                    task.add_done_callback(self._reports.discard)
+        finally:
+            self._check, self._checked_s = None, time.monotonic()
 
     async def join(self) -> None:
         """Joins the gateways. Raises SemelError, for example InvalidRequest if clients reach the
@@ -121,12 +157,19 @@ class GatewayMembership:
 
     async def is_gone(self, member_id: str, place: GatewayPlace) -> bool:
         """Whether another gateway has ended; then the controllers know it as well."""
-        if member_id not in self._reached or await _reaches(place) is not False:
+        if not await self._has_ended(member_id, place):
             return False
-        logger.warning("gateway has ended member=%s port=%d", member_id, place.port)
-        self._reached.discard(member_id)
-        await self._remove(member_id)
+        await self._report(member_id, place)
         return True
+
+    async def _has_ended(self, member_id: str, place: GatewayPlace) -> bool:
+        return member_id in self._reached and await _reaches(place) is False
+
+    async def _report(self, member_id: str, place: GatewayPlace) -> None:
+        if member_id in self._reached:  # nobody else has reported it meanwhile
+            logger.warning("gateway has ended member=%s port=%d", member_id, place.port)
+            self._reached.discard(member_id)
+            await self._remove(member_id)
 
     async def _remove(self, member_id: str) -> None:
         request = controller_pb2.LeaveGroupRequest(group=GATEWAY_GROUP, member_id=member_id)
@@ -163,6 +206,7 @@ class GatewayMembership:
             for member_id in others.keys() - self._reached:
                 if await _reaches(others[member_id]):
                     self._reached.add(member_id)
+            self._others = others
             self._present = tuple(found[node_id] for node_id in sorted(found))
 
     async def _controller(self, method: str, request: object) -> Any:
