@@ -141,7 +141,13 @@ async def test_a_request_that_cannot_be_read_is_refused_without_a_word_in_the_lo
         assert type(error) is errors.InvalidRequest
         assert error.message == "the request of 3 bytes cannot be read"
         assert await call(kind, ErrorDetail(message="a").SerializeToString()) == [b"a"]
-    assert not caplog.records
+    assert not [record for record in caplog.records if not of_grpcs_poller(record)]
+
+
+def of_grpcs_poller(record: logging.LogRecord) -> bool:
+    """The loops of other threads' tests read the bytes that gRPC's poller has woken this one by:
+    programs pass that over, too (`client/transport/runtime.py`)."""
+    return record.name == "asyncio" and (record.exc_info or (None,))[0] is BlockingIOError
 
 
 @pytest.mark.parametrize("kind", KINDS)
