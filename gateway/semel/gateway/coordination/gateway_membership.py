@@ -86,6 +86,9 @@ class GatewayMembership:
         self._present: tuple[GatewayPlace, ...] = (self.own,)
         self._reached: set[str] = set()
         """Ids of other gateways that a connection has reached."""
+        self._gone: set[str] = set()
+        """Ids of others that have ended and that the controllers may still name: one that was
+        reported by mistake comes back under another id."""
         self._others: dict[str, GatewayPlace] = {}
         """All other gateways by id, as of the last look around."""
         self._recent: dict[int, tuple[GatewayPlace, float]] = {}
@@ -134,6 +137,7 @@ class GatewayMembership:
                 self._remember()
                 left = {place.node_id for _, place in gone} - {self.own.node_id}
                 self._present = tuple(each for each in self._present if each.node_id not in left)
+                self._gone |= {member_id for member_id, _ in gone}
                 for each in gone:  # controllers may be away, and clients do not wait for them
                     task = asyncio.get_running_loop().create_task(self._report(*each))
                     self._reports.add(task)
@@ -192,6 +196,7 @@ class GatewayMembership:
         if member_id in self._reached:  # nobody else has reported it meanwhile
             logger.warning("gateway has ended member=%s port=%d", member_id, place.port)
             self._reached.discard(member_id)
+            self._gone.add(member_id)
             await self._remove(member_id)
 
     async def _remove(self, member_id: str) -> None:
@@ -217,20 +222,19 @@ class GatewayMembership:
         request = controller_pb2.ListGroupsRequest(group=GATEWAY_GROUP)
         with contextlib.suppress(UnknownGroup):
             reply = await self._controller("ListGroups", request)
-            found = {self.own.node_id: self.own}
             others: dict[str, GatewayPlace] = {}
             for member in (member for group in reply.groups for member in group.members):
-                with contextlib.suppress(InvalidRequest):
-                    place = place_of(member.address)
-                    found[place.node_id] = place
-                    if member.member_id != self.member_id:
-                        others[member.member_id] = place
+                if member.member_id != self.member_id:
+                    with contextlib.suppress(InvalidRequest):
+                        others[member.member_id] = place_of(member.address)
+            self._gone &= others.keys()
             self._reached &= others.keys()
-            for member_id in others.keys() - self._reached:
+            for member_id in others.keys() - self._reached - self._gone:
                 if await _reaches(others[member_id]):
                     self._reached.add(member_id)
-            self._others = others
+            self._others = {each: others[each] for each in others.keys() - self._gone}
             self._remember()
+            found = {place.node_id: place for place in (self.own, *self._others.values())}
             self._present = tuple(found[node_id] for node_id in sorted(found))
 
     async def _controller(self, method: str, request: object) -> Any:

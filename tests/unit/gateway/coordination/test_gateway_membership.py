@@ -91,6 +91,11 @@ async def test_one_that_refuses_connections_is_missed_at_once_and_reported(
     assert await membership.checked() == (place_of(OWN),)
     await asyncio.gather(*membership._reports)
     assert controllers.left == ["other"]
+    await membership.look_around()  # by controllers that have not heard of it yet
+    assert membership.present == (place_of(OWN),)
+    controllers.members["again"] = other.address
+    await membership.look_around()
+    assert place_of(other.address) in membership.present
 
 
 async def test_clients_do_not_wait_for_controllers_that_are_away(
