@@ -50,10 +50,6 @@ class Gateways(Protocol):
     def present(self) -> tuple[GatewayPlace, ...]:
         """All that are there, by rising `node_id`; this one is among them."""
 
-    @property
-    def recent(self) -> tuple[GatewayPlace, ...]:
-        """Those, and the ones that were there a while ago, by rising `node_id`."""
-
     async def checked(self) -> tuple[GatewayPlace, ...]:
         """Returns the same, after a look whether they are still there."""
 

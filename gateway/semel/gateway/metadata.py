@@ -1,9 +1,9 @@
 """Metadata, DescribeCluster and ListOffsets: which gateways and topics there are, who leads the
 partitions, where they begin and end.
 
-Gateways are the brokers that clients see, for a while also those that have gone. A partition has
-one replica there, its leader, whatever the broker group has: how often a message is stored is no
-business of Kafka's clients. The leader of a partition stays who it is when its queue is split.
+Gateways are the brokers that clients see. A partition has one replica there, its leader, whatever
+the broker group has: how often a message is stored is no business of Kafka's clients. The leader of
+a partition stays who it is when its queue is split.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Catalog:
             request,
             brokers=[
                 {"node_id": each.node_id, "host": each.host, "port": each.port, "rack": None}
-                for each in context.gateways.recent
+                for each in gateways
             ],
             cluster_id=self._cluster.routes.cluster_id,
             controller_id=gateways[0].node_id,

@@ -29,7 +29,7 @@ OWN = GatewayPlace(1, "127.0.0.1", 9092)
 
 class Alone:
     own = OWN
-    present = recent = (OWN,)
+    present = (OWN,)
 
     async def checked(self) -> tuple[GatewayPlace, ...]:
         return self.present

@@ -14,10 +14,6 @@ reported by mistake joins again, and its groups' members as well. Clients ask fo
 have lost their gateway, so that is when the others are looked at: a partition has another leader as
 soon as somebody misses the one that it had, and not when a session ends.
 
-Clients go on by the gateways that they were told of last, and many never look at their bootstrap
-addresses again. One that has gone is therefore told to them for a while longer, as a broker that
-leads nothing: when it is back and the others go, they find it.
-
 While no controller answers, everything stays as it is: clients keep their coordinators.
 
 Not here: which groups a gateway coordinates (`roles.py`).
@@ -50,8 +46,6 @@ SESSION_MS: Final = 2_000
 CALL_S: Final = 2.0
 LEAVE_S: Final = 2.0
 REACH_S: Final = 0.5
-RECENT_S: Final = 900.0
-"""Seconds for which clients are told of a gateway that has gone; they ask anew every 300 s."""
 CHECK_S: Final = 0.25
 """Seconds for which a gateway that was looked at counts as there."""
 
@@ -91,8 +85,6 @@ class GatewayMembership:
         reported by mistake comes back under another id."""
         self._others: dict[str, GatewayPlace] = {}
         """All other gateways by id, as of the last look around."""
-        self._recent: dict[int, tuple[GatewayPlace, float]] = {}
-        """Gateways by node id, and when they were there last."""
         self._check: asyncio.Task[None] | None = None
         """The look at the others that is under way."""
         self._checked_s = -CHECK_S
@@ -103,20 +95,6 @@ class GatewayMembership:
     def present(self) -> tuple[GatewayPlace, ...]:
         """All gateways, as of the last look around, by rising `node_id`."""
         return self._present
-
-    @property
-    def recent(self) -> tuple[GatewayPlace, ...]:
-        """All gateways that are there, or were a while ago, by rising `node_id`."""
-        self._remember()
-        return tuple(self._recent[node_id][0] for node_id in sorted(self._recent))
-
-    def _remember(self) -> None:
-        """Notes who is there; to be called before `_present` changes."""
-        now = time.monotonic()
-        self._recent |= {place.node_id: (place, now) for place in self._present}
-        for node_id, (_, seen_s) in list(self._recent.items()):
-            if now - seen_s > RECENT_S:
-                del self._recent[node_id]
 
     async def checked(self) -> tuple[GatewayPlace, ...]:
         """Returns all gateways but those that were found to have ended, by rising `node_id`."""
@@ -134,7 +112,6 @@ class GatewayMembership:
             ended = await asyncio.gather(*(self._has_ended(*other) for other in others.items()))
             gone = [each for each, has in zip(others.items(), ended, strict=True) if has]
             if gone:
-                self._remember()
                 left = {place.node_id for _, place in gone} - {self.own.node_id}
                 self._present = tuple(each for each in self._present if each.node_id not in left)
                 self._gone |= {member_id for member_id, _ in gone}
@@ -233,7 +210,6 @@ class GatewayMembership:
                 if await _reaches(others[member_id]):
                     self._reached.add(member_id)
             self._others = {each: others[each] for each in others.keys() - self._gone}
-            self._remember()
             found = {place.node_id: place for place in (self.own, *self._others.values())}
             self._present = tuple(found[node_id] for node_id in sorted(found))
 

@@ -132,18 +132,3 @@ async def test_one_that_was_never_reached_stays() -> None:
     await membership.look_around()
     assert place_of("127.0.0.1:2") in await membership.checked()
     assert not controllers.left
-
-
-async def test_one_that_has_gone_is_told_for_a_while(
-    known: tuple[GatewayMembership, Controllers, Other], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Java's clients before 4.0 know only the gateways of their last metadata. When one was back
-    and the other had gone, they knew none that lived, for ever."""
-    membership, controllers, other = known
-    del controllers.members["other"]
-    await membership.look_around()
-    assert membership.present == (place_of(OWN),)
-    assert set(membership.recent) == {place_of(OWN), place_of(other.address)}
-    monkeypatch.setattr(gateway_membership, "RECENT_S", 0.0)
-    await asyncio.sleep(0.01)
-    assert membership.recent == (place_of(OWN),)
