@@ -16,34 +16,15 @@ Not here: the checks of passwords (`login_service.py`).
 
 from __future__ import annotations
 
-import ipaddress
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
+from semel.protos.security.guesses import Patience, origin_of
+
 QUIET_MS: Final = 15 * 60_000
 """After so long without an attempt a count is forgotten."""
 KEYS_MAX: Final = 100_000
-_IPV6_BITS: Final = 64
-"""One subscriber has so many addresses of IPv6 that they are counted as one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """How one count turns into a wait."""
-
-    free: int
-    """Wrong attempts before there is any wait."""
-    first_ms: int
-    """The first wait; it doubles with each attempt."""
-    most_ms: int
-
-    def wait_ms(self, count: int) -> int:
-        """The wait after `count` attempts."""
-        if count < self.free:
-            return 0
-        return min(self.first_ms << min(count - self.free, 30), self.most_ms)
-
 
 PAIR: Final = Patience(free=3, first_ms=1_000, most_ms=60_000)
 """For one user from one address."""
@@ -104,17 +85,5 @@ class Slowdown:
 
 
 def _keys(user: str, address: str) -> tuple[tuple[Patience, str], ...]:
-    place = _place(address)
+    place = origin_of(address)
     return (PAIR, f"{len(user)}:{user}{place}"), (ADDRESS, place), (USER, user)
-
-
-def _place(address: str) -> str:
-    try:
-        found = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if isinstance(found, ipaddress.IPv6Address):
-        if found.ipv4_mapped is not None:
-            return str(found.ipv4_mapped)
-        return str(ipaddress.ip_network((found, _IPV6_BITS), strict=False))
-    return str(found)

@@ -12,10 +12,11 @@ Invariant: at most `HOSTS_MAX` hosts are kept; the one that failed least recentl
 
 from __future__ import annotations
 
-import ipaddress
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
+
+from semel.protos.security.guesses import Patience, origin_of
 
 FREE: Final = 5
 FIRST_S: Final = 1.0
@@ -24,9 +25,7 @@ QUIET_S: Final = 900.0
 HOSTS_MAX: Final = 100_000
 ANSWER_S: Final = 0.5
 """Seconds before a wrong proof is answered."""
-_DOUBLINGS_MAX: Final = 10
-_IPV6_BITS: Final = 64
-"""One subscriber has so many addresses of IPv6 that they are counted as one."""
+_PATIENCE: Final = Patience(free=FREE, first_ms=round(FIRST_S * 1000), most_ms=round(MOST_S * 1000))
 
 
 @dataclass(slots=True)
@@ -44,36 +43,21 @@ class Attempts:
 
     def wait_s(self, host: str, now_s: float) -> float:
         """The seconds for which nothing from `host` is looked at; 0 if it is listened to."""
-        key = _key(host)
+        key = origin_of(host)
         count = self._counts.get(key)
         if count is None:
             return 0.0
         if now_s - count.at_s >= QUIET_S:
             del self._counts[key]
             return 0.0
-        if count.wrong < FREE:
-            return 0.0
-        wait = min(MOST_S, FIRST_S * 2.0 ** min(count.wrong - FREE, _DOUBLINGS_MAX))
-        return max(0.0, count.at_s + wait - now_s)
+        return max(0.0, count.at_s + _PATIENCE.wait_ms(count.wrong) / 1000 - now_s)
 
     def on_wrong(self, host: str, now_s: float) -> None:
         """A proof from there was wrong."""
-        key = _key(host)
+        key = origin_of(host)
         count = self._counts.setdefault(key, _Count(0, now_s))
         count.wrong += 1
         count.at_s = now_s
         self._counts.move_to_end(key)
         while len(self._counts) > HOSTS_MAX:
             self._counts.popitem(last=False)
-
-
-def _key(host: str) -> str:
-    try:
-        found = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-    if isinstance(found, ipaddress.IPv6Address):
-        if found.ipv4_mapped is not None:
-            return str(found.ipv4_mapped)
-        return str(ipaddress.ip_network((found, _IPV6_BITS), strict=False))
-    return str(found)

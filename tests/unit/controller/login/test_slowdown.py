@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from semel.controller.login.slowdown import ADDRESS, PAIR, QUIET_MS, USER, Patience, Slowdown
+from semel.controller.login.slowdown import ADDRESS, PAIR, QUIET_MS, USER, Slowdown
+from semel.protos.security.guesses import Patience
 
 
 def wrong_until(slow: Slowdown, end_ms: int, *, users: int = 1, addresses: int = 1) -> int:
