@@ -82,15 +82,13 @@ class Caller:
             return
         key = (method, group_id)
         known = self._answers.get(key)
+        allowed = known is not None and known[0]
         if known is None or time.monotonic() - known[1] > age_s:
             try:
                 allowed = await self._ask(key)
             except SemelError as error:
                 if known is None:
                     raise Refused(GroupError.COORDINATOR_NOT_AVAILABLE) from error
-                allowed = known[0]
-        else:
-            allowed = known[0]
         if not allowed:
             raise Refused(GroupError.GROUP_AUTHORIZATION_FAILED)
 
@@ -115,15 +113,13 @@ class Caller:
             request = controller_pb2.HeartbeatGroupRequest(group=group_id)
         else:
             request = controller_pb2.ListGroupsRequest(group=group_id, counts_only=True)
-        asked_s = time.monotonic()
+        asked_s, allowed = time.monotonic(), True
         try:
             await self.session.cluster.controller(method, request, CALL_S)
         except PermissionDenied:
             allowed = False
         except (UnknownGroup, UnknownMember):
-            allowed = True
-        else:
-            allowed = True
+            pass
         if len(self._answers) >= ANSWERS_MAX:
             self._answers.clear()
         self._answers[key] = (allowed, asked_s)

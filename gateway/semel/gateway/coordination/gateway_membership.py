@@ -77,7 +77,6 @@ class GatewayMembership:
         self._session = session
         self._protocol = protocol
         self._on_dropped = on_dropped
-        self._present: tuple[GatewayPlace, ...] = (self.own,)
         self._reached: set[str] = set()
         """Ids of other gateways that a connection has reached."""
         self._gone: set[str] = set()
@@ -93,30 +92,29 @@ class GatewayMembership:
 
     @property
     def present(self) -> tuple[GatewayPlace, ...]:
-        """All gateways, as of the last look around, by rising `node_id`."""
-        return self._present
+        """All gateways, as of the last look around, but those that were found to have ended, by
+        rising `node_id`."""
+        others = (self._others[member_id] for member_id in self._others.keys() - self._gone)
+        found = {place.node_id: place for place in (self.own, *others)}
+        return tuple(found[node_id] for node_id in sorted(found))
 
     async def checked(self) -> tuple[GatewayPlace, ...]:
-        """Returns all gateways but those that were found to have ended, by rising `node_id`."""
+        """Returns the same, after a look whether they are still there."""
         if self._check is None and time.monotonic() - self._checked_s >= CHECK_S:
             self._check = asyncio.get_running_loop().create_task(
                 self._check_others(), name="semel-kafka-check"
             )
         if self._check is not None:
             await asyncio.shield(self._check)
-        return self._present
+        return self.present
 
     async def _check_others(self) -> None:
         try:
-            others = dict(self._others)
-            ended = await asyncio.gather(*(self._has_ended(*other) for other in others.items()))
-            gone = [each for each, has in zip(others.items(), ended, strict=True) if has]
-            if gone:
-                left = {place.node_id for _, place in gone} - {self.own.node_id}
-                self._present = tuple(each for each in self._present if each.node_id not in left)
-                self._gone |= {member_id for member_id, _ in gone}
-                for each in gone:  # controllers may be away, and clients do not wait for them
-                    task = asyncio.get_running_loop().create_task(self._report(*each))
+            others = [each for each in self._others.items() if each[0] not in self._gone]
+            ended = await asyncio.gather(*(self._has_ended(*other) for other in others))
+            for (member_id, _), has in zip(others, ended, strict=True):
+                if has:  # controllers may be away, and clients do not wait for them
+                    task = asyncio.get_running_loop().create_task(self._remove(member_id))
                     self._reports.add(task)
                     task.add_done_callback(self._reports.discard)
         finally:
@@ -163,18 +161,19 @@ class GatewayMembership:
         """Whether another gateway has ended; then the controllers know it as well."""
         if not await self._has_ended(member_id, place):
             return False
-        await self._report(member_id, place)
+        await self._remove(member_id)
         return True
 
     async def _has_ended(self, member_id: str, place: GatewayPlace) -> bool:
-        return member_id in self._reached and await _reaches(place) is False
-
-    async def _report(self, member_id: str, place: GatewayPlace) -> None:
-        if member_id in self._reached:  # nobody else has reported it meanwhile
+        """Whether nobody is there any more; what was found out once is remembered."""
+        if member_id in self._gone:
+            return True
+        if member_id not in self._reached or await _reaches(place) is not False:
+            return False
+        if member_id not in self._gone:
             logger.warning("gateway has ended member=%s port=%d", member_id, place.port)
-            self._reached.discard(member_id)
             self._gone.add(member_id)
-            await self._remove(member_id)
+        return True
 
     async def _remove(self, member_id: str) -> None:
         request = controller_pb2.LeaveGroupRequest(group=GATEWAY_GROUP, member_id=member_id)
@@ -209,9 +208,7 @@ class GatewayMembership:
             for member_id in others.keys() - self._reached - self._gone:
                 if await _reaches(others[member_id]):
                     self._reached.add(member_id)
-            self._others = {each: others[each] for each in others.keys() - self._gone}
-            found = {place.node_id: place for place in (self.own, *self._others.values())}
-            self._present = tuple(found[node_id] for node_id in sorted(found))
+            self._others = others
 
     async def _controller(self, method: str, request: object) -> Any:
         session = self._session

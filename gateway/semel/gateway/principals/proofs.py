@@ -12,7 +12,7 @@ error code for that, which every client reads, so a bad token is refused at once
 Invariant: for any bytes, `read_proof` returns a proof or raises BadProof, and neither the error nor
 a repr has any of the bytes.
 
-Not here: whether a proof is right (`principal_login.py`), the order of messages (`sasl_state.py`).
+Not here: whether a proof is right (`principal_pool.py`), the order of messages (`sasl_state.py`).
 """
 
 from __future__ import annotations
