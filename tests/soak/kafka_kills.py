@@ -25,12 +25,13 @@ from typing import Final
 
 from confluent_kafka.admin import AdminClient
 
-from semel.client import Client, connect
+from semel.client import Client
 from tests.kit.cluster import Cluster
 from tests.kit.kafka_gateway import KafkaGatewayProcess, consume
 from tests.kit.kafka_writer import WriterProcess
 from tests.kit.numbered import Findings, NumberedJudge
 from tests.kit.waiting import until
+from tests.soak.kafka_run import two_gateways
 
 PARTITIONS: Final = 4
 """A new topic has so many."""
@@ -198,17 +199,12 @@ def main(arguments: list[str]) -> int:
     seed, stored, noticed = options.seed, 0, False
     with tempfile.TemporaryDirectory(prefix="semel-kafka-kills-") as directory:
         scratch = Path(directory)
-        with (
-            Cluster(scratch / "cluster") as cluster,
-            connect(cluster.bootstrap) as client,
-            KafkaGatewayProcess(cluster.bootstrap, log=scratch / "one.log", program=program) as one,
-            KafkaGatewayProcess(cluster.bootstrap, log=scratch / "two.log", program=program) as two,
-        ):
+        with two_gateways(scratch, program=program) as served:
             while (left := deadline - time.monotonic()) > 0 and not noticed:
-                current = Round(cluster, client, [one, two], scratch, seed, options.rate, strikes)
+                current = Round(*served, scratch, seed, options.rate, strikes)
                 current.run(min(left, options.round_minutes * 60))
                 findings = current.judge()
-                verified = client.admin.verify(current.topic).ok
+                verified = served.client.admin.verify(current.topic).ok
                 total += current.strikes
                 stored += findings.stored
                 seed += 1

@@ -12,7 +12,6 @@ Not here: Semel's own data source for Spark (`spark.py`).
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -25,13 +24,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, concat, lit
 from pyspark.sql.streaming.query import StreamingQuery
 
-from semel.client import Client, connect
+from semel.client import Client
 from semel.client.java import JavaMissing
 from semel.spark_connector import spark_session
 from tests.kit.cluster import Cluster
 from tests.kit.kafka_gateway import KafkaGatewayProcess
 from tests.kit.maven import Missing, jars, listed
-from tests.kit.verdicts import Outcome, Verdicts, verdict_of
+from tests.kit.verdicts import Verdicts, verdict_of
+from tests.soak.kafka_run import chosen, two_gateways
 
 PARTITIONS: Final = 3
 KEYS: Final = 60
@@ -183,13 +183,8 @@ class Judged:
 def main(arguments: list[str]) -> int:
     """Runs all tests, or those that are named; returns the exit status."""
     names = ("batch", "timestamps", "sink", "stream")
-    parser = argparse.ArgumentParser(
-        prog="./run soak kafka-spark", description=(__doc__ or "").partition(": ")[2]
-    )
-    parser.add_argument("tests", nargs="*", metavar="TEST", help=f"some of {', '.join(names)}")
-    options = parser.parse_args(arguments)
-    if unknown := set(options.tests) - set(names):
-        parser.error(f"there is no test {', '.join(sorted(unknown))}")
+    about = (__doc__ or "").partition(": ")[2]
+    tests = chosen("./run soak kafka-spark", about, arguments, names)
     verdicts = Verdicts()
     [connector] = [each for each in listed("spark-kafka") if ":spark-sql-kafka" in each]
     with tempfile.TemporaryDirectory(prefix="semel-kafka-spark-") as directory:
@@ -205,15 +200,9 @@ def main(arguments: list[str]) -> int:
         except (Missing, JavaMissing) as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
-        with (
-            session as spark,
-            Cluster(scratch / "cluster") as cluster,
-            connect(cluster.bootstrap) as client,
-            KafkaGatewayProcess(cluster.bootstrap) as one,
-            KafkaGatewayProcess(cluster.bootstrap) as two,
-        ):
+        with session as spark, two_gateways(scratch, logs=False) as served:
             print(f"Spark {spark.version}, {connector}", flush=True)
-            judged = Judged(spark, cluster, client, [one, two], scratch)
-            for name in options.tests or names:
+            judged = Judged(spark, *served, scratch)
+            for name in tests or names:
                 verdicts.add(verdict_of("Spark's connector", name, getattr(judged, name)))
-    return 1 if any(each.outcome is Outcome.FAILED for each in verdicts.found) else 0
+    return 1 if verdicts.failed else 0

@@ -1,0 +1,50 @@
+"""What soaks of the Kafka gateway share: a command line, and a cluster with two gateways."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from semel.client import Client, connect
+from tests.kit.cluster import Cluster
+from tests.kit.kafka_gateway import KafkaGatewayProcess
+
+
+class Served(NamedTuple):
+    """A cluster, a client of it, and its gateways."""
+
+    cluster: Cluster
+    client: Client
+    gateways: list[KafkaGatewayProcess]
+
+
+@contextlib.contextmanager
+def two_gateways(
+    scratch: Path, *, logs: bool = True, program: str = "semel.console"
+) -> Iterator[Served]:
+    """A cluster with two gateways, whose words go to `scratch`, or with `logs=False` to the
+    terminal. `program` as of `KafkaGatewayProcess`."""
+    one_log, two_log = (scratch / f"{name}.log" if logs else None for name in ("one", "two"))
+    with (
+        Cluster(scratch / "cluster") as cluster,
+        connect(cluster.bootstrap) as client,
+        KafkaGatewayProcess(cluster.bootstrap, log=one_log, program=program) as one,
+        KafkaGatewayProcess(cluster.bootstrap, log=two_log, program=program) as two,
+    ):
+        yield Served(cluster, client, [one, two])
+
+
+def chosen(
+    prog: str, description: str, arguments: list[str], names: Sequence[str], *more: str
+) -> list[str]:
+    """Returns the tests that a command line names: some of `names` and `more`, or none at all. Ends
+    the program for a name that is none."""
+    parser = argparse.ArgumentParser(prog=prog, description=description)
+    parser.add_argument("tests", nargs="*", metavar="TEST", help=f"some of {', '.join(names)}")
+    tests: list[str] = parser.parse_args(arguments).tests
+    if unknown := set(tests) - {*names, *more}:
+        parser.error(f"there is no test {', '.join(sorted(unknown))}")
+    return tests
