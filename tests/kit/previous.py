@@ -1,8 +1,9 @@
-"""The release before this tree, built from its tag: an environment whose Python runs it.
+"""The release before this tree, built from its commit: an environment whose Python runs it.
 
-How it works. The newest tag of a release that is not this tree's version is unpacked and built into
-a wheel by hatchling, without a network. An environment of its own gets the wheel, and the libraries
-of this one by a .pth file, which leaves this tree out. As long as there is no such tag,
+How it works. The newest listed release that is not this tree's version is taken from the history
+and built into a wheel by hatchling, without a network. The list has commits, since a clone may have
+no tags. An environment of its own gets the wheel, and the libraries of this one by a .pth file,
+which leaves this tree out. As long as there is no such release,
 `stand_in` builds this tree's own commit, which then runs at a lower feature level: what the harness
 does is tested, and no difference of versions.
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +24,7 @@ from pathlib import Path
 from semel.protos.levels import LEVEL_MAX
 from tests.kit.cluster import Node
 from tools.release.artifacts import commit_time, commit_tree, hatch
-from tools.release.facts import number_of
+from tools.release.facts import RELEASES, number_of
 from tools.source_tree import ROOT
 
 
@@ -50,32 +52,25 @@ class Previous:
             del node.command[-len(self.flags) :]
 
 
-def newest_tag() -> str | None:
-    """The newest tag of a release other than this tree's version; None if there is none, or the
-    tree is no repository."""
+def newest_release() -> tuple[str, str] | None:
+    """The tag and the commit of the newest release other than this tree's version; None if there is
+    none, or the tree is no repository."""
     if not (ROOT / ".git").exists():
         return None
-    listed = subprocess.run(
-        ["git", "tag", "--list"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split()
-    tags = {number: tag for tag in listed if (number := number_of(tag)) is not None}
-    here = number_of(f"v{_version()}")
-    return max(
-        ((number, tag) for number, tag in tags.items() if number != here), default=(0, None)
-    )[1]
-
-
-def _version() -> str:
-    from tools.release.facts import Tree
-
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    return Tree(pyproject=text, changelog="", run="", recorded=(), changed=(), tags=()).version
+    listed = tomllib.loads((ROOT / RELEASES).read_text(encoding="utf-8"))
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    here = number_of(f"v{version['project']['version']}")
+    releases = {number: tag for tag in listed if (number := number_of(tag)) not in (None, here)}
+    return (tag := releases[max(releases)], listed[tag]) if releases else None
 
 
 def previous_release(home: Path) -> Previous | None:
     """The release before this tree, in an environment in `home`; None as long as there is none."""
-    tag = newest_tag()
-    return None if tag is None else Previous(name=tag, python=_installed(tag, home), flags=())
+    found = newest_release()
+    if found is None:
+        return None
+    tag, commit = found
+    return Previous(name=tag, python=_installed(commit, home), flags=())
 
 
 def stand_in(home: Path) -> Previous:

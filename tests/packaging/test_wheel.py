@@ -130,7 +130,7 @@ for name in {modules!r}:
 
 def test_its_command_runs_from_the_clean_environment(clean: Path, tmp_path: Path) -> None:
     result = run(clean / "semel", "--version", cwd=tmp_path)
-    assert (result.returncode, result.stdout) == (0, "semel 0.1.0\n"), result.stderr
+    assert (result.returncode, result.stdout) == (0, "semel 0.2.0\n"), result.stderr
     for noun in ("broker", "controller"):
         result = run(clean / "semel", noun, "--help", cwd=tmp_path)
         assert result.returncode == 0, result.stderr

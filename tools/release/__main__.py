@@ -11,10 +11,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 from tools.release.artifacts import DIST, SUMS, BuildFailed, build, write_sums
-from tools.release.facts import Tree, problems
+from tools.release.facts import RELEASES, Tree, problems
 from tools.release.trial import (
     EXTRAS,
     MIB,
@@ -38,6 +39,12 @@ def git(*arguments: str) -> str:
     ).stdout.strip()
 
 
+def tags() -> dict[str, str]:
+    """The commit of each tag."""
+    listed = git("tag", "--list", "--format=%(refname:strip=2) %(*objectname) %(objectname)")
+    return {line.split()[0]: line.split()[1] for line in listed.splitlines()}
+
+
 def tree() -> Tree:
     """This tree, as it would be released."""
     return Tree(
@@ -46,7 +53,8 @@ def tree() -> Tree:
         run=(ROOT / "run").read_text(encoding="utf-8"),
         recorded=[path.name for path in LOGS.iterdir()] if LOGS.exists() else [],
         changed=[line[3:] for line in git("status", "--porcelain").splitlines()],
-        tags=git("tag", "--list").split(),
+        tags=tags(),
+        released=tomllib.loads((ROOT / RELEASES).read_text(encoding="utf-8")),
     )
 
 
@@ -125,7 +133,8 @@ def tag() -> int:
                 print(f"error: dist/{made.name} is of another commit", file=sys.stderr)
                 return 1
     git("tag", "-a", f"v{version}", "-m", f"Semel {version}")
-    print(f"v{version} is set; push it with `git push origin v{version}`")
+    print(f"v{version} is set; push it with `git push origin v{version}`, and add to {RELEASES}:")
+    print(f'"v{version}" = "{git("rev-parse", "HEAD")}"')
     return 0
 
 

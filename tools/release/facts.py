@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Final
+
+RELEASES: Final = "tests/fixtures/releases.toml"
+"""Lists the commit of each release, for clones without tags."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +27,10 @@ class Tree:
     """Versions whose logs of the state machine are recorded."""
     changed: Collection[str]
     """Files that differ from the commit."""
-    tags: Collection[str]
+    tags: Mapping[str, str]
+    """The commit of each tag."""
+    released: Mapping[str, str]
+    """The commits that the list of releases has, by tag."""
 
     @property
     def version(self) -> str:
@@ -43,6 +50,11 @@ def problems(tree: Tree) -> list[str]:
     later = [tag for tag in tree.tags if (other := number_of(tag)) and other > _numbers(version)]
     if later:
         found.append(f"tag {sorted(later)[-1]} is of a later version than {version}")
+    found += [
+        f"tag {tag} has commit {commit}, {RELEASES} has {tree.released.get(tag, 'none')}"
+        for tag, commit in sorted(tree.tags.items())
+        if number_of(tag) is not None and tree.released.get(tag) != commit
+    ]
     if not re.search(rf"^## {re.escape(version)} – \d{{4}}-\d\d-\d\d$", tree.changelog, re.M):
         found.append(f"CHANGELOG.md has no section `## {version} – DATE`")
     first = re.search(r"^## (\S+)", tree.changelog, re.M)

@@ -27,7 +27,8 @@ READY = Tree(
     run="oldest=11 # of the supported Pythons\nnewest=12\n",
     recorded=["0.1.0", "0.2.0"],
     changed=[],
-    tags=["v0.1.0", "vanished"],
+    tags={"v0.1.0": "c0ffee", "vanished": "abcdef"},
+    released={"v0.1.0": "c0ffee"},
 )
 
 
@@ -39,8 +40,10 @@ def test_a_tree_that_is_ready_has_no_problems() -> None:
     ("change", "text"),
     [
         ({"changed": ["a.py"]}, "a.py is not committed"),
-        ({"tags": ["v0.2.0"]}, "tag v0.2.0 is there"),
-        ({"tags": ["v0.10.0"]}, "tag v0.10.0 is of a later version than 0.2.0"),
+        ({"tags": {"v0.2.0": "c0ffee"}}, "tag v0.2.0 is there"),
+        ({"tags": {"v0.10.0": "c0ffee"}}, "tag v0.10.0 is of a later version than 0.2.0"),
+        ({"released": {}}, "tag v0.1.0 has commit c0ffee, tests/fixtures/releases.toml has none"),
+        ({"released": {"v0.1.0": "bad"}}, "tests/fixtures/releases.toml has bad"),
         ({"changelog": "## 0.2.0 – unreleased\n"}, "no section `## 0.2.0 – DATE`"),
         (
             {"changelog": "## 0.3.0 – 2026-12-02\n## 0.2.0 – 2026-12-01\n"},
