@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 SESSION_MS: Final = 2_000
 """A gateway that dies leaves its groups without a coordinator for this long."""
 CALL_S: Final = 2.0
+START_S: Final = 30.0
+"""Seconds for which a gateway that starts waits for the controllers, which may be electing."""
 LEAVE_S: Final = 2.0
 REACH_S: Final = 0.5
 CHECK_S: Final = 0.25
@@ -120,9 +122,13 @@ class GatewayMembership:
         finally:
             self._check, self._checked_s = None, time.monotonic()
 
-    async def join(self) -> None:
-        """Joins the gateways. Raises SemelError, for example InvalidRequest if clients reach the
-        others otherwise."""
+    async def start(self) -> None:
+        """Joins the gateways and learns who else is there. Raises SemelError, for example
+        InvalidRequest if clients reach the others otherwise."""
+        await self._join(START_S)
+        await self.look_around(START_S)
+
+    async def _join(self, timeout_s: float) -> None:
         member_id = f"gateway-{uuid.uuid4().hex}"
         reply = await self._controller(
             "JoinGroup",
@@ -135,6 +141,7 @@ class GatewayMembership:
                 address=self.address,
                 protocol=self._protocol,
             ),
+            timeout_s,
         )
         self.member_id = member_id
         self._beat_s = max(0.05, reply.heartbeat_ms / 1000)
@@ -191,13 +198,13 @@ class GatewayMembership:
         except UnknownMember:
             logger.warning("gateway was taken for dead member=%s", self.member_id)
             self._on_dropped()
-            await self.join()
+            await self._join(CALL_S)
 
-    async def look_around(self) -> None:
+    async def look_around(self, timeout_s: float = CALL_S) -> None:
         """Learns who else is there. Raises SemelError."""
         request = controller_pb2.ListGroupsRequest(group=GATEWAY_GROUP)
         with contextlib.suppress(UnknownGroup):
-            reply = await self._controller("ListGroups", request)
+            reply = await self._controller("ListGroups", request, timeout_s)
             others: dict[str, GatewayPlace] = {}
             for member in (member for group in reply.groups for member in group.members):
                 if member.member_id != self.member_id:
@@ -210,9 +217,9 @@ class GatewayMembership:
                     self._reached.add(member_id)
             self._others = others
 
-    async def _controller(self, method: str, request: object) -> Any:
+    async def _controller(self, method: str, request: object, timeout_s: float = CALL_S) -> Any:
         session = self._session
-        return await session.await_run(session.cluster.controller(method, request, CALL_S))
+        return await session.await_run(session.cluster.controller(method, request, timeout_s))
 
 
 async def _reaches(place: GatewayPlace) -> bool | None:

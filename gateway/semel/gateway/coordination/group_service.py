@@ -100,8 +100,7 @@ class GroupService:
 
     async def __aenter__(self) -> GroupService:
         """Raises SemelError, for example Unavailable and UnsupportedVersion."""
-        await self.membership.join()
-        await self.membership.look_around()
+        await self.membership.start()
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self.membership.run(), name="semel-kafka-membership"),

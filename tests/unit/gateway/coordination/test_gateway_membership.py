@@ -13,6 +13,7 @@ from semel.gateway.coordination import gateway_membership
 from semel.gateway.coordination.gateway_membership import GatewayMembership, place_of
 from semel.protos import compat
 from semel.protos.addresses import Address
+from semel.protos.errors import TimedOut
 from semel.protos.groups import GATEWAY_GROUP
 from semel.protos.v1 import controller_pb2
 
@@ -20,12 +21,14 @@ OWN = "127.0.0.1:1"
 
 
 class Controllers:
-    """What controllers tell of the gateways, and what they are told; `away` they never answer."""
+    """What controllers tell of the gateways, and what they are told; `away` they never answer, and
+    while they elect they answer those who wait for `electing_s`."""
 
     def __init__(self) -> None:
         self.members: dict[str, str] = {}
         self.left: list[str] = []
         self.away = False
+        self.electing_s = 0.0
         self.cluster = SimpleNamespace(controller=self._call)
 
     async def await_run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -34,6 +37,11 @@ class Controllers:
     async def _call(self, method: str, request: Any, timeout_s: float) -> Any:
         while self.away:
             await asyncio.sleep(1)
+        if timeout_s < self.electing_s:
+            raise TimedOut("no controller has answered")
+        if method == "JoinGroup":
+            self.members[request.member_id] = request.address
+            return controller_pb2.GroupMembershipReply(heartbeat_ms=500)
         if method == "LeaveGroup":
             self.left.append(request.member_id)
             return controller_pb2.LeaveGroupReply()
@@ -132,3 +140,15 @@ async def test_one_that_was_never_reached_stays() -> None:
     await membership.look_around()
     assert place_of("127.0.0.1:2") in await membership.checked()
     assert not controllers.left
+
+
+async def test_a_gateway_that_starts_waits_while_controllers_elect() -> None:
+    controllers = Controllers()
+    controllers.electing_s = 10.0
+    session: Any = controllers
+    membership = GatewayMembership(session, Address.parse(OWN), on_dropped=lambda: None)
+    await membership.start()
+    assert controllers.members == {membership.member_id: OWN}
+    assert [str(place.port) for place in membership.present] == ["1"]
+    with pytest.raises(TimedOut):  # later there is always a next heartbeat
+        await membership.look_around()
