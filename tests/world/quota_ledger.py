@@ -14,7 +14,7 @@ Not here: what is told to it (`quota_watch.py`). The product's way to count is `
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -271,16 +271,14 @@ class Ledger:
                 raise Wrong(f"{self.name}: {size} bytes are read beyond {account.name}")
         self.takes(owner, QuotaKind.READ_BYTES, size, now_s)
 
-    def waited(
-        self, owners: Iterable[str], seconds: float, now_s: float, *, excused: bool = False
-    ) -> None:
-        """An answer leaves that has waited for a quota."""
+    def waited(self, owner: str, seconds: float, now_s: float, *, excused: bool = False) -> None:
+        """An answer leaves that has waited for a quota of its user, or of a topic that this node
+        has or had: a queue may move away while an answer with its messages waits."""
         ends = [
             account.debt_until_s
-            for owner in owners
-            for kind in _OF_READS
             for accounts in (self._accounts, self._gone)
-            if (account := accounts.get((owner or NOBODY, kind))) is not None
+            for (whose, kind), account in accounts.items()
+            if kind in _OF_READS and (whose == (owner or NOBODY) or whose.startswith("topic:"))
         ]
         if not excused and max(ends, default=-1.0) < now_s - POLL_S:
             raise Wrong(f"{self.name}: a reader has waited {seconds:.3f} s for nothing")

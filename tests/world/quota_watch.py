@@ -260,11 +260,9 @@ class Watch:
         excused = self.excused(self.now_s - 2)
         if header.throttled_ms:
             self.world.count("quota: a reader waited")
-            topics = {f"topic:{queue.topic}" for queue in replica.state.queues.values()}
-            owners = [out.sim_owner, *sorted(topics)]
             self.note(
                 lambda: self.ledger.waited(
-                    owners, header.throttled_ms / 1000, self.now_s, excused=excused
+                    out.sim_owner, header.throttled_ms / 1000, self.now_s, excused=excused
                 )
             )
         if sizes:

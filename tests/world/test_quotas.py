@@ -122,6 +122,6 @@ def test_calls_and_reads_of_a_ledger() -> None:
     made.reads("topic:t", 10, 1.5)
     with pytest.raises(Wrong, match="10 bytes are read beyond"):
         made.reads("topic:t", 10, 3.0)
-    made.waited(["topic:t"], 2.0, 9.0)
+    made.waited("user:a", 2.0, 9.0)
     with pytest.raises(Wrong, match=r"waited 2\.000 s for nothing"):
-        made.waited(["topic:t"], 2.0, 30.0)
+        made.waited("user:a", 2.0, 30.0)
