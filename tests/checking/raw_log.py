@@ -482,7 +482,8 @@ def _fold_control(result: Fold, control: control_pb2.ControlRecord, time_us: int
             result.resets.add((control.reset_offset.group, _queue(control.reset_offset.queue)))
         case "delete_group":
             group = control.delete_group.group
-            result.resets |= {(group, queue) for queue in result.end_offsets}
+            named = {_queue(queue) for queue in control.delete_group.queues}
+            result.resets |= {(group, queue) for queue in named or result.end_offsets}
 
 
 def _take_rows(result: Fold, queue: Queue) -> None:

@@ -109,6 +109,22 @@ def test_a_group_that_never_had_a_member_can_be_deleted(client: Client, topic: s
         client.admin.delete_group(topic)
 
 
+def test_progress_in_one_topic_is_deleted(semel: InsideConsole, client: Client, topic: str) -> None:
+    group, other = f"{topic}-two", f"{topic}-second"
+    client.admin.create_topic(other, queues=1)
+    with client.producer() as producer:
+        producer.send_many(other, [b"1", b"2"])
+        producer.flush()
+    client.admin.reset_offsets(group, topic, {0: 4, 1: 6})
+    client.admin.reset_offsets(group, other, {0: 1})
+    delete = ("group", "delete", group, "--topic", topic, "--yes")
+    assert semel.json(*delete) == {"group": group, "deleted": True, "topic": topic}
+    left = client.admin.describe_group(group).queues
+    assert {(queue.topic, queue.committed_offset) for queue in left} == {(other, 1)}
+    assert "no progress in topic" in semel.fails(*delete)
+    assert not semel.json(*delete, "--if-exists")["deleted"]
+
+
 def test_an_active_group_is_not_moved(semel: InsideConsole, client: Client, topic: str) -> None:
     with client.consumer(topic, [topic]) as consumer:
         while not consumer.poll(timeout=0.2, max_messages=1):

@@ -230,11 +230,14 @@ class Consumption:
                     self._commit(place, one.token, one.offset)
                 return {place: self._locks[place].seen for place in places if place in self._locks}
             case "delete_group":
-                return self._delete(record.delete_group.group)
+                named = {key_of(queue) for queue in record.delete_group.queues}
+                return self._delete(record.delete_group.group, named)
         return {}
 
-    def _delete(self, group: str) -> dict[Place, Seen]:
-        places = [place for place in self._locks if place[0] == group]
+    def _delete(self, group: str, only: set[QueueKey]) -> dict[Place, Seen]:
+        places = [
+            place for place in self._locks if place[0] == group and (not only or place[1] in only)
+        ]
         for place in places:
             token = self._locks.pop(place).token
             self._floors[place[1]] = max(self._floors.get(place[1], 0), token)

@@ -193,23 +193,34 @@ def _plan(name: str, plan: list[OffsetReset], *, executed: bool) -> Any:
     )
 
 
-@group.command(epilog=examples("semel group delete billing --yes"))
+@group.command(
+    epilog=examples(
+        "semel group delete billing --yes", "semel group delete billing --topic orders --yes"
+    )
+)
 @click.argument("name", shell_complete=completion.groups)
+@click.option("--topic", help="Only the progress in this topic.", shell_complete=completion.topics)
 @click.option("--if-exists", is_flag=True, help="A missing group is no error.")
 @yes_option
 @client_options
-def delete(name: str, if_exists: bool, yes: bool, bootstrap: str, as_json: bool) -> None:
+def delete(
+    name: str, topic: str | None, if_exists: bool, yes: bool, bootstrap: str, as_json: bool
+) -> None:
     """Forgets a group without members, and its progress."""
     from semel.protos.errors import UnknownGroup
 
-    confirm(f"Delete group {name} and its progress, for good?", yes=yes, as_json=as_json)
+    where = "" if topic is None else f" in topic {topic}"
+    what = f"group {name}" if topic is None else f"the progress of group {name}{where}"
+    whole = f"group {name} and its progress" if topic is None else what
+    confirm(f"Delete {whole}, for good?", yes=yes, as_json=as_json)
     deleted = True
     with open_client(bootstrap) as client:
         try:
-            client.admin.delete_group(name)
+            client.admin.delete_group(name, topic)
         except UnknownGroup:
             if not if_exists:
                 raise
             deleted = False
-    text = f"group {name} deleted" if deleted else f"there is no group {name}"
-    render.Output(as_json=as_json).show({"group": name, "deleted": deleted}, text)
+    missing = f"there is no group {name}" if topic is None else f"group {name} has none{where}"
+    facts = {"group": name, "deleted": deleted} | ({} if topic is None else {"topic": topic})
+    render.Output(as_json=as_json).show(facts, f"{what} deleted" if deleted else missing)

@@ -76,11 +76,15 @@ KAFKA_LEVEL: Final = 9
 metadata groups of Kafka's clients and the gateways."""
 CONTEXT_LEVEL: Final = 9
 """From here on a log may hold batches with a context, once for all their messages."""
+GROUP_QUEUES_LEVEL: Final = 10
+"""From here on a consumer group may be forgotten on some queues alone."""
+STAGED_COMMITS_LEVEL: Final = 10
+"""From here on a log may hold progress of consumer groups that is staged with a transaction."""
 
 
 LEVEL_MIN: Final = 0
 """The lowest level that this program knows; a log that never needed another is at 0."""
-LEVEL_MAX: Final = 9
+LEVEL_MAX: Final = 10
 """The highest level that this program knows, for logs and for metadata alike."""
 UNTOLD_MAX: Final = 5
 """The highest level of any program that does not send its levels."""
@@ -97,6 +101,8 @@ _FEATURES: Final = {
     TIER_LEVEL: "tiers, memory topics, moves of compacted queues, splits of queues with delayed"
     " messages, rules of who may do what, users with passwords, mirrors of other"
     " clusters, groups of Kafka's clients, and contexts of whole batches,",
+    STAGED_COMMITS_LEVEL: "commits of consumer groups in transactions, and the deletion of a group's"
+    " progress in some topics,",
 }
 
 

@@ -14,6 +14,7 @@ from semel.broker.server.checks import check_group, check_room_for_group
 from semel.broker.state import GroupDeleted, OffsetReset, progress
 from semel.protos.groups import check_not_reserved
 from semel.protos.queue_refs import queue_ref
+from semel.protos.levels import GROUP_QUEUES_LEVEL
 from semel.protos.v1 import broker_pb2, control_pb2
 
 _ROWS_AT_ONCE: Final = 64
@@ -105,7 +106,9 @@ class GroupOffsetCalls:
     ) -> broker_pb2.DeleteGroupReply:
         check_group(request.group)
         check_not_reserved(request.group)
-        record = control_pb2.DeleteGroup(group=request.group)
+        if request.queues:
+            await self._replica.require_level(GROUP_QUEUES_LEVEL)
+        record = control_pb2.DeleteGroup(group=request.group, queues=request.queues)
         result = await self._replica.submit_control(control_pb2.ControlRecord(delete_group=record))
         assert isinstance(result, GroupDeleted)
         return broker_pb2.DeleteGroupReply(moves_digest=result.moves_digest, queues=result.queues)

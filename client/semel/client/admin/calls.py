@@ -463,9 +463,12 @@ class AdminCore:
         check_not_reserved(group)
         return await publish_progress(self._cluster, group, offsets)
 
-    async def delete_group(self, group: str) -> None:
-        """Forgets a group without members, everywhere."""
+    async def delete_group(self, group: str, topic: str | None = None) -> None:
+        """Forgets a group without members, everywhere, or its progress in one topic."""
         check_not_reserved(group)
+        if topic is not None:
+            await self._forget_in_topic(group, topic)
+            return
         unknown: UnknownGroup | None = None
         try:
             await self._cluster.controller(
@@ -475,6 +478,12 @@ class AdminCore:
             unknown = error
         if not await forget_progress(self._cluster, group) and unknown is not None:
             raise unknown
+
+    async def _forget_in_topic(self, group: str, topic: str) -> None:
+        route = await self._cluster.topic(topic, refresh=True)
+        refuse_active(group, await active_consumers(self._cluster, group, ()))
+        if not await forget_progress(self._cluster, group, [queue.key for queue in route.every]):
+            raise UnknownGroup(f"group {group!r} has no progress in topic {topic!r}")
 
     # --- producers ------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ from semel.client.core.routing import QueueRoute, TopicRoute
 from semel.client.reading.offsets import Place, check_places, list_offsets, resolve_places
 from semel.client.transport.cluster import Cluster
 from semel.protos.errors import InvalidRequest, Unavailable, UnknownGroup, UnknownQueue
-from semel.protos.ids import GroupId
+from semel.protos.ids import GroupId, QueueKey
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2, controller_pb2
 
@@ -175,9 +175,12 @@ def _owner(route: TopicRoute, queue: int) -> QueueRoute:
     return owner
 
 
-async def forget_progress(cluster: Cluster, group: str) -> bool:
-    """Deletes a group's progress on every queue; returns False if there was none. Raises
-    Unavailable when queues move all the time."""
+async def forget_progress(
+    cluster: Cluster, group: str, queues: Collection[QueueKey] = ()
+) -> bool:
+    """Deletes a group's progress on every queue, or on those alone that are named; returns False if
+    there was none. Raises Unavailable when queues move all the time."""
+    request = broker_pb2.DeleteGroupRequest(group=group, queues=map(queue_ref, sorted(queues)))
     give_up = time.monotonic() + cluster.config.request_timeout_ms / 1000
     before: dict[GroupId, bytes] | None = None
     known = False
@@ -186,12 +189,7 @@ async def forget_progress(cluster: Cluster, group: str) -> bool:
         cluster.routes.on_routes(routes)
         asked = [GroupId(message.group_id) for message in routes.groups]
         replies = await asyncio.gather(
-            *(
-                cluster.call_master(
-                    number, "DeleteGroup", broker_pb2.DeleteGroupRequest(group=group)
-                )
-                for number in asked
-            )
+            *(cluster.call_master(number, "DeleteGroup", request) for number in asked)
         )
         found = {number: reply.moves_digest for number, reply in zip(asked, replies, strict=True)}
         # A broker of an older version reports neither.

@@ -233,10 +233,11 @@ class AsyncTopicAdmin:
         """
         return await self._session.await_run(self._session.admin.publish_progress(group, offsets))
 
-    async def delete_group(self, group: str) -> None:
-        """Deletes a group without members. Raises UnknownGroup, and InvalidRequest while it has
-        members, or if redrives keep their records there."""
-        await self._session.await_run(self._session.admin.delete_group(group))
+    async def delete_group(self, group: str, topic: str | None = None) -> None:
+        """Deletes a group without members, or its progress in one topic. Raises UnknownGroup, also
+        if it has none there, and InvalidRequest while it has members, or if redrives keep their
+        records there."""
+        await self._session.await_run(self._session.admin.delete_group(group, topic))
 
     async def list_producers(self) -> list[ProducerSummary]:
         """Returns the named producers, by name."""

@@ -230,10 +230,11 @@ class TopicAdmin:
         """
         return self._session.run(self._session.admin.publish_progress(group, offsets))
 
-    def delete_group(self, group: str) -> None:
-        """Deletes a group without members. Raises UnknownGroup, and InvalidRequest while it has
-        members, or if redrives keep their records there."""
-        self._session.run(self._session.admin.delete_group(group))
+    def delete_group(self, group: str, topic: str | None = None) -> None:
+        """Deletes a group without members, or its progress in one topic. Raises UnknownGroup, also
+        if it has none there, and InvalidRequest while it has members, or if redrives keep their
+        records there."""
+        self._session.run(self._session.admin.delete_group(group, topic))
 
     def list_producers(self) -> list[ProducerSummary]:
         """Returns the named producers, by name."""

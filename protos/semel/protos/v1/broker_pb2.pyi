@@ -799,10 +799,12 @@ class TrimQueuesReply(_message.Message):
     def __init__(self, trims: _Optional[_Iterable[_Union[QueueTrim, _Mapping]]] = ...) -> None: ...
 
 class DeleteGroupRequest(_message.Message):
-    __slots__ = ("group",)
+    __slots__ = ("group", "queues")
     GROUP_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
     group: str
-    def __init__(self, group: _Optional[str] = ...) -> None: ...
+    queues: _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]
+    def __init__(self, group: _Optional[str] = ..., queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ...) -> None: ...
 
 class DeleteGroupReply(_message.Message):
     __slots__ = ("moves_digest", "queues")

@@ -301,10 +301,12 @@ class ResetOffset(_message.Message):
     def __init__(self, group: _Optional[str] = ..., queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class DeleteGroup(_message.Message):
-    __slots__ = ("group",)
+    __slots__ = ("group", "queues")
     GROUP_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
     group: str
-    def __init__(self, group: _Optional[str] = ...) -> None: ...
+    queues: _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]
+    def __init__(self, group: _Optional[str] = ..., queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ...) -> None: ...
 
 class FeatureLevel(_message.Message):
     __slots__ = ("level",)

@@ -8,6 +8,7 @@ import pytest
 
 from semel.broker.state import (
     CommitOutcome,
+    GroupDeleted,
     LockAge,
     LockClock,
     LockGranted,
@@ -15,9 +16,11 @@ from semel.broker.state import (
     OffsetReset,
     Released,
     State,
+    StateDiverged,
 )
 from semel.protos import errors
 from semel.protos.ids import QueueId, QueueKey, TopicId
+from semel.protos.levels import GROUP_QUEUES_LEVEL
 from semel.protos.v1 import control_pb2
 from tests.kit.state_log import KEY, Group, control, header, ref
 
@@ -301,6 +304,33 @@ def test_a_re_created_group_does_not_take_old_tokens(group: Group) -> None:
     granted = acquire(group, "b")
     assert (granted.token, granted.committed_offset) == (4, -1)
     refusal(commit(group, 3, 60), errors.LockLost)
+
+
+def test_a_group_is_forgotten_on_some_queues_alone() -> None:
+    second = QueueKey(TopicId(7), QueueId(1))
+    group = Group(queues=(KEY, second))
+    group.raise_level(GROUP_QUEUES_LEVEL)
+    for key in (KEY, second):
+        acquire(group, key=key)
+        commit(group, 1, 0, key=key)
+    some = control_pb2.DeleteGroup(group="g", queues=[ref(second), ref(UNKNOWN)])
+    (deleted,) = group.apply(control(delete_group=some))
+    assert isinstance(deleted, GroupDeleted)
+    assert deleted.queues == 1
+    assert [key for _, key, _ in group.state.groups.held()] == [KEY]
+    refusal(commit(group, 1, 0, key=second), errors.LockLost)
+    granted = acquire(group, "b", key=second)
+    assert (granted.token, granted.committed_offset) == (2, -1)
+    every = control_pb2.DeleteGroup(group="g", queues=[ref(), ref(second)])
+    group.apply(control(delete_group=every))
+    assert list(group.state.groups.names()) == []
+
+
+def test_below_its_level_a_group_is_forgotten_as_a_whole(group: Group) -> None:
+    group.raise_level(GROUP_QUEUES_LEVEL - 1)
+    acquire(group)
+    with pytest.raises(StateDiverged, match="level"):
+        group.apply(control(delete_group=control_pb2.DeleteGroup(group="g", queues=[ref()])))
 
 
 def test_a_deleted_queue_leaves_no_lock(group: Group) -> None:

@@ -19,7 +19,7 @@ Not here: members and assignment (the controller), timeouts (`state/lock_clock.p
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -249,15 +249,21 @@ class ConsumerGroups:
             token = state.token
         return OffsetReset(group=record.group, queue_key=key, token=token, error=error)
 
-    def remove_group(self, group: str, queues: dict[QueueKey, QueueState]) -> int:
-        """Deletes a group and returns how many queues knew it.
+    def remove_group(
+        self, group: str, queues: dict[QueueKey, QueueState], only: Collection[QueueKey] = ()
+    ) -> int:
+        """Deletes a group, on `only` these queues if any are named, and returns how many queues
+        knew it.
 
         A new group of the same name starts above the tokens of this one.
         """
-        states = self._groups.pop(group, {})
-        for key, state in states.items():
-            queues[key].token_floor = max(queues[key].token_floor, state.token)
-        return len(states)
+        states = self._groups.get(group, {})
+        removed = [key for key in states if not only or key in only]
+        for key in removed:
+            queues[key].token_floor = max(queues[key].token_floor, states.pop(key).token)
+        if not states:
+            self._groups.pop(group, None)
+        return len(removed)
 
     def release_all(self, key: QueueKey) -> None:
         """Releases every lock of a queue; the tokens stay as they are."""

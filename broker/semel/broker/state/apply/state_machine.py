@@ -104,6 +104,7 @@ from semel.protos.levels import (
     DELAYED_SPLIT_LEVEL,
     HISTORY_LEVEL,
     ID_LEVEL,
+    GROUP_QUEUES_LEVEL,
     KAFKA_LEVEL,
     LEVEL_MAX,
     MEMORY_LEVEL,
@@ -672,7 +673,10 @@ class State:
         return self.groups.reset(record, key, queue)
 
     def _delete_group(self, record: control_pb2.DeleteGroup) -> GroupDeleted:
-        queues = self.groups.remove_group(record.group, self.queues)
+        if record.queues:
+            self._check_level(GROUP_QUEUES_LEVEL)
+        only = {queue_key_of(queue) for queue in record.queues}
+        queues = self.groups.remove_group(record.group, self.queues, only)
         return GroupDeleted(queues=queues, moves_digest=self.moves.digest())
 
     def _raise_feature_level(self, record: control_pb2.FeatureLevel) -> Done:
