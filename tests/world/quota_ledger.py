@@ -141,7 +141,8 @@ class Account:
         """The line, or the rate, is another one."""
         self._note_turns(self._at_s)
         left_s = max(0.0, (self._total - self._filled) / self.rate)
-        if self.debt_until_s < self._at_s and left_s > 0:
+        if self.debt_until_s < self._at_s + EPSILON and left_s > 0:
+            # A debt that ends now is over: those who waited for it may all begin to read.
             self.debt_since_s = self._at_s
         if self.debt_until_s >= self._at_s or left_s > 0:
             self.debt_until_s = self._at_s + left_s

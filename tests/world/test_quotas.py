@@ -125,3 +125,14 @@ def test_calls_and_reads_of_a_ledger() -> None:
     made.waited("user:a", 2.0, 9.0)
     with pytest.raises(Wrong, match=r"waited 2\.000 s for nothing"):
         made.waited("user:a", 2.0, 30.0)
+
+
+def test_a_debt_that_ends_lets_all_read_who_waited_for_it() -> None:
+    made = ledger()
+    made.hear(2, {("topic:t", QuotaKind.READ_BYTES): 100}, 1.0)
+    made.reads("topic:t", 300, 1.0)  # a second's worth is there, so the debt ends at 3
+    for _ in range(2):
+        made.reads("topic:t", 50, 3.0)
+    with pytest.raises(Wrong, match="50 bytes are read beyond"):
+        made.reads("topic:t", 200, 3.5)
+        made.reads("topic:t", 50, 4.5)
