@@ -152,6 +152,7 @@ TARGETS: Final = {
                 "apply/move_refusals",
                 "apply/moves",
                 "apply/slices",
+                "apply/staged_commits",
                 "apply/stagers",
                 "apply/staging",
                 "apply/coordination",

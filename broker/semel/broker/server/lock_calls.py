@@ -16,6 +16,7 @@ Not here: when a lock expires (`state/lock_clock.py`), releasing expired locks
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Final
 
 from semel.broker.replica.clock import monotonic_ms
@@ -27,7 +28,7 @@ from semel.protos.errors import InvalidRequest, UnknownQueue, to_detail
 from semel.protos.ids import QueueKey
 from semel.protos.levels import KAFKA_LEVEL, METADATA_LEVEL
 from semel.protos.queue_refs import queue_key_of
-from semel.protos.v1 import broker_pb2, common_pb2, control_pb2
+from semel.protos.v1 import broker_pb2, common_pb2, control_pb2, transaction_records_pb2
 
 _METADATA_BYTES_MAX: Final = 64 << 10
 """Every node keeps it in memory and writes it into each checkpoint."""
@@ -164,7 +165,7 @@ class LockCalls:
         if not request.commits:
             return broker_pb2.CommitReply()
         if any(commit.HasField("metadata") for commit in request.commits):
-            _check_metadata(request)
+            check_metadata(request.group, request.commits)
             await self._replica.require_level(METADATA_LEVEL)
         if any(commit.may_lower for commit in request.commits):
             await self._replica.require_level(KAFKA_LEVEL)
@@ -183,10 +184,14 @@ class LockCalls:
         return reply
 
 
-def _check_metadata(request: broker_pb2.CommitRequest) -> None:
-    for commit in request.commits:
+def check_metadata(
+    group: str,
+    commits: Iterable[control_pb2.QueueCommit | transaction_records_pb2.StagedCommit],
+) -> None:
+    """Raises InvalidRequest if a commit of a consumer group has too much metadata."""
+    for commit in commits:
         if len(commit.metadata) > _METADATA_BYTES_MAX:
             raise InvalidRequest(
-                f"group {request.group!r} has {len(commit.metadata):,} bytes of metadata for queue"
+                f"group {group!r} has {len(commit.metadata):,} bytes of metadata for queue"
                 f" {commit.queue.queue_id}, {_METADATA_BYTES_MAX:,} are the most"
             )

@@ -14,9 +14,14 @@ from typing import Final
 from semel.broker.background.transaction_work import TransactionWork
 from semel.broker.config import BrokerConfig
 from semel.broker.control_plane.group_calls import GroupCalls
+from semel.broker.replica.clock import monotonic_ms
 from semel.broker.replica.replica import Replica
-from semel.protos.errors import InvalidRequest, SemelError
-from semel.protos.levels import TRANSACTION_LEVEL
+from semel.broker.server.checks import check_group
+from semel.broker.server.lock_calls import check_metadata
+from semel.broker.server.transactions_described import described
+from semel.broker.state import CommitsStaged
+from semel.protos.errors import InvalidRequest, SemelError, to_detail
+from semel.protos.levels import STAGED_COMMITS_LEVEL, TRANSACTION_LEVEL
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.staging import (
     EPOCH_END,
@@ -26,12 +31,16 @@ from semel.protos.staging import (
     TTL_MS_MAX,
     TTL_MS_MIN,
 )
-from semel.protos.v1 import transaction_records_pb2, transactions_pb2, transactions_pb2_grpc
+from semel.protos.v1 import (
+    broker_pb2,
+    transaction_records_pb2,
+    transactions_pb2,
+    transactions_pb2_grpc,
+)
 
 QUEUES_MAX: Final = 10_000
 RECORD_BYTES_MAX: Final = 4 << 20
 STAGERS_MAX: Final = 100_000
-LIMIT_DEFAULT: Final = 10_000
 
 
 class TransactionsService(transactions_pb2_grpc.TransactionsServicer):
@@ -56,11 +65,37 @@ class TransactionsService(transactions_pb2_grpc.TransactionsServicer):
                 f"ttl_ms is {request.ttl_ms}, it must be between {TTL_MS_MIN} and {TTL_MS_MAX}"
             )
         keys = [queue_key_of(queue) for queue in request.queues]
-        if not keys or len(keys) > QUEUES_MAX or len(set(keys)) != len(keys):
-            raise InvalidRequest(f"a stager names 1 to {QUEUES_MAX} queues, each once")
-        await self._replica.require_level(TRANSACTION_LEVEL)
+        if len(keys) > QUEUES_MAX or len(set(keys)) != len(keys):
+            raise InvalidRequest(f"a stager names up to {QUEUES_MAX} queues, each once")
+        # One without queues stages commits only.
+        await self._replica.require_level(TRANSACTION_LEVEL if keys else STAGED_COMMITS_LEVEL)
         lasts = await self._work.submit(open_stager=request)
         return transactions_pb2.OpenStagerReply(last_sequences=lasts)
+
+    async def StageCommits(  # noqa: N802
+        self, request: transaction_records_pb2.StageCommits, context: object
+    ) -> transactions_pb2.StageCommitsReply:
+        _check_name(request.transaction_id)
+        _check_epoch(request.epoch)
+        _check_stagers([request.stager_id])
+        check_group(request.group)
+        if not request.commits or len(request.commits) > QUEUES_MAX:
+            raise InvalidRequest(f"1 to {QUEUES_MAX} commits are staged at once")
+        check_metadata(request.group, request.commits)
+        await self._replica.require_level(STAGED_COMMITS_LEVEL)
+        if (clock := self._replica.lock_clock) is not None:
+            now_ms = monotonic_ms()
+            for commit in request.commits:  # whoever commits is alive, as with Commit
+                clock.on_renewed(request.group, queue_key_of(commit.queue), commit.token, now_ms)
+        result = await self._work.submit(stage_commits=request)
+        assert isinstance(result, CommitsStaged)
+        if result.error is not None:
+            raise result.error
+        reply = transactions_pb2.StageCommitsReply()
+        for commit, outcome in zip(request.commits, result.outcomes, strict=True):
+            error = None if outcome.error is None else to_detail(outcome.error)
+            reply.outcomes.append(broker_pb2.CommitOutcome(queue=commit.queue, error=error))
+        return reply
 
     async def Drop(  # noqa: N802
         self, request: transaction_records_pb2.DropStagers, context: object
@@ -162,56 +197,12 @@ class TransactionsService(transactions_pb2_grpc.TransactionsServicer):
         self, request: transactions_pb2.DescribeTransactionsRequest, context: object
     ) -> transactions_pb2.DescribeTransactionsReply:
         await self._replica.confirm_read()
-        state = self._replica.state.transactions
-        wanted, limit = request.transaction_id, request.limit or LIMIT_DEFAULT
-        reply = transactions_pb2.DescribeTransactionsReply(
-            staged_bytes=state.staging.bytes,
+        return described(
+            self._replica.state.transactions,
+            request,
             staged_bytes_max=self._config.staged_bytes_max,
             log_time_us=self._replica.log_time_us(),
         )
-        rows, pins = state.coordination.rows, state.staging.pins
-        names = [wanted] if wanted else sorted(rows)
-        for name in [name for name in names if name in rows][:limit]:
-            row = rows[name]
-            reply.coordinated.add(
-                transaction_id=name,
-                query_id=row.query_id,
-                epoch=row.epoch,
-                published=row.published,
-                participants=row.participants,
-                attempt=row.attempt,
-                begun_epoch=row.begun_epoch,
-                changed_us=row.changed_us,
-            )
-        for name in [name for name in sorted(pins) if wanted in ("", name)][:limit]:
-            pin = pins[name]
-            stagers = [state.staging.stagers[number] for number in pin.winners]
-            reply.pinned.add(
-                transaction_id=name,
-                epoch=pin.epoch,
-                attempt=pin.attempt,
-                coordinator=pin.coordinator,
-                pinned_us=pin.pinned_us,
-                bytes=sum(stager.bytes for stager in stagers),
-                messages=sum(stager.messages for stager in stagers),
-            )
-        loose = [
-            stager
-            for _, stager in sorted(state.staging.stagers.items())
-            if not stager.pinned and wanted in ("", stager.transaction_id)
-        ]
-        for stager in loose[:limit]:
-            reply.staged.add(
-                transaction_id=stager.transaction_id,
-                epoch=stager.epoch,
-                stager_id=stager.stager_id,
-                writer=stager.writer,
-                bytes=stager.bytes,
-                messages=stager.messages,
-                expires_us=stager.expires_us,
-            )
-        reply.truncated = max(len(rows), len(pins), len(loose)) > limit
-        return reply
 
 
 def _check_name(name: str, what: str = "transaction id") -> None:

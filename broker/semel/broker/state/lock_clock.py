@@ -25,8 +25,10 @@ from semel.broker.state.apply.queues import QueueState
 from semel.broker.state.apply.results import (
     ApplyResult,
     CommitApplied,
+    CommitsStaged,
     LockGranted,
     OffsetReset,
+    Published,
     Released,
 )
 from semel.protos.ids import QueueKey
@@ -115,6 +117,15 @@ class LockClock:
                         self.on_committed(
                             result.group, outcome.queue_key, outcome.token, outcome.offset, now_ms
                         )
+            elif isinstance(result, CommitsStaged):
+                for outcome in result.outcomes:
+                    if outcome.error is None:
+                        self.on_committed(
+                            result.group, outcome.queue_key, outcome.token, outcome.offset, now_ms
+                        )
+            elif isinstance(result, Published):
+                for done in result.progress:
+                    self.on_committed(done.group, done.queue_key, done.token, done.offset, now_ms)
             elif isinstance(result, Released):
                 self.on_released(result.group, result.queue_key, result.token)
             elif isinstance(result, OffsetReset) and result.error is None:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from semel.protos.v1 import common_pb2 as semel_dot_protos_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)semel/protos/v1/transaction_records.proto\x12\x0fsemel.protos.v1\x1a\x1csemel/protos/v1/common.proto\"\xda\x04\n\x11TransactionRecord\x12\x32\n\x0bopen_stager\x18\x01 \x01(\x0b\x32\x1b.semel.protos.v1.OpenStagerH\x00\x12.\n\x03pin\x18\x02 \x01(\x0b\x32\x1f.semel.protos.v1.PinTransactionH\x00\x12\x36\n\x07publish\x18\x03 \x01(\x0b\x32#.semel.protos.v1.PublishTransactionH\x00\x12,\n\x08\x64rop_pin\x18\x04 \x01(\x0b\x32\x18.semel.protos.v1.DropPinH\x00\x12\x34\n\x0c\x64rop_stagers\x18\x05 \x01(\x0b\x32\x1c.semel.protos.v1.DropStagersH\x00\x12\x32\n\x05\x62\x65gin\x18\x06 \x01(\x0b\x32!.semel.protos.v1.BeginTransactionH\x00\x12\x34\n\x06\x64\x65\x63ide\x18\x07 \x01(\x0b\x32\".semel.protos.v1.DecideTransactionH\x00\x12\x32\n\x05\x61\x62ort\x18\x08 \x01(\x0b\x32!.semel.protos.v1.AbortTransactionH\x00\x12\x34\n\x06\x66inish\x18\t \x01(\x0b\x32\".semel.protos.v1.FinishTransactionH\x00\x12\x35\n\x06\x66orget\x18\n \x01(\x0b\x32#.semel.protos.v1.ForgetTransactionsH\x00\x12\x32\n\x07rewrite\x18\x0b \x01(\x0b\x32\x1f.semel.protos.v1.RewriteBatchesH\x00\x42\x06\n\x04step\"\xa2\x01\n\nOpenStager\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tstager_id\x18\x03 \x01(\x04\x12\x0e\n\x06writer\x18\x04 \x01(\r\x12\x0f\n\x07session\x18\x05 \x01(\r\x12\x0e\n\x06ttl_ms\x18\x06 \x01(\x04\x12)\n\x06queues\x18\x07 \x03(\x0b\x32\x19.semel.protos.v1.QueueRef\"i\n\nStagedPart\x12(\n\x05queue\x18\x01 \x01(\x0b\x32\x19.semel.protos.v1.QueueRef\x12\x0f\n\x07\x62\x61tches\x18\x02 \x01(\r\x12\x10\n\x08messages\x18\x03 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x06\"G\n\x06Winner\x12\x11\n\tstager_id\x18\x01 \x01(\x04\x12*\n\x05parts\x18\x02 \x03(\x0b\x32\x1b.semel.protos.v1.StagedPart\"\x87\x01\n\x0ePinTransaction\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\x12\x13\n\x0b\x63oordinator\x18\x04 \x01(\r\x12(\n\x07winners\x18\x05 \x03(\x0b\x32\x17.semel.protos.v1.Winner\"`\n\rPublishedPart\x12(\n\x05queue\x18\x01 \x01(\x0b\x32\x19.semel.protos.v1.QueueRef\x12\x13\n\x0b\x62\x61se_offset\x18\x02 \x01(\x03\x12\x10\n\x08messages\x18\x03 \x01(\x04\"y\n\x0cPublishedIds\x12\x10\n\x08topic_id\x18\x01 \x01(\x04\x12\x15\n\rfirst_arrival\x18\x02 \x01(\x04\x12\x0b\n\x03ids\x18\x03 \x03(\r\x12\x0f\n\x07\x65ntries\x18\x04 \x03(\x04\x12\x11\n\tpositions\x18\x05 \x03(\r\x12\x0f\n\x07lengths\x18\x06 \x03(\r\"\xa7\x01\n\x12PublishTransaction\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\x12-\n\x05parts\x18\x04 \x03(\x0b\x32\x1e.semel.protos.v1.PublishedPart\x12*\n\x03ids\x18\x05 \x03(\x0b\x32\x1d.semel.protos.v1.PublishedIds\"9\n\x0eRewriteBatches\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x04\"2\n\x07\x44ropPin\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x04\"7\n\x0b\x44ropStagers\x12\x12\n\nstager_ids\x18\x01 \x03(\x04\x12\x14\n\x0c\x65xpired_only\x18\x02 \x01(\x08\"Z\n\x10\x42\x65ginTransaction\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\x10\n\x08query_id\x18\x02 \x01(\t\x12\x12\n\x05\x65poch\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\x08\n\x06_epoch\"a\n\x11\x44\x65\x63ideTransaction\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\x12\x14\n\x0cparticipants\x18\x04 \x03(\r\";\n\x10\x41\x62ortTransaction\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x04\":\n\x11\x46inishTransaction\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"-\n\x12\x46orgetTransactions\x12\x17\n\x0ftransaction_ids\x18\x01 \x03(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)semel/protos/v1/transaction_records.proto\x12\x0fsemel.protos.v1\x1a\x1csemel/protos/v1/common.proto\"\x92\x05\n\x11TransactionRecord\x12\x32\n\x0bopen_stager\x18\x01 \x01(\x0b\x32\x1b.semel.protos.v1.OpenStagerH\x00\x12.\n\x03pin\x18\x02 \x01(\x0b\x32\x1f.semel.protos.v1.PinTransactionH\x00\x12\x36\n\x07publish\x18\x03 \x01(\x0b\x32#.semel.protos.v1.PublishTransactionH\x00\x12,\n\x08\x64rop_pin\x18\x04 \x01(\x0b\x32\x18.semel.protos.v1.DropPinH\x00\x12\x34\n\x0c\x64rop_stagers\x18\x05 \x01(\x0b\x32\x1c.semel.protos.v1.DropStagersH\x00\x12\x32\n\x05\x62\x65gin\x18\x06 \x01(\x0b\x32!.semel.protos.v1.BeginTransactionH\x00\x12\x34\n\x06\x64\x65\x63ide\x18\x07 \x01(\x0b\x32\".semel.protos.v1.DecideTransactionH\x00\x12\x32\n\x05\x61\x62ort\x18\x08 \x01(\x0b\x32!.semel.protos.v1.AbortTransactionH\x00\x12\x34\n\x06\x66inish\x18\t \x01(\x0b\x32\".semel.protos.v1.FinishTransactionH\x00\x12\x35\n\x06\x66orget\x18\n \x01(\x0b\x32#.semel.protos.v1.ForgetTransactionsH\x00\x12\x32\n\x07rewrite\x18\x0b \x01(\x0b\x32\x1f.semel.protos.v1.RewriteBatchesH\x00\x12\x36\n\rstage_commits\x18\x0c \x01(\x0b\x32\x1d.semel.protos.v1.StageCommitsH\x00\x42\x06\n\x04step\"\xa2\x01\n\nOpenStager\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tstager_id\x18\x03 \x01(\x04\x12\x0e\n\x06writer\x18\x04 \x01(\r\x12\x0f\n\x07session\x18\x05 \x01(\r\x12\x0e\n\x06ttl_ms\x18\x06 \x01(\x04\x12)\n\x06queues\x18\x07 \x03(\x0b\x32\x19.semel.protos.v1.QueueRef\"\xa9\x01\n\x0cStageCommits\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tstager_id\x18\x03 \x01(\x04\x12\r\n\x05group\x18\x04 \x01(\t\x12.\n\x07\x63ommits\x18\x05 \x03(\x0b\x32\x1d.semel.protos.v1.StagedCommit\x12\x14\n\x07session\x18\x06 \x01(\rH\x00\x88\x01\x01\x42\n\n\x08_session\"\xa8\x01\n\x0cStagedCommit\x12(\n\x05queue\x18\x01 \x01(\x0b\x32\x19.semel.protos.v1.QueueRef\x12\r\n\x05token\x18\x02 \x01(\x04\x12\x0e\n\x06offset\x18\x03 \x01(\x03\x12\x15\n\x08metadata\x18\x04 \x01(\x0cH\x00\x88\x01\x01\x12\x18\n\x10metadata_version\x18\x05 \x01(\x04\x12\x11\n\tmay_lower\x18\x06 \x01(\x08\x42\x0b\n\t_metadata\"i\n\nStagedPart\x12(\n\x05queue\x18\x01 \x01(\x0b\x32\x19.semel.protos.v1.QueueRef\x12\x0f\n\x07\x62\x61tches\x18\x02 \x01(\r\x12\x10\n\x08messages\x18\x03 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x06\"X\n\x06Winner\x12\x11\n\tstager_id\x18\x01 \x01(\x04\x12*\n\x05parts\x18\x02 \x03(\x0b\x32\x1b.semel.protos.v1.StagedPart\x12\x0f\n\x07\x63ommits\x18\x03 \x01(\r\"\x87\x01\n\x0ePinTransaction\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\x12\x13\n\x0b\x63oordinator\x18\x04 \x01(\r\x12(\n\x07winners\x18\x05 \x03(\x0b\x32\x17.semel.protos.v1.Winner\"`\n\rPublishedPart\x12(\n\x05queue\x18\x01 \x01(\x0b\x32\x19.semel.protos.v1.QueueRef\x12\x13\n\x0b\x62\x61se_offset\x18\x02 \x01(\x03\x12\x10\n\x08messages\x18\x03 \x01(\x04\"y\n\x0cPublishedIds\x12\x10\n\x08topic_id\x18\x01 \x01(\x04\x12\x15\n\rfirst_arrival\x18\x02 \x01(\x04\x12\x0b\n\x03ids\x18\x03 \x03(\r\x12\x0f\n\x07\x65ntries\x18\x04 \x03(\x04\x12\x11\n\tpositions\x18\x05 \x03(\r\x12\x0f\n\x07lengths\x18\x06 \x03(\r\"\xa7\x01\n\x12PublishTransaction\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\x12-\n\x05parts\x18\x04 \x03(\x0b\x32\x1e.semel.protos.v1.PublishedPart\x12*\n\x03ids\x18\x05 \x03(\x0b\x32\x1d.semel.protos.v1.PublishedIds\"9\n\x0eRewriteBatches\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x04\"2\n\x07\x44ropPin\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x04\"7\n\x0b\x44ropStagers\x12\x12\n\nstager_ids\x18\x01 \x03(\x04\x12\x14\n\x0c\x65xpired_only\x18\x02 \x01(\x08\"Z\n\x10\x42\x65ginTransaction\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\x10\n\x08query_id\x18\x02 \x01(\t\x12\x12\n\x05\x65poch\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\x08\n\x06_epoch\"a\n\x11\x44\x65\x63ideTransaction\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\x12\x14\n\x0cparticipants\x18\x04 \x03(\r\";\n\x10\x41\x62ortTransaction\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x04\":\n\x11\x46inishTransaction\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"-\n\x12\x46orgetTransactions\x12\x17\n\x0ftransaction_ids\x18\x01 \x03(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,35 +33,39 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'semel.protos.v1.transaction
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TRANSACTIONRECORD']._serialized_start=93
-  _globals['_TRANSACTIONRECORD']._serialized_end=695
-  _globals['_OPENSTAGER']._serialized_start=698
-  _globals['_OPENSTAGER']._serialized_end=860
-  _globals['_STAGEDPART']._serialized_start=862
-  _globals['_STAGEDPART']._serialized_end=967
-  _globals['_WINNER']._serialized_start=969
-  _globals['_WINNER']._serialized_end=1040
-  _globals['_PINTRANSACTION']._serialized_start=1043
-  _globals['_PINTRANSACTION']._serialized_end=1178
-  _globals['_PUBLISHEDPART']._serialized_start=1180
-  _globals['_PUBLISHEDPART']._serialized_end=1276
-  _globals['_PUBLISHEDIDS']._serialized_start=1278
-  _globals['_PUBLISHEDIDS']._serialized_end=1399
-  _globals['_PUBLISHTRANSACTION']._serialized_start=1402
-  _globals['_PUBLISHTRANSACTION']._serialized_end=1569
-  _globals['_REWRITEBATCHES']._serialized_start=1571
-  _globals['_REWRITEBATCHES']._serialized_end=1628
-  _globals['_DROPPIN']._serialized_start=1630
-  _globals['_DROPPIN']._serialized_end=1680
-  _globals['_DROPSTAGERS']._serialized_start=1682
-  _globals['_DROPSTAGERS']._serialized_end=1737
-  _globals['_BEGINTRANSACTION']._serialized_start=1739
-  _globals['_BEGINTRANSACTION']._serialized_end=1829
-  _globals['_DECIDETRANSACTION']._serialized_start=1831
-  _globals['_DECIDETRANSACTION']._serialized_end=1928
-  _globals['_ABORTTRANSACTION']._serialized_start=1930
-  _globals['_ABORTTRANSACTION']._serialized_end=1989
-  _globals['_FINISHTRANSACTION']._serialized_start=1991
-  _globals['_FINISHTRANSACTION']._serialized_end=2049
-  _globals['_FORGETTRANSACTIONS']._serialized_start=2051
-  _globals['_FORGETTRANSACTIONS']._serialized_end=2096
+  _globals['_TRANSACTIONRECORD']._serialized_end=751
+  _globals['_OPENSTAGER']._serialized_start=754
+  _globals['_OPENSTAGER']._serialized_end=916
+  _globals['_STAGECOMMITS']._serialized_start=919
+  _globals['_STAGECOMMITS']._serialized_end=1088
+  _globals['_STAGEDCOMMIT']._serialized_start=1091
+  _globals['_STAGEDCOMMIT']._serialized_end=1259
+  _globals['_STAGEDPART']._serialized_start=1261
+  _globals['_STAGEDPART']._serialized_end=1366
+  _globals['_WINNER']._serialized_start=1368
+  _globals['_WINNER']._serialized_end=1456
+  _globals['_PINTRANSACTION']._serialized_start=1459
+  _globals['_PINTRANSACTION']._serialized_end=1594
+  _globals['_PUBLISHEDPART']._serialized_start=1596
+  _globals['_PUBLISHEDPART']._serialized_end=1692
+  _globals['_PUBLISHEDIDS']._serialized_start=1694
+  _globals['_PUBLISHEDIDS']._serialized_end=1815
+  _globals['_PUBLISHTRANSACTION']._serialized_start=1818
+  _globals['_PUBLISHTRANSACTION']._serialized_end=1985
+  _globals['_REWRITEBATCHES']._serialized_start=1987
+  _globals['_REWRITEBATCHES']._serialized_end=2044
+  _globals['_DROPPIN']._serialized_start=2046
+  _globals['_DROPPIN']._serialized_end=2096
+  _globals['_DROPSTAGERS']._serialized_start=2098
+  _globals['_DROPSTAGERS']._serialized_end=2153
+  _globals['_BEGINTRANSACTION']._serialized_start=2155
+  _globals['_BEGINTRANSACTION']._serialized_end=2245
+  _globals['_DECIDETRANSACTION']._serialized_start=2247
+  _globals['_DECIDETRANSACTION']._serialized_end=2344
+  _globals['_ABORTTRANSACTION']._serialized_start=2346
+  _globals['_ABORTTRANSACTION']._serialized_end=2405
+  _globals['_FINISHTRANSACTION']._serialized_start=2407
+  _globals['_FINISHTRANSACTION']._serialized_end=2465
+  _globals['_FORGETTRANSACTIONS']._serialized_start=2467
+  _globals['_FORGETTRANSACTIONS']._serialized_end=2512
 # @@protoc_insertion_point(module_scope)

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class TransactionRecord(_message.Message):
-    __slots__ = ("open_stager", "pin", "publish", "drop_pin", "drop_stagers", "begin", "decide", "abort", "finish", "forget", "rewrite")
+    __slots__ = ("open_stager", "pin", "publish", "drop_pin", "drop_stagers", "begin", "decide", "abort", "finish", "forget", "rewrite", "stage_commits")
     OPEN_STAGER_FIELD_NUMBER: _ClassVar[int]
     PIN_FIELD_NUMBER: _ClassVar[int]
     PUBLISH_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,7 @@ class TransactionRecord(_message.Message):
     FINISH_FIELD_NUMBER: _ClassVar[int]
     FORGET_FIELD_NUMBER: _ClassVar[int]
     REWRITE_FIELD_NUMBER: _ClassVar[int]
+    STAGE_COMMITS_FIELD_NUMBER: _ClassVar[int]
     open_stager: OpenStager
     pin: PinTransaction
     publish: PublishTransaction
@@ -31,7 +32,8 @@ class TransactionRecord(_message.Message):
     finish: FinishTransaction
     forget: ForgetTransactions
     rewrite: RewriteBatches
-    def __init__(self, open_stager: _Optional[_Union[OpenStager, _Mapping]] = ..., pin: _Optional[_Union[PinTransaction, _Mapping]] = ..., publish: _Optional[_Union[PublishTransaction, _Mapping]] = ..., drop_pin: _Optional[_Union[DropPin, _Mapping]] = ..., drop_stagers: _Optional[_Union[DropStagers, _Mapping]] = ..., begin: _Optional[_Union[BeginTransaction, _Mapping]] = ..., decide: _Optional[_Union[DecideTransaction, _Mapping]] = ..., abort: _Optional[_Union[AbortTransaction, _Mapping]] = ..., finish: _Optional[_Union[FinishTransaction, _Mapping]] = ..., forget: _Optional[_Union[ForgetTransactions, _Mapping]] = ..., rewrite: _Optional[_Union[RewriteBatches, _Mapping]] = ...) -> None: ...
+    stage_commits: StageCommits
+    def __init__(self, open_stager: _Optional[_Union[OpenStager, _Mapping]] = ..., pin: _Optional[_Union[PinTransaction, _Mapping]] = ..., publish: _Optional[_Union[PublishTransaction, _Mapping]] = ..., drop_pin: _Optional[_Union[DropPin, _Mapping]] = ..., drop_stagers: _Optional[_Union[DropStagers, _Mapping]] = ..., begin: _Optional[_Union[BeginTransaction, _Mapping]] = ..., decide: _Optional[_Union[DecideTransaction, _Mapping]] = ..., abort: _Optional[_Union[AbortTransaction, _Mapping]] = ..., finish: _Optional[_Union[FinishTransaction, _Mapping]] = ..., forget: _Optional[_Union[ForgetTransactions, _Mapping]] = ..., rewrite: _Optional[_Union[RewriteBatches, _Mapping]] = ..., stage_commits: _Optional[_Union[StageCommits, _Mapping]] = ...) -> None: ...
 
 class OpenStager(_message.Message):
     __slots__ = ("transaction_id", "epoch", "stager_id", "writer", "session", "ttl_ms", "queues")
@@ -51,6 +53,38 @@ class OpenStager(_message.Message):
     queues: _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]
     def __init__(self, transaction_id: _Optional[str] = ..., epoch: _Optional[int] = ..., stager_id: _Optional[int] = ..., writer: _Optional[int] = ..., session: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ...) -> None: ...
 
+class StageCommits(_message.Message):
+    __slots__ = ("transaction_id", "epoch", "stager_id", "group", "commits", "session")
+    TRANSACTION_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STAGER_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    COMMITS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    transaction_id: str
+    epoch: int
+    stager_id: int
+    group: str
+    commits: _containers.RepeatedCompositeFieldContainer[StagedCommit]
+    session: int
+    def __init__(self, transaction_id: _Optional[str] = ..., epoch: _Optional[int] = ..., stager_id: _Optional[int] = ..., group: _Optional[str] = ..., commits: _Optional[_Iterable[_Union[StagedCommit, _Mapping]]] = ..., session: _Optional[int] = ...) -> None: ...
+
+class StagedCommit(_message.Message):
+    __slots__ = ("queue", "token", "offset", "metadata", "metadata_version", "may_lower")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    METADATA_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MAY_LOWER_FIELD_NUMBER: _ClassVar[int]
+    queue: _common_pb2.QueueRef
+    token: int
+    offset: int
+    metadata: bytes
+    metadata_version: int
+    may_lower: bool
+    def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., token: _Optional[int] = ..., offset: _Optional[int] = ..., metadata: _Optional[bytes] = ..., metadata_version: _Optional[int] = ..., may_lower: _Optional[bool] = ...) -> None: ...
+
 class StagedPart(_message.Message):
     __slots__ = ("queue", "batches", "messages", "digest")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
@@ -64,12 +98,14 @@ class StagedPart(_message.Message):
     def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., batches: _Optional[int] = ..., messages: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
 
 class Winner(_message.Message):
-    __slots__ = ("stager_id", "parts")
+    __slots__ = ("stager_id", "parts", "commits")
     STAGER_ID_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    COMMITS_FIELD_NUMBER: _ClassVar[int]
     stager_id: int
     parts: _containers.RepeatedCompositeFieldContainer[StagedPart]
-    def __init__(self, stager_id: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[StagedPart, _Mapping]]] = ...) -> None: ...
+    commits: int
+    def __init__(self, stager_id: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[StagedPart, _Mapping]]] = ..., commits: _Optional[int] = ...) -> None: ...
 
 class PinTransaction(_message.Message):
     __slots__ = ("transaction_id", "epoch", "attempt", "coordinator", "winners")

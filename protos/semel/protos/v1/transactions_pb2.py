@@ -22,12 +22,14 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from semel.protos.v1 import broker_pb2 as semel_dot_protos_dot_v1_dot_broker__pb2
+from semel.protos.v1 import common_pb2 as semel_dot_protos_dot_v1_dot_common__pb2
 from semel.protos.v1 import isolation_pb2 as semel_dot_protos_dot_v1_dot_isolation__pb2
 from semel.protos.v1 import security_pb2 as semel_dot_protos_dot_v1_dot_security__pb2
 from semel.protos.v1 import transaction_records_pb2 as semel_dot_protos_dot_v1_dot_transaction__records__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"semel/protos/v1/transactions.proto\x12\x0fsemel.protos.v1\x1a\x1fsemel/protos/v1/isolation.proto\x1a\x1esemel/protos/v1/security.proto\x1a)semel/protos/v1/transaction_records.proto\")\n\x0fOpenStagerReply\x12\x16\n\x0elast_sequences\x18\x01 \x03(\x03\"#\n\x10\x44ropStagersReply\x12\x0f\n\x07\x64ropped\x18\x01 \x01(\r\"1\n\nKnownGroup\x12\x10\n\x08group_id\x18\x01 \x01(\r\x12\x11\n\taddresses\x18\x02 \x03(\t\"f\n\nPinRequest\x12,\n\x03pin\x18\x01 \x01(\x0b\x32\x1f.semel.protos.v1.PinTransaction\x12*\n\x05known\x18\x02 \x03(\x0b\x32\x1b.semel.protos.v1.KnownGroup\"\n\n\x08PinReply\"5\n\x0cPublishReply\x12\x12\n\nduplicates\x18\x01 \x01(\x04\x12\x11\n\tconflicts\x18\x02 \x01(\x04\"\'\n\rSettleRequest\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\"\x1e\n\x0bSettleReply\x12\x0f\n\x07settled\x18\x01 \x01(\x08\"@\n\nBeginReply\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x04\x12\x12\n\nlast_epoch\x18\x03 \x01(\x03\"o\n\rDecideRequest\x12\x32\n\x06\x64\x65\x63ide\x18\x01 \x01(\x0b\x32\".semel.protos.v1.DecideTransaction\x12*\n\x05known\x18\x02 \x03(\x0b\x32\x1b.semel.protos.v1.KnownGroup\"G\n\x0b\x44\x65\x63ideReply\x12\x11\n\tpublished\x18\x01 \x01(\x08\x12\x12\n\nduplicates\x18\x02 \x01(\x04\x12\x11\n\tconflicts\x18\x03 \x01(\x04\"\x1f\n\nAbortReply\x12\x11\n\tcommitted\x18\x01 \x01(\x08\"D\n\x1b\x44\x65scribeTransactionsRequest\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\"\xb4\x01\n\x16\x43oordinatedTransaction\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\x10\n\x08query_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\x11\n\tpublished\x18\x04 \x01(\x08\x12\x14\n\x0cparticipants\x18\x05 \x03(\r\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\x04\x12\x13\n\x0b\x62\x65gun_epoch\x18\x07 \x01(\x03\x12\x12\n\nchanged_us\x18\x08 \x01(\x03\"\x94\x01\n\x11PinnedTransaction\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\x12\x13\n\x0b\x63oordinator\x18\x04 \x01(\r\x12\x11\n\tpinned_us\x18\x05 \x01(\x03\x12\r\n\x05\x62ytes\x18\x06 \x01(\x04\x12\x10\n\x08messages\x18\x07 \x01(\x04\"\x92\x01\n\x11StagedTransaction\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tstager_id\x18\x03 \x01(\x04\x12\x0e\n\x06writer\x18\x04 \x01(\r\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\x12\x10\n\x08messages\x18\x06 \x01(\x04\x12\x12\n\nexpires_us\x18\x07 \x01(\x03\"\x99\x02\n\x19\x44\x65scribeTransactionsReply\x12<\n\x0b\x63oordinated\x18\x01 \x03(\x0b\x32\'.semel.protos.v1.CoordinatedTransaction\x12\x32\n\x06pinned\x18\x02 \x03(\x0b\x32\".semel.protos.v1.PinnedTransaction\x12\x32\n\x06staged\x18\x03 \x03(\x0b\x32\".semel.protos.v1.StagedTransaction\x12\x14\n\x0cstaged_bytes\x18\x04 \x01(\x04\x12\x18\n\x10staged_bytes_max\x18\x05 \x01(\x04\x12\x13\n\x0blog_time_us\x18\x06 \x01(\x03\x12\x11\n\ttruncated\x18\x07 \x01(\x08\x32\xd8\x08\n\x0cTransactions\x12~\n\x04Open\x12\x1b.semel.protos.v1.OpenStager\x1a .semel.protos.v1.OpenStagerReply\"7\xb2\x8d\x19/\x12\x14\x08\t\x10\x05\x1a\x0etransaction_id\x12\x17\x08\x03\x10\x02\x1a\x0fqueues.topic_id \x01\xb8\x8d\x19\x05\x12\x65\n\x04\x44rop\x12\x1c.semel.protos.v1.DropStagers\x1a!.semel.protos.v1.DropStagersReply\"\x1c\xb2\x8d\x19\x14\x12\x12\x08\t\x10\x05\x1a\nstager_ids \x01\xb8\x8d\x19\x03\x12\x61\n\x03Pin\x12\x1b.semel.protos.v1.PinRequest\x1a\x19.semel.protos.v1.PinReply\"\"\xb2\x8d\x19\x1a\x12\x18\x08\t\x10\x05\x1a\x12pin.transaction_id\xb8\x8d\x19\x03\x12p\n\x07Publish\x12#.semel.protos.v1.PublishTransaction\x1a\x1d.semel.protos.v1.PublishReply\"!\xb2\x8d\x19\x19\n\x01\x01\x12\x14\x08\t\x10\x05\x1a\x0etransaction_id\xb8\x8d\x19\x03\x12\x66\n\x06Settle\x12\x1e.semel.protos.v1.SettleRequest\x1a\x1c.semel.protos.v1.SettleReply\"\x1e\xb2\x8d\x19\x16\x12\x14\x08\t\x10\x05\x1a\x0etransaction_id\xb8\x8d\x19\x03\x12g\n\x05\x42\x65gin\x12!.semel.protos.v1.BeginTransaction\x1a\x1b.semel.protos.v1.BeginReply\"\x1e\xb2\x8d\x19\x16\x12\x14\x08\t\x10\x05\x1a\x0etransaction_id\xb8\x8d\x19\x05\x12m\n\x06\x44\x65\x63ide\x12\x1e.semel.protos.v1.DecideRequest\x1a\x1c.semel.protos.v1.DecideReply\"%\xb2\x8d\x19\x1d\x12\x1b\x08\t\x10\x05\x1a\x15\x64\x65\x63ide.transaction_id\xb8\x8d\x19\x03\x12j\n\x05\x41\x62ort\x12!.semel.protos.v1.AbortTransaction\x1a\x1b.semel.protos.v1.AbortReply\"!\xb2\x8d\x19\x19\n\x01\x01\x12\x14\x08\t\x10\x05\x1a\x0etransaction_id\xb8\x8d\x19\x03\x12\xdf\x01\n\x08\x44\x65scribe\x12,.semel.protos.v1.DescribeTransactionsRequest\x1a*.semel.protos.v1.DescribeTransactionsReply\"y\xb2\x8d\x19q\x12\x16\x08\x01\x10\x05\x1a\x0etransaction_id \x02*\x1f\n\x0b\x63oordinated\x10\x05\x1a\x0etransaction_id*\x1a\n\x06pinned\x10\x05\x1a\x0etransaction_id*\x1a\n\x06staged\x10\x05\x1a\x0etransaction_id\xb8\x8d\x19\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"semel/protos/v1/transactions.proto\x12\x0fsemel.protos.v1\x1a\x1csemel/protos/v1/broker.proto\x1a\x1csemel/protos/v1/common.proto\x1a\x1fsemel/protos/v1/isolation.proto\x1a\x1esemel/protos/v1/security.proto\x1a)semel/protos/v1/transaction_records.proto\")\n\x0fOpenStagerReply\x12\x16\n\x0elast_sequences\x18\x01 \x03(\x03\"E\n\x11StageCommitsReply\x12\x30\n\x08outcomes\x18\x01 \x03(\x0b\x32\x1e.semel.protos.v1.CommitOutcome\"#\n\x10\x44ropStagersReply\x12\x0f\n\x07\x64ropped\x18\x01 \x01(\r\"1\n\nKnownGroup\x12\x10\n\x08group_id\x18\x01 \x01(\r\x12\x11\n\taddresses\x18\x02 \x03(\t\"f\n\nPinRequest\x12,\n\x03pin\x18\x01 \x01(\x0b\x32\x1f.semel.protos.v1.PinTransaction\x12*\n\x05known\x18\x02 \x03(\x0b\x32\x1b.semel.protos.v1.KnownGroup\"\n\n\x08PinReply\"5\n\x0cPublishReply\x12\x12\n\nduplicates\x18\x01 \x01(\x04\x12\x11\n\tconflicts\x18\x02 \x01(\x04\"\'\n\rSettleRequest\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\"\x1e\n\x0bSettleReply\x12\x0f\n\x07settled\x18\x01 \x01(\x08\"@\n\nBeginReply\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x04\x12\x12\n\nlast_epoch\x18\x03 \x01(\x03\"o\n\rDecideRequest\x12\x32\n\x06\x64\x65\x63ide\x18\x01 \x01(\x0b\x32\".semel.protos.v1.DecideTransaction\x12*\n\x05known\x18\x02 \x03(\x0b\x32\x1b.semel.protos.v1.KnownGroup\"G\n\x0b\x44\x65\x63ideReply\x12\x11\n\tpublished\x18\x01 \x01(\x08\x12\x12\n\nduplicates\x18\x02 \x01(\x04\x12\x11\n\tconflicts\x18\x03 \x01(\x04\"\x1f\n\nAbortReply\x12\x11\n\tcommitted\x18\x01 \x01(\x08\"D\n\x1b\x44\x65scribeTransactionsRequest\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\"\xb4\x01\n\x16\x43oordinatedTransaction\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\x10\n\x08query_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\x11\n\tpublished\x18\x04 \x01(\x08\x12\x14\n\x0cparticipants\x18\x05 \x03(\r\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\x04\x12\x13\n\x0b\x62\x65gun_epoch\x18\x07 \x01(\x03\x12\x12\n\nchanged_us\x18\x08 \x01(\x03\"\xc9\x01\n\x11PinnedTransaction\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\x12\x13\n\x0b\x63oordinator\x18\x04 \x01(\r\x12\x11\n\tpinned_us\x18\x05 \x01(\x03\x12\r\n\x05\x62ytes\x18\x06 \x01(\x04\x12\x10\n\x08messages\x18\x07 \x01(\x04\x12\x33\n\x07winners\x18\x08 \x03(\x0b\x32\".semel.protos.v1.StagedTransaction\"Y\n\x0eStagedProgress\x12\r\n\x05group\x18\x01 \x01(\t\x12(\n\x05queue\x18\x02 \x01(\x0b\x32\x19.semel.protos.v1.QueueRef\x12\x0e\n\x06offset\x18\x03 \x01(\x03\"\xac\x02\n\x11StagedTransaction\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tstager_id\x18\x03 \x01(\x04\x12\x0e\n\x06writer\x18\x04 \x01(\r\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\x12\x10\n\x08messages\x18\x06 \x01(\x04\x12\x12\n\nexpires_us\x18\x07 \x01(\x03\x12*\n\x05parts\x18\x08 \x03(\x0b\x32\x1b.semel.protos.v1.StagedPart\x12)\n\x06queues\x18\t \x03(\x0b\x32\x19.semel.protos.v1.QueueRef\x12\x0f\n\x07session\x18\n \x01(\r\x12\x30\n\x07\x63ommits\x18\x0b \x03(\x0b\x32\x1f.semel.protos.v1.StagedProgress\"\x99\x02\n\x19\x44\x65scribeTransactionsReply\x12<\n\x0b\x63oordinated\x18\x01 \x03(\x0b\x32\'.semel.protos.v1.CoordinatedTransaction\x12\x32\n\x06pinned\x18\x02 \x03(\x0b\x32\".semel.protos.v1.PinnedTransaction\x12\x32\n\x06staged\x18\x03 \x03(\x0b\x32\".semel.protos.v1.StagedTransaction\x12\x14\n\x0cstaged_bytes\x18\x04 \x01(\x04\x12\x18\n\x10staged_bytes_max\x18\x05 \x01(\x04\x12\x13\n\x0blog_time_us\x18\x06 \x01(\x03\x12\x11\n\ttruncated\x18\x07 \x01(\x08\x32\xf9\t\n\x0cTransactions\x12~\n\x04Open\x12\x1b.semel.protos.v1.OpenStager\x1a .semel.protos.v1.OpenStagerReply\"7\xb2\x8d\x19/\x12\x14\x08\t\x10\x05\x1a\x0etransaction_id\x12\x17\x08\x03\x10\x02\x1a\x0fqueues.topic_id \x01\xb8\x8d\x19\x05\x12\x9e\x01\n\x0cStageCommits\x12\x1d.semel.protos.v1.StageCommits\x1a\".semel.protos.v1.StageCommitsReply\"K\xb2\x8d\x19\x43\x12\x14\x08\t\x10\x05\x1a\x0etransaction_id\x12\x0b\x08\x07\x10\x03\x1a\x05group\x12\x1e\x08\x02\x10\x02\x1a\x16\x63ommits.queue.topic_id \x01\xb8\x8d\x19\x03\x12\x65\n\x04\x44rop\x12\x1c.semel.protos.v1.DropStagers\x1a!.semel.protos.v1.DropStagersReply\"\x1c\xb2\x8d\x19\x14\x12\x12\x08\t\x10\x05\x1a\nstager_ids \x01\xb8\x8d\x19\x03\x12\x61\n\x03Pin\x12\x1b.semel.protos.v1.PinRequest\x1a\x19.semel.protos.v1.PinReply\"\"\xb2\x8d\x19\x1a\x12\x18\x08\t\x10\x05\x1a\x12pin.transaction_id\xb8\x8d\x19\x03\x12p\n\x07Publish\x12#.semel.protos.v1.PublishTransaction\x1a\x1d.semel.protos.v1.PublishReply\"!\xb2\x8d\x19\x19\n\x01\x01\x12\x14\x08\t\x10\x05\x1a\x0etransaction_id\xb8\x8d\x19\x03\x12\x66\n\x06Settle\x12\x1e.semel.protos.v1.SettleRequest\x1a\x1c.semel.protos.v1.SettleReply\"\x1e\xb2\x8d\x19\x16\x12\x14\x08\t\x10\x05\x1a\x0etransaction_id\xb8\x8d\x19\x03\x12g\n\x05\x42\x65gin\x12!.semel.protos.v1.BeginTransaction\x1a\x1b.semel.protos.v1.BeginReply\"\x1e\xb2\x8d\x19\x16\x12\x14\x08\t\x10\x05\x1a\x0etransaction_id\xb8\x8d\x19\x05\x12m\n\x06\x44\x65\x63ide\x12\x1e.semel.protos.v1.DecideRequest\x1a\x1c.semel.protos.v1.DecideReply\"%\xb2\x8d\x19\x1d\x12\x1b\x08\t\x10\x05\x1a\x15\x64\x65\x63ide.transaction_id\xb8\x8d\x19\x03\x12j\n\x05\x41\x62ort\x12!.semel.protos.v1.AbortTransaction\x1a\x1b.semel.protos.v1.AbortReply\"!\xb2\x8d\x19\x19\n\x01\x01\x12\x14\x08\t\x10\x05\x1a\x0etransaction_id\xb8\x8d\x19\x03\x12\xdf\x01\n\x08\x44\x65scribe\x12,.semel.protos.v1.DescribeTransactionsRequest\x1a*.semel.protos.v1.DescribeTransactionsReply\"y\xb2\x8d\x19q\x12\x16\x08\x01\x10\x05\x1a\x0etransaction_id \x02*\x1f\n\x0b\x63oordinated\x10\x05\x1a\x0etransaction_id*\x1a\n\x06pinned\x10\x05\x1a\x0etransaction_id*\x1a\n\x06staged\x10\x05\x1a\x0etransaction_id\xb8\x8d\x19\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,6 +38,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TRANSACTIONS'].methods_by_name['Open']._loaded_options = None
   _globals['_TRANSACTIONS'].methods_by_name['Open']._serialized_options = b'\262\215\031/\022\024\010\t\020\005\032\016transaction_id\022\027\010\003\020\002\032\017queues.topic_id \001\270\215\031\005'
+  _globals['_TRANSACTIONS'].methods_by_name['StageCommits']._loaded_options = None
+  _globals['_TRANSACTIONS'].methods_by_name['StageCommits']._serialized_options = b'\262\215\031C\022\024\010\t\020\005\032\016transaction_id\022\013\010\007\020\003\032\005group\022\036\010\002\020\002\032\026commits.queue.topic_id \001\270\215\031\003'
   _globals['_TRANSACTIONS'].methods_by_name['Drop']._loaded_options = None
   _globals['_TRANSACTIONS'].methods_by_name['Drop']._serialized_options = b'\262\215\031\024\022\022\010\t\020\005\032\nstager_ids \001\270\215\031\003'
   _globals['_TRANSACTIONS'].methods_by_name['Pin']._loaded_options = None
@@ -52,40 +56,44 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRANSACTIONS'].methods_by_name['Abort']._serialized_options = b'\262\215\031\031\n\001\001\022\024\010\t\020\005\032\016transaction_id\270\215\031\003'
   _globals['_TRANSACTIONS'].methods_by_name['Describe']._loaded_options = None
   _globals['_TRANSACTIONS'].methods_by_name['Describe']._serialized_options = b'\262\215\031q\022\026\010\001\020\005\032\016transaction_id \002*\037\n\013coordinated\020\005\032\016transaction_id*\032\n\006pinned\020\005\032\016transaction_id*\032\n\006staged\020\005\032\016transaction_id\270\215\031\006'
-  _globals['_OPENSTAGERREPLY']._serialized_start=163
-  _globals['_OPENSTAGERREPLY']._serialized_end=204
-  _globals['_DROPSTAGERSREPLY']._serialized_start=206
-  _globals['_DROPSTAGERSREPLY']._serialized_end=241
-  _globals['_KNOWNGROUP']._serialized_start=243
-  _globals['_KNOWNGROUP']._serialized_end=292
-  _globals['_PINREQUEST']._serialized_start=294
-  _globals['_PINREQUEST']._serialized_end=396
-  _globals['_PINREPLY']._serialized_start=398
-  _globals['_PINREPLY']._serialized_end=408
-  _globals['_PUBLISHREPLY']._serialized_start=410
-  _globals['_PUBLISHREPLY']._serialized_end=463
-  _globals['_SETTLEREQUEST']._serialized_start=465
-  _globals['_SETTLEREQUEST']._serialized_end=504
-  _globals['_SETTLEREPLY']._serialized_start=506
-  _globals['_SETTLEREPLY']._serialized_end=536
-  _globals['_BEGINREPLY']._serialized_start=538
-  _globals['_BEGINREPLY']._serialized_end=602
-  _globals['_DECIDEREQUEST']._serialized_start=604
-  _globals['_DECIDEREQUEST']._serialized_end=715
-  _globals['_DECIDEREPLY']._serialized_start=717
-  _globals['_DECIDEREPLY']._serialized_end=788
-  _globals['_ABORTREPLY']._serialized_start=790
-  _globals['_ABORTREPLY']._serialized_end=821
-  _globals['_DESCRIBETRANSACTIONSREQUEST']._serialized_start=823
-  _globals['_DESCRIBETRANSACTIONSREQUEST']._serialized_end=891
-  _globals['_COORDINATEDTRANSACTION']._serialized_start=894
-  _globals['_COORDINATEDTRANSACTION']._serialized_end=1074
-  _globals['_PINNEDTRANSACTION']._serialized_start=1077
-  _globals['_PINNEDTRANSACTION']._serialized_end=1225
-  _globals['_STAGEDTRANSACTION']._serialized_start=1228
-  _globals['_STAGEDTRANSACTION']._serialized_end=1374
-  _globals['_DESCRIBETRANSACTIONSREPLY']._serialized_start=1377
-  _globals['_DESCRIBETRANSACTIONSREPLY']._serialized_end=1658
-  _globals['_TRANSACTIONS']._serialized_start=1661
-  _globals['_TRANSACTIONS']._serialized_end=2773
+  _globals['_OPENSTAGERREPLY']._serialized_start=223
+  _globals['_OPENSTAGERREPLY']._serialized_end=264
+  _globals['_STAGECOMMITSREPLY']._serialized_start=266
+  _globals['_STAGECOMMITSREPLY']._serialized_end=335
+  _globals['_DROPSTAGERSREPLY']._serialized_start=337
+  _globals['_DROPSTAGERSREPLY']._serialized_end=372
+  _globals['_KNOWNGROUP']._serialized_start=374
+  _globals['_KNOWNGROUP']._serialized_end=423
+  _globals['_PINREQUEST']._serialized_start=425
+  _globals['_PINREQUEST']._serialized_end=527
+  _globals['_PINREPLY']._serialized_start=529
+  _globals['_PINREPLY']._serialized_end=539
+  _globals['_PUBLISHREPLY']._serialized_start=541
+  _globals['_PUBLISHREPLY']._serialized_end=594
+  _globals['_SETTLEREQUEST']._serialized_start=596
+  _globals['_SETTLEREQUEST']._serialized_end=635
+  _globals['_SETTLEREPLY']._serialized_start=637
+  _globals['_SETTLEREPLY']._serialized_end=667
+  _globals['_BEGINREPLY']._serialized_start=669
+  _globals['_BEGINREPLY']._serialized_end=733
+  _globals['_DECIDEREQUEST']._serialized_start=735
+  _globals['_DECIDEREQUEST']._serialized_end=846
+  _globals['_DECIDEREPLY']._serialized_start=848
+  _globals['_DECIDEREPLY']._serialized_end=919
+  _globals['_ABORTREPLY']._serialized_start=921
+  _globals['_ABORTREPLY']._serialized_end=952
+  _globals['_DESCRIBETRANSACTIONSREQUEST']._serialized_start=954
+  _globals['_DESCRIBETRANSACTIONSREQUEST']._serialized_end=1022
+  _globals['_COORDINATEDTRANSACTION']._serialized_start=1025
+  _globals['_COORDINATEDTRANSACTION']._serialized_end=1205
+  _globals['_PINNEDTRANSACTION']._serialized_start=1208
+  _globals['_PINNEDTRANSACTION']._serialized_end=1409
+  _globals['_STAGEDPROGRESS']._serialized_start=1411
+  _globals['_STAGEDPROGRESS']._serialized_end=1500
+  _globals['_STAGEDTRANSACTION']._serialized_start=1503
+  _globals['_STAGEDTRANSACTION']._serialized_end=1803
+  _globals['_DESCRIBETRANSACTIONSREPLY']._serialized_start=1806
+  _globals['_DESCRIBETRANSACTIONSREPLY']._serialized_end=2087
+  _globals['_TRANSACTIONS']._serialized_start=2090
+  _globals['_TRANSACTIONS']._serialized_end=3363
 # @@protoc_insertion_point(module_scope)

@@ -1,3 +1,5 @@
+from semel.protos.v1 import broker_pb2 as _broker_pb2
+from semel.protos.v1 import common_pb2 as _common_pb2
 from semel.protos.v1 import isolation_pb2 as _isolation_pb2
 from semel.protos.v1 import security_pb2 as _security_pb2
 from semel.protos.v1 import transaction_records_pb2 as _transaction_records_pb2
@@ -14,6 +16,12 @@ class OpenStagerReply(_message.Message):
     LAST_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     last_sequences: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, last_sequences: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class StageCommitsReply(_message.Message):
+    __slots__ = ("outcomes",)
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    outcomes: _containers.RepeatedCompositeFieldContainer[_broker_pb2.CommitOutcome]
+    def __init__(self, outcomes: _Optional[_Iterable[_Union[_broker_pb2.CommitOutcome, _Mapping]]] = ...) -> None: ...
 
 class DropStagersReply(_message.Message):
     __slots__ = ("dropped",)
@@ -124,7 +132,7 @@ class CoordinatedTransaction(_message.Message):
     def __init__(self, transaction_id: _Optional[str] = ..., query_id: _Optional[str] = ..., epoch: _Optional[int] = ..., published: _Optional[bool] = ..., participants: _Optional[_Iterable[int]] = ..., attempt: _Optional[int] = ..., begun_epoch: _Optional[int] = ..., changed_us: _Optional[int] = ...) -> None: ...
 
 class PinnedTransaction(_message.Message):
-    __slots__ = ("transaction_id", "epoch", "attempt", "coordinator", "pinned_us", "bytes", "messages")
+    __slots__ = ("transaction_id", "epoch", "attempt", "coordinator", "pinned_us", "bytes", "messages", "winners")
     TRANSACTION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +140,7 @@ class PinnedTransaction(_message.Message):
     PINNED_US_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    WINNERS_FIELD_NUMBER: _ClassVar[int]
     transaction_id: str
     epoch: int
     attempt: int
@@ -139,10 +148,21 @@ class PinnedTransaction(_message.Message):
     pinned_us: int
     bytes: int
     messages: int
-    def __init__(self, transaction_id: _Optional[str] = ..., epoch: _Optional[int] = ..., attempt: _Optional[int] = ..., coordinator: _Optional[int] = ..., pinned_us: _Optional[int] = ..., bytes: _Optional[int] = ..., messages: _Optional[int] = ...) -> None: ...
+    winners: _containers.RepeatedCompositeFieldContainer[StagedTransaction]
+    def __init__(self, transaction_id: _Optional[str] = ..., epoch: _Optional[int] = ..., attempt: _Optional[int] = ..., coordinator: _Optional[int] = ..., pinned_us: _Optional[int] = ..., bytes: _Optional[int] = ..., messages: _Optional[int] = ..., winners: _Optional[_Iterable[_Union[StagedTransaction, _Mapping]]] = ...) -> None: ...
+
+class StagedProgress(_message.Message):
+    __slots__ = ("group", "queue", "offset")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    queue: _common_pb2.QueueRef
+    offset: int
+    def __init__(self, group: _Optional[str] = ..., queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class StagedTransaction(_message.Message):
-    __slots__ = ("transaction_id", "epoch", "stager_id", "writer", "bytes", "messages", "expires_us")
+    __slots__ = ("transaction_id", "epoch", "stager_id", "writer", "bytes", "messages", "expires_us", "parts", "queues", "session", "commits")
     TRANSACTION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STAGER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -150,6 +170,10 @@ class StagedTransaction(_message.Message):
     BYTES_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_US_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    COMMITS_FIELD_NUMBER: _ClassVar[int]
     transaction_id: str
     epoch: int
     stager_id: int
@@ -157,7 +181,11 @@ class StagedTransaction(_message.Message):
     bytes: int
     messages: int
     expires_us: int
-    def __init__(self, transaction_id: _Optional[str] = ..., epoch: _Optional[int] = ..., stager_id: _Optional[int] = ..., writer: _Optional[int] = ..., bytes: _Optional[int] = ..., messages: _Optional[int] = ..., expires_us: _Optional[int] = ...) -> None: ...
+    parts: _containers.RepeatedCompositeFieldContainer[_transaction_records_pb2.StagedPart]
+    queues: _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]
+    session: int
+    commits: _containers.RepeatedCompositeFieldContainer[StagedProgress]
+    def __init__(self, transaction_id: _Optional[str] = ..., epoch: _Optional[int] = ..., stager_id: _Optional[int] = ..., writer: _Optional[int] = ..., bytes: _Optional[int] = ..., messages: _Optional[int] = ..., expires_us: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[_transaction_records_pb2.StagedPart, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., session: _Optional[int] = ..., commits: _Optional[_Iterable[_Union[StagedProgress, _Mapping]]] = ...) -> None: ...
 
 class DescribeTransactionsReply(_message.Message):
     __slots__ = ("coordinated", "pinned", "staged", "staged_bytes", "staged_bytes_max", "log_time_us", "truncated")

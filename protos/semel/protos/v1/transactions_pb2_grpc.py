@@ -41,6 +41,11 @@ class TransactionsStub:
                 request_serializer=semel_dot_protos_dot_v1_dot_transaction__records__pb2.OpenStager.SerializeToString,
                 response_deserializer=semel_dot_protos_dot_v1_dot_transactions__pb2.OpenStagerReply.FromString,
                 _registered_method=True)
+        self.StageCommits = channel.unary_unary(
+                '/semel.protos.v1.Transactions/StageCommits',
+                request_serializer=semel_dot_protos_dot_v1_dot_transaction__records__pb2.StageCommits.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_transactions__pb2.StageCommitsReply.FromString,
+                _registered_method=True)
         self.Drop = channel.unary_unary(
                 '/semel.protos.v1.Transactions/Drop',
                 request_serializer=semel_dot_protos_dot_v1_dot_transaction__records__pb2.DropStagers.SerializeToString,
@@ -89,6 +94,13 @@ class TransactionsServicer:
 
     def Open(self, request, context):
         """Participant: begins to stage for queues of this group, or ends what is on its way to them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StageCommits(self, request, context):
+        """Participant: stages progress of a consumer group, which the publication sets.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -157,6 +169,11 @@ def add_TransactionsServicer_to_server(servicer, server):
                     servicer.Open,
                     request_deserializer=semel_dot_protos_dot_v1_dot_transaction__records__pb2.OpenStager.FromString,
                     response_serializer=semel_dot_protos_dot_v1_dot_transactions__pb2.OpenStagerReply.SerializeToString,
+            ),
+            'StageCommits': grpc.unary_unary_rpc_method_handler(
+                    servicer.StageCommits,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_transaction__records__pb2.StageCommits.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_transactions__pb2.StageCommitsReply.SerializeToString,
             ),
             'Drop': grpc.unary_unary_rpc_method_handler(
                     servicer.Drop,
@@ -227,6 +244,33 @@ class Transactions:
             '/semel.protos.v1.Transactions/Open',
             semel_dot_protos_dot_v1_dot_transaction__records__pb2.OpenStager.SerializeToString,
             semel_dot_protos_dot_v1_dot_transactions__pb2.OpenStagerReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StageCommits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Transactions/StageCommits',
+            semel_dot_protos_dot_v1_dot_transaction__records__pb2.StageCommits.SerializeToString,
+            semel_dot_protos_dot_v1_dot_transactions__pb2.StageCommitsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from semel.broker.state import Accepted, Refused, Staged, TransactionApplied
+from semel.broker.state import (
+    Accepted,
+    CommitsStaged,
+    LockGranted,
+    Refused,
+    Staged,
+    TransactionApplied,
+)
 from semel.protos.batch import BROKER_HEADER_BYTES, BatchHeader, decode_header
 from semel.protos.errors import SemelError
 from semel.protos.frames import RecordKind, iter_records
 from semel.protos.ids import QueueKey
 from semel.protos.levels import LEVEL_MAX
 from semel.protos.staging import STAGER_EPOCH, STAGER_ID_MIN, batch_digest
-from semel.protos.v1 import transaction_records_pb2
+from semel.protos.v1 import control_pb2, transaction_records_pb2
 from tests.kit.state_log import KEY, Group, batch_record, control, header, ref
 
 A, B, C = STAGER_ID_MIN + 1, STAGER_ID_MIN + 2, STAGER_ID_MIN + 3
@@ -134,10 +141,10 @@ def staged(
 
 
 def winner(
-    stager: int, batches: Mapping[QueueKey, Iterable[BatchHeader]]
+    stager: int, batches: Mapping[QueueKey, Iterable[BatchHeader]], *, commits: int = 0
 ) -> transaction_records_pb2.Winner:
     """What a stager says of itself after these batches."""
-    made = transaction_records_pb2.Winner(stager_id=stager)
+    made = transaction_records_pb2.Winner(stager_id=stager, commits=commits)
     for key, heads in sorted(batches.items()):
         heads = list(heads)
         made.parts.add(
@@ -183,3 +190,56 @@ def abort(group: Stage, attempt: int) -> object:
 def finish(group: Stage, epoch: int) -> object:
     record = transaction_records_pb2.FinishTransaction(transaction_id="t", epoch=epoch)
     return group.step(finish=record)
+
+
+def lock(group: Group, name: str = "g", *, member: str = "m", key: QueueKey = KEY) -> int:
+    """The token of a lock that a member of a consumer group gets."""
+    record = control_pb2.AcquireLock(
+        group=name, queue=ref(key), member_id=member, lock_ms=500, session_ms=100
+    )
+    (result,) = group.apply(control(acquire_lock=record))
+    assert isinstance(result, LockGranted), result
+    return result.token
+
+
+def commits(
+    *staged_commits: tuple[int, int],
+    stager: int = A,
+    name: str = "g",
+    key: QueueKey = KEY,
+    epoch: int = 0,
+    **fields: Any,
+) -> transaction_records_pb2.StageCommits:
+    """Staged commits of (token, offset); `fields` are of each of them, or the session."""
+    session = {"session": fields.pop("session")} if "session" in fields else {}
+    return transaction_records_pb2.StageCommits(
+        transaction_id="t",
+        epoch=epoch,
+        stager_id=stager,
+        group=name,
+        commits=[
+            transaction_records_pb2.StagedCommit(
+                queue=ref(key), token=token, offset=offset, **fields
+            )
+            for token, offset in staged_commits
+        ],
+        **session,
+    )
+
+
+def stage_commits(group: Stage, token: int, offset: int, **fields: Any) -> SemelError | None:
+    """Stages one commit; None if it is granted."""
+    result = group.step(stage_commits=commits((token, offset), **fields))
+    if isinstance(result, SemelError):
+        return result
+    assert isinstance(result, CommitsStaged)
+    if result.error is not None:
+        return result.error
+    (outcome,) = result.outcomes
+    return outcome.error
+
+
+def progress(group: Group, name: str = "g", *, key: QueueKey = KEY) -> int | None:
+    """What a consumer group has committed of a queue; None if it has no state there."""
+    found = group.state.groups.lookup(name, key)
+    return None if found is None else found.committed_offset

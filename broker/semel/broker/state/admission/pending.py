@@ -32,6 +32,7 @@ from semel.broker.state.apply.expired import Expired
 from semel.broker.state.apply.results import (
     ApplyResult,
     BatchApplied,
+    CommitsStaged,
     DelayedCancelled,
     DelayedGivenUp,
     DelayedParted,
@@ -205,6 +206,7 @@ class RecordUse(Enum):
     FORWARD = "move_queue, forward"
     """The other steps of a move concern only the place that one of these has made."""
     OPEN = "open_stager"
+    STAGE_COMMITS = "stage_commits"
     BEGIN_EPOCH = "begin"
     DECIDE = "decide"
     ABORT = "abort"
@@ -268,6 +270,8 @@ class PendingState:
         self._state = state
         self._queues: dict[QueueKey, PendingQueue] = {}
         self.dues = DueLoads(state)
+        self.commits_coming = 0
+        """What the staged commits that are accepted and not applied cost in memory."""
         self._unapplied: deque[_Unapplied] = deque()
         self._names: Counter[Name] = Counter()
         """How many accepted, unapplied records have each name."""
@@ -377,6 +381,11 @@ class PendingState:
         """How many OPENs of stagers are accepted and not applied."""
         return sum(one.kind is RecordUse.OPEN for one in self._unapplied)
 
+    def use_commits(self, cost: int) -> None:
+        """Notes accepted commits that are staged with a transaction."""
+        self.use(RecordUse.STAGE_COMMITS, (), ())
+        self.commits_coming += cost
+
     def coordinates(self, transaction_id: str) -> bool:
         """Whether an accepted, unapplied step changes the coordinator's row."""
         return TransactionRow(transaction_id) in self._names
@@ -440,6 +449,9 @@ class PendingState:
                 done = self._next(_DONE[result.what])
             elif isinstance(result, TransactionApplied) and result.step in _STEPS:
                 done = self._next(_STEPS[result.step])
+            elif isinstance(result, CommitsStaged):
+                done = self._next(RecordUse.STAGE_COMMITS)
+                self.commits_coming -= result.cost
             elif isinstance(result, TieredApplied):
                 done = self._next(RecordUse.TIERED)
             elif isinstance(result, Published):

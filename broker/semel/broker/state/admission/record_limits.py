@@ -37,6 +37,7 @@ _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "reset_offset": _GROUP,
     "delete_group": _GROUP,
     "open_stager": _TRANSACTION,
+    "stage_commits": ("transaction_id", "group"),
     "pin": _TRANSACTION,
     "publish": _TRANSACTION,
     "rewrite": _TRANSACTION,

@@ -27,6 +27,7 @@ from semel.broker.state.admission.id_admission import IdAdmission, Window
 from semel.broker.state.admission.pending import PendingState
 from semel.broker.state.apply.queues import QueueState
 from semel.broker.state.apply.splits import sealed_error
+from semel.broker.state.apply.staged_commits import COMMITS_BYTES_MAX, cost_of_record
 from semel.broker.state.apply.transactions import Step, Transactions, messages_at_once
 from semel.protos.batch import BatchHeader
 from semel.protos.errors import (
@@ -35,7 +36,7 @@ from semel.protos.errors import (
     UnsupportedVersion,
 )
 from semel.protos.ids import Offset, QueueKey
-from semel.protos.levels import TRANSACTION_LEVEL, lacking
+from semel.protos.levels import STAGED_COMMITS_LEVEL, TRANSACTION_LEVEL, lacking
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import control_pb2, transaction_records_pb2
 
@@ -195,6 +196,8 @@ def admit_step(
     if level < TRANSACTION_LEVEL:
         return Refused(lacking(TRANSACTION_LEVEL, level, "the broker group"))
     match step.WhichOneof("step"):
+        case "open_stager" if not step.open_stager.queues and level < STAGED_COMMITS_LEVEL:
+            return Refused(lacking(STAGED_COMMITS_LEVEL, level, "the broker group"))
         case "open_stager":
             stagers = transactions.staging.stagers
             if (
@@ -203,6 +206,8 @@ def admit_step(
             ):
                 return _full(f"{stagers_max:,} stagers")
             pending.use_stager()
+        case "stage_commits":
+            return _admit_commits(transactions, pending, level, step.stage_commits)
         case "begin" if _is_new(transactions, step) and _rows(transactions, pending) >= rows_max:
             return _full(f"{rows_max:,} ids, and none of them can be forgotten")
         case "finish" if _is_pinned(transactions, step.finish):
@@ -231,6 +236,22 @@ def admit_step(
             return Refused(
                 UnsupportedVersion("this version does not know that step of a transaction")
             )
+    return Accepted()
+
+
+def _admit_commits(
+    transactions: Transactions,
+    pending: PendingState,
+    level: int,
+    record: transaction_records_pb2.StageCommits,
+) -> ControlDecision:
+    """Whether progress of a consumer group may be staged; each commit is judged at apply."""
+    if level < STAGED_COMMITS_LEVEL:
+        return Refused(lacking(STAGED_COMMITS_LEVEL, level, "the broker group"))
+    cost = cost_of_record(record)
+    if transactions.staging.commits_cost + pending.commits_coming + cost > COMMITS_BYTES_MAX:
+        return _full(f"{COMMITS_BYTES_MAX:,} bytes of staged commits")
+    pending.use_commits(cost)
     return Accepted()
 
 

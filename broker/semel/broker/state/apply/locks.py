@@ -9,7 +9,9 @@ Invariants
    grant and every reset raises the token.
 2. A commit counts only under the current token, and only while that lock is held.
 3. Only a reset lowers the progress, or the holder's commit if it says so (`may_lower`).
-4. Metadata is that of the newest commit under the newest token, by the owner's own version numbers,
+4. Progress that was staged with a transaction is stored at its publication, whoever holds the lock
+   by then; it is lowered only if the commit says so.
+5. Metadata is that of the newest commit under the newest token, by the owner's own version numbers,
    so a commit that arrives late does not replace newer metadata. Metadata outlives a reset: the
    work that it describes is done or under way, wherever the group continues.
 
@@ -32,6 +34,7 @@ from semel.broker.state.apply.results import (
     OffsetReset,
     Released,
 )
+from semel.broker.state.apply.staged_commits import StagedCommit
 from semel.protos.errors import (
     InvalidRequest,
     LockLost,
@@ -44,7 +47,7 @@ from semel.protos.errors import (
 )
 from semel.protos.ids import QueueKey
 from semel.protos.levels import METADATA_LEVEL
-from semel.protos.v1 import control_pb2
+from semel.protos.v1 import control_pb2, transaction_records_pb2
 
 METADATA_ONLY: Final = -1
 """Stands in place of the offset in a commit that is about metadata alone."""
@@ -203,33 +206,65 @@ class ConsumerGroups:
     ) -> CommitOutcome:
         """Stores the progress of the lock's holder. A queue that was `moved` away has no holder."""
         token, offset = commit.token, commit.offset
-        state = self.lookup(group, key)
-        error: SemelError | None = None
         has_metadata = level >= METADATA_LEVEL and commit.HasField("metadata")
         only_metadata = has_metadata and offset == METADATA_ONLY
+        state = self.judge(group, key, queue, commit, moved=moved, only_metadata=only_metadata)
+        if isinstance(state, SemelError):
+            return CommitOutcome(key, offset, token, state)
+        if not only_metadata:
+            state.committed_offset = offset
+        if has_metadata and commit.metadata_version > state.metadata_version:
+            state.metadata = commit.metadata
+            state.metadata_version = commit.metadata_version
+        return CommitOutcome(key, offset, token, None)
+
+    def judge(
+        self,
+        group: str,
+        key: QueueKey,
+        queue: QueueState | None,
+        commit: control_pb2.QueueCommit | transaction_records_pb2.StagedCommit,
+        *,
+        moved: bool,
+        only_metadata: bool = False,
+    ) -> GroupQueue | SemelError:
+        """What a commit changes, or why its sender may not commit."""
+        token, offset = commit.token, commit.offset
+        state = self.lookup(group, key)
         if queue is None and not moved:
-            error = unknown_queue(key)
-        elif queue is None or state is None or not state.owner or state.token != token:
+            return unknown_queue(key)
+        if queue is None or state is None or not state.owner or state.token != token:
             current = state.token if state is not None and state.owner else 0
-            error = LockLost(
+            return LockLost(
                 f"token {token} of group {group!r} for queue {key.queue_id} is not current"
                 f" ({current})",
                 current_token=current,
             )
-        elif not only_metadata and not 0 <= offset <= queue.log_end_offset:
-            error = _out_of_range(queue, offset)
-        elif not only_metadata and offset < state.committed_offset and not commit.may_lower:
-            error = InvalidRequest(
+        if not only_metadata and not 0 <= offset <= queue.log_end_offset:
+            return _out_of_range(queue, offset)
+        if not only_metadata and offset < state.committed_offset and not commit.may_lower:
+            return InvalidRequest(
                 f"group {group!r} has committed {state.committed_offset} of queue {key.queue_id};"
                 f" {offset} needs a reset"
             )
-        else:
-            if not only_metadata:
-                state.committed_offset = offset
-            if has_metadata and commit.metadata_version > state.metadata_version:
+        return state
+
+    def commit_staged(self, group: str, key: QueueKey, commit: StagedCommit) -> bool:
+        """Stores progress that was staged; False if it would be lowered, or the group is gone.
+
+        Metadata that a later holder of the lock has stored stays.
+        """
+        state = self.lookup(group, key)
+        if state is None or (commit.offset < state.committed_offset and not commit.may_lower):
+            return False
+        state.committed_offset = commit.offset
+        if commit.metadata is not None:
+            if state.token == commit.token and commit.metadata_version > state.metadata_version:
                 state.metadata = commit.metadata
                 state.metadata_version = commit.metadata_version
-        return CommitOutcome(key, offset, token, error)
+            elif not state.metadata_version:
+                state.metadata = commit.metadata
+        return True
 
     def reset(
         self, record: control_pb2.ResetOffset, key: QueueKey, queue: QueueState | None

@@ -277,6 +277,31 @@ class TransactionApplied:
     how many were dropped. rewrite: how many batches were replaced."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitsStaged:
+    """Progress of a group was staged with a transaction, one outcome for each queue of the record.
+
+    `error` is TransactionAborted or ProducerFenced: then nothing is staged, and there are no
+    outcomes.
+    """
+
+    group: str
+    cost: int
+    """What was asked for costs so much in memory."""
+    outcomes: tuple[CommitOutcome, ...] = ()
+    error: SemelError | None = None
+
+
+class Progress(NamedTuple):
+    """Progress of a consumer group that a publication has stored."""
+
+    group: str
+    queue_key: QueueKey
+    token: int
+    """Of the lock under which it was staged; somebody else may hold it by now."""
+    offset: int
+
+
 class PublishedPart(NamedTuple):
     """The messages that one queue got by a publication."""
 
@@ -304,6 +329,8 @@ class Published:
     """Messages that were dropped because their ids were known."""
     conflicts: int = 0
     """Messages that were dropped because their ids were known with other content."""
+    progress: tuple[Progress, ...] = ()
+    """The progress of consumer groups that was stored with it."""
     arrived: tuple[TopicArrivals, ...] = ()
     """The message ids of each topic that compares them."""
 
@@ -409,6 +436,7 @@ ApplyResult = (
     | Staged
     | StagedChecked
     | TransactionApplied
+    | CommitsStaged
     | Published
     | DelayedReleased
     | DelayedCancelled

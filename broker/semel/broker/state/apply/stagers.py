@@ -1,7 +1,7 @@
 """Stagers and pins of a participant: what they hold, and their canonical bytes.
 
-How it works. A *stager* holds batches of one writer, queue by queue. A *pin* names the stagers that
-win.
+How it works. A *stager* holds batches of one writer, queue by queue, and progress of consumer
+groups. A *pin* names the stagers that win.
 
 Format. docs/formats/state.md.
 
@@ -15,9 +15,15 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from semel.broker.state.apply.codec import Reader, pack_text
+from semel.broker.state.apply.staged_commits import (
+    Place,
+    StagedCommit,
+    pack_commits,
+    read_commits,
+)
 from semel.protos.errors import CorruptSegment
 from semel.protos.ids import NO_SEQUENCE, QueueId, QueueKey, TopicId
-from semel.protos.levels import DELAY_LEVEL, ID_LEVEL
+from semel.protos.levels import DELAY_LEVEL, ID_LEVEL, STAGED_COMMITS_LEVEL
 
 STAGER: Final = struct.Struct("<QQIQqII")
 STAGED_QUEUE: Final = struct.Struct("<QIIqQQI")
@@ -72,6 +78,10 @@ class Stager:
     """Log time at which it ends if it is not pinned."""
     pinned: bool = False
     queues: dict[QueueKey, StagedQueue] = field(default_factory=dict)
+    session: int = 0
+    """The highest one under which it was opened, from feature level 10 on."""
+    commits: dict[Place, StagedCommit] = field(default_factory=dict)
+    """Progress of consumer groups, which the publication stores."""
 
     @property
     def messages(self) -> int:
@@ -132,6 +142,8 @@ def pack_stager(stager: Stager, version: int) -> bytes:
             parts.append(STAGED_EXTENT.pack(*extent[:-1]))
             if dues:
                 parts.append(DUE.pack(extent.due_us))
+    if version >= STAGED_COMMITS_LEVEL:
+        parts.append(pack_commits(stager.session, stager.commits))
     return b"".join(parts)
 
 
@@ -154,6 +166,8 @@ def read_stager(reader: Reader, version: int) -> Stager:
                 for _ in range(extents)
             ],
         )
+    if version >= STAGED_COMMITS_LEVEL:
+        stager.session, stager.commits = read_commits(reader)
     return stager
 
 

@@ -13,6 +13,8 @@ Invariants
    not split (the admission prevents it, the state machine checks it).
 3. `bytes` is the total length of all extents on hold, `bytes_of` that of one topic's. Each of them
    is live for cleaning and for snapshots.
+4. `commits_cost` is what all staged commits cost in memory. None is of a deleted consumer group, or
+   of a queue that is not here.
 
 Format. docs/formats/state.md.
 
@@ -25,7 +27,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from typing import Final
 
 import numpy as np
@@ -34,6 +36,13 @@ from semel.broker.state.apply.codec import Reader
 from semel.broker.state.apply.extents import I64, add_lengths
 from semel.broker.state.apply.queues import QueueState
 from semel.broker.state.apply.splits import sealed_error
+from semel.broker.state.apply.staged_commits import (
+    Place,
+    StagedCommit,
+    cost_of,
+    cost_of_all,
+    left_queue,
+)
 from semel.broker.state.apply.stagers import (
     Pin,
     StagedExtent,
@@ -57,6 +66,7 @@ from semel.protos.errors import (
     UnknownQueue,
 )
 from semel.protos.ids import QueueKey
+from semel.protos.levels import LEVEL_MAX, STAGED_COMMITS_LEVEL
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.staging import DIGEST_MASK, batch_digest
 from semel.protos.v1 import transaction_records_pb2
@@ -77,13 +87,14 @@ that is repeated with the same receipts. Below this level such a commit is abort
 class Staging:
     """All stagers and pins of one broker group."""
 
-    __slots__ = ("_topic_bytes", "bytes", "pins", "stagers")
+    __slots__ = ("_topic_bytes", "bytes", "commits_cost", "pins", "stagers")
 
     def __init__(self) -> None:
         self.stagers: dict[int, Stager] = {}
         self.pins: dict[str, Pin] = {}
         """By transaction id."""
         self.bytes = 0
+        self.commits_cost = 0
         self._topic_bytes: dict[int, int] = {}
         """The part of `bytes` of each topic that has any."""
 
@@ -95,6 +106,7 @@ class Staging:
         keys: Iterable[QueueKey],
         queues: Mapping[QueueKey, QueueState],
         now_us: int,
+        level: int = LEVEL_MAX,
     ) -> tuple[int, ...] | SemelError:
         """The last sequence of each queue; or why it cannot open, and then nothing has changed."""
         keys = tuple(keys)
@@ -111,14 +123,12 @@ class Staging:
                 record.epoch,
             ):
                 return _over(record.transaction_id, record.epoch)
+            if not keys and record.session < stager.session:
+                return _fenced(record.session, stager.session)
             for key in keys:
                 staged = stager.queues.get(key)
                 if staged is not None and record.session < staged.session:
-                    return ProducerFenced(
-                        f"session {record.session} of the stager was fenced by {staged.session}",
-                        current_epoch=1,
-                        current_session=staged.session,
-                    )
+                    return _fenced(record.session, staged.session)
         else:
             # A new stager may open beside a pin of the same epoch: the program that pinned may be
             # dead, and the next one need not wait until brokers have noticed. The new stager adds
@@ -133,6 +143,8 @@ class Staging:
             )
             self.stagers[stager.stager_id] = stager
         stager.expires_us = now_us + stager.ttl_us
+        if level >= STAGED_COMMITS_LEVEL:
+            stager.session = max(stager.session, record.session)
         lasts = []
         for key in keys:
             staged = stager.queues.setdefault(key, StagedQueue(record.session))
@@ -153,11 +165,7 @@ class Staging:
                 " batch is not stored; begin the transaction again"
             )
         if batch.session != staged.session:
-            return ProducerFenced(
-                f"session {batch.session} of the stager was fenced by {staged.session}",
-                current_epoch=1,
-                current_session=staged.session,
-            )
+            return _fenced(batch.session, staged.session)
         if batch.base_sequence <= staged.last_sequence:
             return _known(batch, staged)
         if queue.sealed:
@@ -194,6 +202,31 @@ class Staging:
         staged.digest = staged.digest + batch_digest(batch) & DIGEST_MASK
         stager.expires_us = now_us + stager.ttl_us
         self._count(batch.topic_id, length)
+
+    def open_for_commits(
+        self, record: transaction_records_pb2.StageCommits
+    ) -> Stager | TransactionAborted | ProducerFenced:
+        """The stager that takes a record's commits, or why none of them can be staged."""
+        stager = self.stagers.get(record.stager_id)
+        if (
+            stager is None
+            or stager.pinned
+            or (stager.transaction_id, stager.epoch) != (record.transaction_id, record.epoch)
+        ):
+            return _over(record.transaction_id, record.epoch)
+        if record.HasField("session") and record.session < stager.session:
+            return _fenced(record.session, stager.session)
+        return stager
+
+    def add_commit(self, stager: Stager, group: str, key: QueueKey, commit: StagedCommit) -> None:
+        """Stages progress that a lock's holder may commit, unless a later one is staged."""
+        present = stager.commits.get((group, key))
+        if present is not None:
+            if present.is_later_than(commit):
+                return
+            self.commits_cost -= cost_of(group, present.metadata)
+        stager.commits[group, key] = commit
+        self.commits_cost += cost_of(group, commit.metadata)
 
     # --- pins -------------------------------------------------------------------------------
 
@@ -311,6 +344,17 @@ class Staging:
                     f" {len(staged.extents)} with {staged.messages}, or others. Nothing is stored;"
                     " begin it again"
                 )
+        if len(stager.commits) != winner.commits:
+            return TransactionAborted(
+                f"{name}: writer {stager.writer} claims {winner.commits} commits of consumer"
+                f" groups, there are {len(stager.commits)}: perhaps a group was deleted, or a queue"
+                " was deleted or moved. Nothing is stored; begin it again"
+            )
+        if (left := left_queue(stager.commits, queues)) is not None:
+            return TransactionAborted(
+                f"{name}: queue {left[1].queue_id} was moved after progress of group {left[0]!r}"
+                " was staged. Nothing is stored; begin it again"
+            )
         return None
 
     def _too_much(
@@ -391,13 +435,11 @@ class Staging:
         return {key: found[key] for key in sorted(found)}
 
     def is_pinned(self, key: QueueKey) -> bool:
-        """Whether any batch is pinned for the queue."""
+        """Whether any batch is pinned for the queue, or progress on it."""
+        winners = [self.stagers[number] for pin in self.pins.values() for number in pin.winners]
         return any(
-            staged.extents
-            for pin in self.pins.values()
-            for number in pin.winners
-            if (staged := self.stagers[number].queues.get(key)) is not None
-        )
+            staged.extents for stager in winners if (staged := stager.queues.get(key)) is not None
+        ) or any(place[1] == key for stager in winners for place in stager.commits)
 
     # --- ends -------------------------------------------------------------------------------
 
@@ -437,13 +479,28 @@ class Staging:
         return sorted(found)[:count_max]
 
     def remove_queue(self, key: QueueKey) -> None:
-        """Removes a deleted queue with everything that is staged for it."""
+        """Removes a queue that is deleted, or moved away, with everything that is staged for it."""
         for stager in self.stagers.values():
             self._release(stager, key)
+            for place in [place for place in stager.commits if place[1] == key]:
+                self._release_commit(stager, place)
+
+    def remove_group(self, group: str, only: Collection[QueueKey] = ()) -> None:
+        """Removes the staged progress of a deleted consumer group, on `only` these queues if any
+        are named."""
+        for stager in self.stagers.values():
+            for place in list(stager.commits):
+                if place[0] == group and (not only or place[1] in only):
+                    self._release_commit(stager, place)
 
     def _remove(self, number: int) -> None:
-        for key, staged in self.stagers.pop(number).queues.items():
+        stager = self.stagers.pop(number)
+        self.commits_cost -= cost_of_all(stager.commits)
+        for key, staged in stager.queues.items():
             self._count(key.topic_id, -staged.bytes)
+
+    def _release_commit(self, stager: Stager, place: Place) -> None:
+        self.commits_cost -= cost_of(place[0], stager.commits.pop(place).metadata)
 
     def _release(self, stager: Stager, key: QueueKey) -> None:
         staged = stager.queues.pop(key, None)
@@ -493,6 +550,7 @@ class Staging:
         for _ in range(reader.unpack(_COUNT)[0]):
             stager = read_stager(reader, version)
             staging.stagers[stager.stager_id] = stager
+            staging.commits_cost += cost_of_all(stager.commits)
             for key, staged in stager.queues.items():
                 staging._count(key.topic_id, staged.bytes)
         for _ in range(reader.unpack(_COUNT)[0]):
@@ -516,6 +574,14 @@ def _known(batch: BatchHeader, staged: StagedQueue) -> SemelError | bool:
     return SequenceConflict(
         f"the stager has staged other content as {batch.base_sequence} to {batch.last_sequence} of"
         f" queue {batch.queue_id}"
+    )
+
+
+def _fenced(session: int, current: int) -> ProducerFenced:
+    return ProducerFenced(
+        f"session {session} of the stager was fenced by {current}",
+        current_epoch=1,
+        current_session=current,
     )
 
 

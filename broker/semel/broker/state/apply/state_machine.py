@@ -111,6 +111,7 @@ from semel.protos.levels import (
     METADATA_LEVEL,
     MOVE_LEVEL,
     SPLIT_LEVEL,
+    STAGED_COMMITS_LEVEL,
     TIER_LEVEL,
     TRANSACTION_LEVEL,
 )
@@ -622,8 +623,17 @@ class State:
     def _transaction(self, step: transaction_records_pb2.TransactionRecord) -> ApplyResult:
         self._check_level(TRANSACTION_LEVEL)
         entry = self.applied_index + 1, self.log_time_us, self.feature_level
-        windows = self.id_windows.topics
-        return self.transactions.apply(step, self.queues, self.delays, *entry, windows)
+        if step.HasField("stage_commits"):
+            self._check_level(STAGED_COMMITS_LEVEL)
+        return self.transactions.apply(
+            step,
+            self.queues,
+            self.delays,
+            *entry,
+            self.id_windows.topics,
+            groups=self.groups,
+            moved=self.moves.places,
+        )
 
     def _check_level(self, level: int) -> None:
         if self.feature_level < level:
@@ -677,6 +687,7 @@ class State:
             self._check_level(GROUP_QUEUES_LEVEL)
         only = {queue_key_of(queue) for queue in record.queues}
         queues = self.groups.remove_group(record.group, self.queues, only)
+        self.transactions.staging.remove_group(record.group, only)
         return GroupDeleted(queues=queues, moves_digest=self.moves.digest())
 
     def _raise_feature_level(self, record: control_pb2.FeatureLevel) -> Done:

@@ -11,6 +11,7 @@ Invariants
    batch. What is kept of a batch, if messages of it are dropped, stands in front of it in the same
    entry, or in front of a rewrite in an earlier one.
 2. A queue is never split while something is pinned for it.
+3. A publication stores the progress that its winners have staged, in the same record.
 
 Not here: the admission of steps (`state/admission/transaction_admission.py`), the rules of stagers
 and pins (`staging.py`) and of the coordinator (`coordination.py`), the calls between broker groups
@@ -19,7 +20,7 @@ and pins (`staging.py`) and of the coordinator (`coordination.py`), the calls be
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from operator import gt
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -29,9 +30,13 @@ from semel.broker.state.apply.coordination import Begun, Coordination
 from semel.broker.state.apply.delay_limits import pin_refusal
 from semel.broker.state.apply.delays import Delays
 from semel.broker.state.apply.id_windows import IdWindow
+from semel.broker.state.apply.locks import ConsumerGroups
 from semel.broker.state.apply.queue_table import QueueTable
 from semel.broker.state.apply.results import (
     ApplyResult,
+    CommitOutcome,
+    CommitsStaged,
+    Progress,
     Published,
     PublishedPart,
     Staged,
@@ -40,7 +45,12 @@ from semel.broker.state.apply.results import (
     TopicArrivals,
     TransactionApplied,
 )
-from semel.broker.state.apply.stagers import StagedExtent
+from semel.broker.state.apply.staged_commits import (
+    StagedCommit,
+    cost_of_record,
+    unstageable,
+)
+from semel.broker.state.apply.stagers import Pin, StagedExtent, Stager
 from semel.broker.state.apply.staging import Staging
 from semel.protos.batch import BROKER_HEADER_BYTES, decode_broker_header, decode_header
 from semel.protos.delays import is_delayed
@@ -150,8 +160,12 @@ class Transactions:
         now_us: int,
         level: int,
         windows: Mapping[int, IdWindow] = NO_WINDOWS,
+        *,
+        groups: ConsumerGroups,
+        moved: Container[QueueKey],
     ) -> ApplyResult:
-        """Applies a step of a control record. `windows` are those of message ids, by topic.
+        """Applies a step of a control record. `windows` are those of message ids, by topic; `moved`
+        has the queues that moves know.
 
         Raises StateDiverged.
         """
@@ -161,16 +175,17 @@ class Transactions:
         value: tuple[int, ...] = ()
         match name:
             case "open_stager":
-                opened = staging.open(
-                    step.open_stager, map(queue_key_of, step.open_stager.queues), queues, now_us
-                )
+                keys = map(queue_key_of, step.open_stager.queues)
+                opened = staging.open(step.open_stager, keys, queues, now_us, level)
                 error, value = _split(opened)
+            case "stage_commits":
+                return self._stage_commits(step.stage_commits, queues, groups, moved, now_us)
             case "pin":
                 error = pin_refusal(step.pin, staging, delays, queues) or staging.pin(
                     step.pin, queues, now_us, level, windows
                 )
             case "publish":
-                return self._publish(step.publish, queues, delays, index, now_us, windows)
+                return self._publish(step.publish, queues, delays, groups, index, now_us, windows)
             case "rewrite":
                 return self._rewrite(step.rewrite, index)
             case "drop_pin":
@@ -196,6 +211,31 @@ class Transactions:
                 )
         return TransactionApplied(step=name, error=error, value=value)
 
+    def _stage_commits(
+        self,
+        record: transaction_records_pb2.StageCommits,
+        queues: Queues,
+        groups: ConsumerGroups,
+        moved: Container[QueueKey],
+        now_us: int,
+    ) -> CommitsStaged:
+        cost = cost_of_record(record)
+        stager = self.staging.open_for_commits(record)
+        if not isinstance(stager, Stager):
+            return CommitsStaged(group=record.group, cost=cost, error=stager)
+        outcomes = []
+        for commit in record.commits:
+            key = queue_key_of(commit.queue)
+            error = unstageable(commit)
+            if error is None:
+                found = groups.judge(record.group, key, queues.get(key), commit, moved=key in moved)
+                error = found if isinstance(found, SemelError) else None
+            if error is None:
+                self.staging.add_commit(stager, record.group, key, StagedCommit.of(commit))
+            outcomes.append(CommitOutcome(key, commit.offset, commit.token, error))
+        stager.expires_us = now_us + stager.ttl_us
+        return CommitsStaged(group=record.group, cost=cost, outcomes=tuple(outcomes))
+
     def _rewrite(self, record: transaction_records_pb2.RewriteBatches, index: int) -> ApplyResult:
         """Puts what is kept of pinned batches in their places. Raises StateDiverged."""
         pin = self.staging.pin_of(record.transaction_id, record.attempt)
@@ -220,6 +260,7 @@ class Transactions:
         record: transaction_records_pb2.PublishTransaction,
         queues: Queues,
         delays: Delays,
+        groups: ConsumerGroups,
         index: int,
         now_us: int,
         windows: Mapping[int, IdWindow],
@@ -256,6 +297,7 @@ class Transactions:
                     delays.add(key, due_us, entry, position, length, messages)
                 else:
                     queue.append(messages, entry, position, length, append_time_us)
+        progress = self._store_progress(pin, groups)
         self.staging.drop_pin(record.transaction_id, record.attempt)
         return Published(
             transaction_id=record.transaction_id,
@@ -263,7 +305,17 @@ class Transactions:
             parts=parts,
             duplicates=pin.duplicates + sum(each.duplicates for each in decisions),
             conflicts=pin.conflicts + sum(each.conflicts for each in decisions),
+            progress=progress,
             arrived=arrived,
+        )
+
+    def _store_progress(self, pin: Pin, groups: ConsumerGroups) -> tuple[Progress, ...]:
+        """Stores what the winners have staged of consumer groups, in their order."""
+        return tuple(
+            Progress(group, key, commit.token, commit.offset)
+            for number in pin.winners
+            for (group, key), commit in sorted(self.staging.stagers[number].commits.items())
+            if groups.commit_staged(group, key, commit)
         )
 
     def _kept(
