@@ -101,8 +101,8 @@ _FEATURES: Final = {
     TIER_LEVEL: "tiers, memory topics, moves of compacted queues, splits of queues with delayed"
     " messages, rules of who may do what, users with passwords, mirrors of other"
     " clusters, groups of Kafka's clients, and contexts of whole batches,",
-    STAGED_COMMITS_LEVEL: "commits of consumer groups in transactions, and the deletion of a group's"
-    " progress in some topics,",
+    STAGED_COMMITS_LEVEL: "commits of consumer groups in transactions, and the deletion of a"
+    " group's progress in some topics,",
 }
 
 

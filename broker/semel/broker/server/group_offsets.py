@@ -13,8 +13,8 @@ from semel.broker.replica.replica import Replica
 from semel.broker.server.checks import check_group, check_room_for_group
 from semel.broker.state import GroupDeleted, OffsetReset, progress
 from semel.protos.groups import check_not_reserved
-from semel.protos.queue_refs import queue_ref
 from semel.protos.levels import GROUP_QUEUES_LEVEL
+from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2, control_pb2
 
 _ROWS_AT_ONCE: Final = 64

@@ -175,9 +175,7 @@ def _owner(route: TopicRoute, queue: int) -> QueueRoute:
     return owner
 
 
-async def forget_progress(
-    cluster: Cluster, group: str, queues: Collection[QueueKey] = ()
-) -> bool:
+async def forget_progress(cluster: Cluster, group: str, queues: Collection[QueueKey] = ()) -> bool:
     """Deletes a group's progress on every queue, or on those alone that are named; returns False if
     there was none. Raises Unavailable when queues move all the time."""
     request = broker_pb2.DeleteGroupRequest(group=group, queues=map(queue_ref, sorted(queues)))
