@@ -55,7 +55,11 @@ from semel.client.producer.futures import BulkFuture, BulkSummary, SendFuture
 from semel.client.producer.topic import ProducerStats
 from semel.client.transactions.commit import Committed
 from semel.client.transactions.staging import StageReceipt
-from semel.client.transactions.transaction_info import TransactionInfo, TransactionPart
+from semel.client.transactions.transaction_info import (
+    TransactionInfo,
+    TransactionPart,
+    TransactionProgress,
+)
 from semel.protos.errors import SemelError
 from semel.protos.security.credentials import Security
 
@@ -133,6 +137,7 @@ __all__ = [
     "TierRestoreProgress",
     "TransactionInfo",
     "TransactionPart",
+    "TransactionProgress",
     "Transactions",
     "UnreadLog",
     "UnreadableBatch",

@@ -43,7 +43,7 @@ def list_transactions(only_open: bool, bootstrap: str, as_json: bool) -> None:
 @click.argument("name", metavar="ID", shell_complete=completion.transactions)
 @client_options
 def describe(name: str, bootstrap: str, as_json: bool) -> int:
-    """Shows one transaction, and its staged messages by broker group."""
+    """Shows one transaction, and its staged messages and commits by broker group."""
     with open_client(bootstrap) as client:
         found = client.transactions.describe(name)
     if found is None:
@@ -57,6 +57,8 @@ def describe(name: str, bootstrap: str, as_json: bool) -> int:
         [list(part) for part in found.parts],
         title=title,
     )
+    if found.progress:
+        drawn = _with_progress(drawn, found)
     render.Output(as_json=as_json).show(found.as_dict(), drawn)
     return 0
 
@@ -107,6 +109,17 @@ def abort(name: str, yes: bool, bootstrap: str, as_json: bool) -> int:
         text = f"{name}: {render.plural(before.messages, 'message')} given up"
     out.show(value, text)
     return 0
+
+
+def _with_progress(drawn: Any, found: TransactionInfo) -> Any:
+    from rich.console import Group
+
+    table = render.table(
+        ["group", "state", "consumer group", "topic id", "queue", "offset"],
+        [list(one) for one in found.progress],
+        title="commits of consumer groups",
+    )
+    return Group(drawn, table)
 
 
 def _row(one: TransactionInfo) -> list[Any]:

@@ -25,7 +25,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from semel.client.transactions.staging import SERVICE, StageReceipt
-from semel.client.transactions.transaction_info import TransactionInfo, TransactionPart
+from semel.client.transactions.transaction_info import (
+    TransactionInfo,
+    TransactionPart,
+    TransactionProgress,
+)
 from semel.client.transport.cluster import Cluster
 from semel.client.transport.connection import says_little
 from semel.protos.errors import (
@@ -411,11 +415,13 @@ def merged(
             info.parts.append(
                 TransactionPart(group, "pinned", pin.epoch, pin.messages, pin.bytes, 1)
             )
+            info.progress += _progress(group, "pinned", pin.winners)
             info.age_ms = max(info.age_ms, (now_us - pin.pinned_us) // 1000)
         staged: dict[tuple[str, int], list[Any]] = {}
         for one in reply.staged:
             staged.setdefault((one.transaction_id, one.epoch), []).append(one)
         for (name, epoch), ones in staged.items():
+            of(name).progress += _progress(group, "staged", ones)
             of(name).parts.append(
                 TransactionPart(
                     group,
@@ -427,3 +433,15 @@ def merged(
                 )
             )
     return [found[name] for name in sorted(found)]
+
+
+def _progress(
+    group: GroupId, state: str, stagers: Iterable[transactions_pb2.StagedTransaction]
+) -> list[TransactionProgress]:
+    return [
+        TransactionProgress(
+            group, state, one.group, one.queue.topic_id, one.queue.queue_id, one.offset
+        )
+        for stager in stagers
+        for one in stager.commits
+    ]

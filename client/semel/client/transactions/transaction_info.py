@@ -19,6 +19,20 @@ class TransactionPart(NamedTuple):
     """Number of writers that staged them; 1 if they are pinned."""
 
 
+class TransactionProgress(NamedTuple):
+    """Progress of a consumer group that becomes the group's with the commit of a transaction."""
+
+    group: int
+    """Broker group."""
+    state: str
+    """staged or pinned."""
+    consumer_group: str
+    topic_id: int
+    queue: int
+    offset: int
+    """Next offset to read."""
+
+
 @dataclass(slots=True, kw_only=True)
 class TransactionInfo:
     """One transaction id, over all broker groups."""
@@ -39,6 +53,8 @@ class TransactionInfo:
     age_ms: int = 0
     """Milliseconds of log time since the oldest open step; 0 when nothing is open."""
     parts: list[TransactionPart] = field(default_factory=list)
+    progress: list[TransactionProgress] = field(default_factory=list)
+    """What is staged of consumer groups; only if the transaction was asked for by its id."""
 
     @property
     def state(self) -> str:
@@ -70,6 +86,7 @@ class TransactionInfo:
         """Returns all attributes, for printing."""
         value = asdict(self)
         value["parts"] = [part._asdict() for part in self.parts]
+        value["progress"] = [one._asdict() for one in self.progress]
         value |= {
             "state": self.state,
             "participants": self.participants,
