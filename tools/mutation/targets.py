@@ -353,6 +353,10 @@ TARGETS: Final = {
         ),
         tests=("tests/unit/controller", "tools/mutation/few_worlds.py"),
     ),
+    "kafka-transactions": Target(
+        files=(f"{_GATEWAY}/transactions",),
+        tests=("tests/unit/gateway/transactions",),
+    ),
     "kafka-groups": Target(
         files=(f"{_GATEWAY}/groups",),
         tests=("tests/unit/gateway/groups",),

@@ -1,0 +1,102 @@
+"""What the coordinator of a transactional id needs of Semel's transactions. No I/O.
+
+A ledger is of one transaction id and one caller, whose rights count. Every call raises SemelError;
+after Unavailable and TimedOut it may have been carried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from semel.client.core.routing import QueueRoute
+from semel.gateway.transactions.standing import Row
+from semel.protos.ids import GroupId, QueueKey
+
+
+class Attempt(NamedTuple):
+    """An attempt at an epoch."""
+
+    epoch: int
+    number: int
+    """0 if the epoch, or a higher one, is committed."""
+    last_epoch: int
+    """The newest committed one; -1 for none."""
+
+
+class Part(NamedTuple):
+    """What a stager has staged for one queue."""
+
+    group: GroupId
+    topic_id: int
+    queue_id: int
+    batches: int
+    messages: int
+    digest: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """What one stager has on one broker group, and nobody has pinned."""
+
+    group: GroupId
+    epoch: int
+    stager_id: int
+    timeout_ms: int
+    """The transaction's, as the one who opened it said."""
+    queues: frozenset[QueueKey]
+    """All that are open, also those without batches."""
+    parts: tuple[Part, ...] = ()
+    """The queues that have batches."""
+    commits: int = 0
+    """Offsets that are staged."""
+    commits_digest: int = 0
+
+
+class Pinned(NamedTuple):
+    """What waits for a decision on one broker group."""
+
+    group: GroupId
+    epoch: int
+    attempt: int
+
+
+class Found(NamedTuple):
+    """What all broker groups know."""
+
+    row: Row
+    stages: Sequence[Stage]
+    pinned: Sequence[Pinned]
+
+
+class Ledger(Protocol):
+    """See the module's text."""
+
+    async def row(self) -> Row:
+        """Returns what the coordinating broker group knows now."""
+
+    async def find(self) -> Found:
+        """Returns what all broker groups know, each as of some moment during the call."""
+
+    async def begin(self, epoch: int) -> Attempt:
+        """Begins an attempt: no older one can be decided from here on. The attempt is 0 if the
+        epoch, or a higher one, is committed."""
+
+    async def open(
+        self, epoch: int, stager_id: int, timeout_ms: int, queues: Iterable[QueueRoute]
+    ) -> None:
+        """Lets a stager stage for more queues."""
+
+    async def drop(self, stages: Iterable[Stage]) -> None:
+        """Gives up what is not pinned, as far as broker groups answer."""
+
+    async def commit(self, begun: Attempt, stages: Sequence[Stage]) -> None:
+        """Commits stages of one stager, or an empty transaction, and returns when all see it.
+        Raises TransactionAborted, TransactionFenced."""
+
+    async def ask(self, attempt: int) -> bool:
+        """Returns whether an attempt is committed; if it is not, it never will be."""
+
+    async def published(self, epoch: int) -> None:
+        """Returns when all see a committed epoch."""

@@ -1,0 +1,88 @@
+"""Kafka's numbers of a transactional producer, as numbers of a Semel transaction. Pure.
+
+How it works. A transactional id is the id of a Semel transaction. Each InitProducerId begins an
+*incarnation* of it, and inside one, steps count on. Both together are the Semel epoch:
+
+    epoch = incarnation << 32 | step
+
+Step 0 is the beginning of the incarnation, odd steps are transactions, and even ones say that the
+transaction before them was given up. Steps 0 and the even ones are committed without messages: so
+whatever Kafka's client has finished is a committed epoch, and all that is below it cannot be
+committed any more.
+
+Kafka's epoch of a producer is the lowest 15 bits of the incarnation, and its producer id follows
+from the transactional id: every gateway knows both without asking.
+
+An incarnation is higher than all before it, and not below the time in units of four seconds: so a
+transactional id that brokers have forgotten begins above what it was.
+
+Invariant: one epoch is one transaction of Kafka's client.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+from semel.protos.staging import EPOCH_END, STAGER_ID_MIN
+
+STEP_BITS: Final = 32
+INCARNATIONS: Final = EPOCH_END >> STEP_BITS
+KAFKA_EPOCHS: Final = 1 << 15
+INCARNATION_US: Final = 4_000_000
+"""Log time in these units is the lowest incarnation of a transactional id that is not known."""
+PRODUCER_ID_MIN: Final = 1 << 61
+"""Controllers give ids from 1 upwards, and stagers have those from 2^62 on."""
+
+
+def epoch_of(incarnation: int, step: int) -> int:
+    """Returns the Semel epoch."""
+    assert 0 <= incarnation < INCARNATIONS
+    assert 0 <= step < 1 << STEP_BITS
+    return incarnation << STEP_BITS | step
+
+
+def incarnation_of(epoch: int) -> int:
+    """Returns the incarnation of a Semel epoch; -1 for none."""
+    return epoch >> STEP_BITS
+
+
+def kafka_epoch_of(epoch: int) -> int:
+    """Returns the producer epoch that Kafka's client has in the incarnation of a Semel epoch."""
+    return incarnation_of(epoch) % KAFKA_EPOCHS
+
+
+def is_transaction(epoch: int) -> bool:
+    """Whether messages may be committed under the epoch."""
+    return bool(epoch & 1)
+
+
+def next_transaction(epoch: int) -> int:
+    """Returns the epoch of the transaction after one that is committed."""
+    return epoch + 2 if is_transaction(epoch) else epoch + 1
+
+
+def after_abort(epoch: int) -> int:
+    """Returns the epoch that ends a transaction without its messages."""
+    assert is_transaction(epoch)
+    return epoch + 1
+
+
+def first_incarnation(before: int, log_time_us: int) -> int:
+    """Returns the incarnation that follows on `before`; -1 for none."""
+    return max(before + 1, log_time_us // INCARNATION_US)
+
+
+def producer_id_of(transaction_id: str) -> int:
+    """Returns Kafka's producer id of a transactional id."""
+    return PRODUCER_ID_MIN + _digest("producer", transaction_id, 0) % PRODUCER_ID_MIN
+
+
+def stager_id_of(transaction_id: str, epoch: int) -> int:
+    """Returns the stager of a transaction: the same at all gateways, and of no other one."""
+    return STAGER_ID_MIN + _digest("stager", transaction_id, epoch) % STAGER_ID_MIN
+
+
+def _digest(what: str, transaction_id: str, epoch: int) -> int:
+    text = f"{what} {epoch} {transaction_id}".encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big")

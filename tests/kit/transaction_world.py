@@ -1,0 +1,238 @@
+"""Semel's transactions as a model in memory, for coordinators of Kafka's that race on it.
+
+How it works. The model keeps what the brokers' log would: the row of one transaction id, stages on
+two broker groups, pins, and what was published. A call of a ledger is late, may fail before it is
+carried out or lose its answer afterwards, and its parts (one a broker group) are carried out one
+after the other, with others in between. `end_lost` does what masters do: it settles pins.
+
+What is checked: what is published is a whole transaction, once (`published`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from semel.client.core.routing import QueueRoute
+from semel.gateway.transactions.ledger import Attempt, Found, Part, Pinned, Stage
+from semel.gateway.transactions.standing import Row
+from semel.protos.errors import TransactionAborted, TransactionFenced, Unavailable
+from semel.protos.ids import GroupId, QueueKey
+
+GROUPS = (GroupId(1), GroupId(2))
+
+
+@dataclass
+class _Staged:
+    """A stager on one broker group."""
+
+    epoch: int
+    timeout_ms: int
+    values: dict[QueueKey, list[str]] = field(default_factory=dict)
+
+
+@dataclass
+class TransactionWorld:
+    """See the module's text."""
+
+    seed: int
+    faulty: bool = True
+    now_us: int = 1_000_000_000
+    row: Row = field(default_factory=Row)
+    next_attempt: int = 1
+    decided: int = 0
+    """The newest attempt that was decided."""
+    staged: dict[tuple[GroupId, int], _Staged] = field(default_factory=dict)
+    """By broker group and stager."""
+    pins: dict[GroupId, tuple[int, int, int]] = field(default_factory=dict)
+    """Epoch, attempt and stager of what is pinned on a broker group."""
+    held: dict[GroupId, _Staged] = field(default_factory=dict)
+    """The stagers that are pinned."""
+    published: list[tuple[int, str]] = field(default_factory=list)
+    """Epoch and value of each message, in the order of the publication."""
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+
+    async def late(self) -> None:
+        """Passes some time."""
+        self.now_us += self.random.randrange(3_000)
+        await asyncio.sleep(self.random.random() / 100)
+
+    def maybe_fails(self) -> None:
+        if self.faulty and self.random.random() < 0.04:
+            raise Unavailable("the model has lost a call")
+
+    # --- the log ----------------------------------------------------------------------------------
+
+    def begin(self, epoch: int) -> Attempt:
+        row = self.row
+        if epoch <= row.epoch:
+            return Attempt(epoch, 0, row.epoch)
+        attempt, self.next_attempt = self.next_attempt, self.next_attempt + 1
+        self.row = Row(epoch=row.epoch, begun_epoch=epoch, attempt=attempt, changed_us=self.now_us)
+        return Attempt(epoch, attempt, row.epoch)
+
+    def stage(self, stager_id: int, queue: QueueKey, value: str) -> bool:
+        """Stages one message; returns whether the stager is open at the queue."""
+        one = self.staged.get((group_of(queue), stager_id))
+        if one is None or queue not in one.values:
+            return False
+        one.values[queue].append(value)
+        return True
+
+    def pin(self, group: GroupId, begun: Attempt, stager_id: int, claimed: int) -> None:
+        known = self.pins.get(group)
+        if known is not None and known[1] > begun.number:
+            raise TransactionFenced("a newer attempt has pinned")
+        if known is not None and known[1] == begun.number:
+            return
+        if known is not None and known[2] == stager_id:
+            self.pins[group] = begun.epoch, begun.number, stager_id
+            return
+        one = self.staged.get((group, stager_id))
+        if one is None or sum(map(len, one.values.values())) != claimed:
+            raise TransactionAborted("what is staged is gone, or other than claimed")
+        del self.staged[group, stager_id]
+        self.pins[group], self.held[group] = (begun.epoch, begun.number, stager_id), one
+        for key in [key for key, each in self.staged.items() if each.epoch <= begun.epoch]:
+            if key[0] == group:
+                del self.staged[key]
+
+    def decide(self, begun: Attempt, participants: Iterable[GroupId]) -> None:
+        if self.decided == begun.number and self.row.epoch == begun.epoch:
+            return
+        if (self.row.begun_epoch, self.row.attempt) != (begun.epoch, begun.number):
+            raise TransactionFenced("a newer attempt has begun")
+        self.decided = begun.number
+        self.row = Row(
+            epoch=begun.epoch, begun_epoch=begun.epoch, attempt=0, changed_us=self.now_us
+        )
+        for group in participants:
+            epoch, attempt, _ = self.pins.pop(group)
+            assert (epoch, attempt) == (begun.epoch, begun.number), "published what is not pinned"
+            for values in self.held.pop(group).values.values():
+                self.published += [(epoch, value) for value in values]
+
+    def end_lost(self) -> None:
+        """Masters ask what became of their pins, and end those that will never be committed."""
+        for group, (_, attempt, _) in list(self.pins.items()):
+            if attempt != self.row.attempt:
+                del self.pins[group], self.held[group]
+
+
+class ModelLedger:
+    """A ledger of one gateway on the model."""
+
+    def __init__(self, world: TransactionWorld) -> None:
+        self._world = world
+
+    async def row(self) -> Row:
+        world = self._world
+        await world.late()
+        world.maybe_fails()
+        row = world.row
+        told = Row(
+            epoch=row.epoch,
+            begun_epoch=row.begun_epoch,
+            attempt=row.attempt,
+            changed_us=row.changed_us,
+            log_time_us=world.now_us,
+        )
+        await world.late()
+        return told
+
+    async def find(self) -> Found:
+        world = self._world
+        stages: list[Stage] = []
+        pinned: list[Pinned] = []
+        for group in GROUPS:
+            await world.late()
+            world.maybe_fails()
+            for (where, stager_id), one in world.staged.items():
+                if where == group:
+                    stages.append(_stage_of(group, stager_id, one))
+            if group in world.pins:
+                epoch, attempt, _ = world.pins[group]
+                pinned.append(Pinned(group, epoch, attempt))
+        return Found(await self.row(), stages, pinned)
+
+    async def begin(self, epoch: int) -> Attempt:
+        world = self._world
+        await world.late()
+        world.maybe_fails()
+        begun = world.begin(epoch)
+        await world.late()
+        world.maybe_fails()
+        return begun
+
+    async def open(
+        self, epoch: int, stager_id: int, timeout_ms: int, queues: Iterable[QueueRoute]
+    ) -> None:
+        world = self._world
+        for queue in queues:
+            await world.late()
+            world.maybe_fails()
+            key = group_of(queue.key), stager_id
+            one = world.staged.setdefault(key, _Staged(epoch, timeout_ms))
+            one.values.setdefault(queue.key, [])
+        await world.late()
+        world.maybe_fails()
+
+    async def drop(self, stages: Iterable[Stage]) -> None:
+        for stage in stages:
+            await self._world.late()
+            if not self._world.faulty or self._world.random.random() > 0.1:
+                self._world.staged.pop((stage.group, stage.stager_id), None)
+
+    async def commit(self, begun: Attempt, stages: Sequence[Stage]) -> None:
+        world = self._world
+        stages = [stage for stage in stages if stage.parts]
+        for stage in stages:
+            await world.late()
+            world.maybe_fails()
+            claimed = sum(part.messages for part in stage.parts)
+            world.pin(stage.group, begun, stage.stager_id, claimed)
+        await world.late()
+        world.maybe_fails()
+        world.decide(begun, [stage.group for stage in stages])
+        await world.late()
+        world.maybe_fails()
+
+    async def ask(self, attempt: int) -> bool:
+        world = self._world
+        await world.late()
+        world.maybe_fails()
+        if world.row.attempt == attempt:
+            world.row = Row(
+                epoch=world.row.epoch,
+                begun_epoch=world.row.begun_epoch,
+                attempt=0,
+                changed_us=world.now_us,
+            )
+        return world.decided == attempt
+
+    async def published(self, epoch: int) -> None:
+        await self._world.late()
+
+
+def group_of(queue: QueueKey) -> GroupId:
+    """Where a queue is."""
+    return GROUPS[queue.queue_id % len(GROUPS)]
+
+
+def _stage_of(group: GroupId, stager_id: int, one: _Staged) -> Stage:
+    return Stage(
+        group=group,
+        epoch=one.epoch,
+        stager_id=stager_id,
+        timeout_ms=one.timeout_ms,
+        queues=frozenset(one.values),
+        parts=tuple(
+            Part(group, key.topic_id, key.queue_id, 1, len(values), 0)
+            for key, values in one.values.items()
+            if values
+        ),
+    )
