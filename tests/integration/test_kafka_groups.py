@@ -21,8 +21,10 @@ from kio.index import load_request_schema
 from kio.schema.errors import ErrorCode
 
 from semel.client import AsyncClient, Client, connect_async
+from semel.gateway.coordination.callers import Caller
 from semel.gateway.coordination.gateway_membership import place_of
 from semel.gateway.coordination.group_service import GroupService
+from semel.gateway.coordination.transaction_service import TransactionService
 from semel.gateway.dispatch import RequestContext
 from semel.gateway.groups.results import GroupLimits
 from semel.gateway.handlers.group_handlers import GroupHandlers
@@ -58,7 +60,8 @@ class Gateway:
         self.client = client
         self.address = Address("127.0.0.1", port)
         self.service = GroupService(client, self.address, LIMITS)
-        self._handlers = GroupHandlers(self.service).handlers()
+        transactions = TransactionService(Caller(client, checks=False), self.service.membership)
+        self._handlers = GroupHandlers(self.service, transactions).handlers()
 
     async def ask(self, key: ApiKey, version: int | None = None, /, **values: Any) -> Any:
         version = TABLE[key].highest if version is None else version
@@ -245,8 +248,8 @@ async def test_every_version_that_is_served_is_answered(one: Gateway, topic: str
     for version in range(TABLE[ApiKey.FIND_COORDINATOR].highest + 1):
         reply = await one.ask(ApiKey.FIND_COORDINATOR, version, key=topic, key_type=0)
         assert (reply.error_code, reply.port) == (ErrorCode.none, 19_092)
-    transactional = await one.ask(ApiKey.FIND_COORDINATOR, key=topic, key_type=1)
-    assert transactional.error_code is ErrorCode.invalid_request
+    shares = await one.ask(ApiKey.FIND_COORDINATOR, key=topic, key_type=2)
+    assert shares.error_code is ErrorCode.invalid_request
 
 
 async def test_the_other_gateway_sends_clients_to_the_coordinator(

@@ -28,7 +28,9 @@ from semel.client.client_file import login_place
 from semel.client.session import Session
 from semel.gateway.config import GatewayConfig
 from semel.gateway.connection import KafkaConnection
+from semel.gateway.coordination.callers import Caller
 from semel.gateway.coordination.group_service import GroupService
+from semel.gateway.coordination.transaction_service import TransactionService
 from semel.gateway.principals.principal_pool import PrincipalPool
 from semel.gateway.principals.sasl_gate import SaslGate
 from semel.gateway.probe import GatewayProbe
@@ -68,13 +70,16 @@ class KafkaGateway:
         service = GroupService(client, self.advertised, protocol=self._config.protocol)
         groups = await self._stack.enter_async_context(service)
         codec = self._config.codec
-        own = Services(session, codec, groups)
+        transactions = TransactionService(Caller(client, checks=False), groups.membership)
+        transactions.start()
+        self._stack.push_async_callback(transactions.close)
+        own = Services(session, codec, groups, transactions)
         self._stack.callback(own.close)
         own.start()
         pool: PrincipalPool | None = None
         new_gate: Callable[[KafkaConnection], SaslGate] | None = None
         if self._logins is not None:
-            pool = PrincipalPool(self._logins, session.bootstrap, codec, groups)
+            pool = PrincipalPool(self._logins, session.bootstrap, codec, groups, transactions)
             await self._stack.enter_async_context(pool)
             new_gate = partial(SaslGate, pool=pool, mechanisms=self._config.mechanisms)
         server = KafkaServer(

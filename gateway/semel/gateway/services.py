@@ -17,9 +17,11 @@ from typing import NamedTuple
 from semel.client.session import Session
 from semel.gateway import api_versions
 from semel.gateway.coordination.group_service import GroupService
+from semel.gateway.coordination.transaction_service import TransactionService
 from semel.gateway.dispatch import Dispatcher
 from semel.gateway.fetching.fetch import HELD_BYTES_MAX, Fetching
 from semel.gateway.handlers.group_handlers import GroupHandlers
+from semel.gateway.handlers.transaction_handlers import TransactionHandlers
 from semel.gateway.metadata import Catalog
 from semel.gateway.principals import sasl_handlers
 from semel.gateway.producing.produce import Producing
@@ -51,6 +53,7 @@ class Services:
         session: Session,
         codec: RecordCodec,
         groups: GroupService,
+        transactions: TransactionService,
         held_bytes_max: Callable[[], int] = lambda: HELD_BYTES_MAX,
     ) -> None:
         """`codec` compresses what consumers get, and `held_bytes_max()` of it are kept."""
@@ -66,7 +69,8 @@ class Services:
             Catalog(cluster, topics).handlers(),
             TopicAdmin(cluster).handlers(),
             RecordDeletion(cluster, topics).handlers(),
-            GroupHandlers(groups).handlers(),
+            GroupHandlers(groups, transactions).handlers(),
+            TransactionHandlers(transactions, topics).handlers(),
         )
 
     def start(self) -> None:
@@ -79,12 +83,12 @@ class Services:
 
     @property
     def figures(self) -> Figures:
-        numbered = self.producing.numbered
+        numbered, staged = self.producing.numbered, self.producing.staged
         return Figures(
             records=self.producing.records,
             bytes=self.producing.bytes,
-            duplicates=numbered.duplicates,
-            lanes=numbered.lane_count,
+            duplicates=numbered.duplicates + staged.duplicates,
+            lanes=numbered.lane_count + staged.lane_count,
             fetched_bytes=self.fetching.bytes,
             held_bytes=self.fetching.held_bytes,
             readers=self.fetching.reader_count,

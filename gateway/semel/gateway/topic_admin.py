@@ -10,7 +10,6 @@ Not here: what settings mean (`topic_configs.py`), what partitions are (`partiti
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
@@ -20,7 +19,6 @@ from semel.client.transport.cluster import Cluster
 from semel.gateway.answers import answer
 from semel.gateway.dispatch import Handler, RequestContext
 from semel.gateway.partitions import lineages_of
-from semel.gateway.producing.kafka_numbers import kafka_epoch
 from semel.gateway.refusals import error_code
 from semel.gateway.topic_configs import (
     Alteration,
@@ -32,7 +30,6 @@ from semel.gateway.topic_configs import (
 )
 from semel.gateway.versions import ApiKey
 from semel.protos.errors import InvalidRequest, SemelError
-from semel.protos.v1 import controller_pb2
 
 PARTITIONS_DEFAULT: Final = 4
 """What -1, "the default", means; as for `semel topic create`."""
@@ -60,27 +57,7 @@ class TopicAdmin:
             ApiKey.DESCRIBE_CONFIGS: self.describe_configs,
             ApiKey.ALTER_CONFIGS: self.alter_configs,
             ApiKey.INCREMENTAL_ALTER_CONFIGS: self.incremental_alter_configs,
-            ApiKey.INIT_PRODUCER_ID: self.init_producer_id,
         }
-
-    async def init_producer_id(self, request: Any, context: RequestContext) -> Any:
-        """Gives an idempotent producer an id that nobody else has. A transactional one is refused:
-        what it would do next is not served."""
-        if request.transactional_id is not None:
-            code, number, epoch = ErrorCode.transactional_id_authorization_failed, -1, -1
-        else:
-            code, number, epoch = await self._new_producer()
-        return answer(request, error_code=code, producer_id=number, producer_epoch=epoch)
-
-    async def _new_producer(self) -> tuple[ErrorCode, int, int]:
-        wanted = controller_pb2.OpenProducerRequest(open_id=os.urandom(16))
-        try:
-            reply = await self._cluster.controller("OpenProducer", wanted)
-        except SemelError as error:
-            if error.retriable:
-                return ErrorCode.coordinator_not_available, -1, -1
-            return error_code(error), -1, -1
-        return ErrorCode.none, reply.producer_id, kafka_epoch(reply.epoch)
 
     async def create_topics(self, request: Any, context: RequestContext) -> Any:
         """Answers CreateTopics, versions 2 to 4."""

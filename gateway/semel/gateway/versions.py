@@ -36,6 +36,8 @@ class ApiKey(IntEnum):
     DELETE_TOPICS = 20
     DELETE_RECORDS = 21
     INIT_PRODUCER_ID = 22
+    ADD_PARTITIONS_TO_TXN = 24
+    END_TXN = 26
     DESCRIBE_CONFIGS = 32
     ALTER_CONFIGS = 33
     SASL_AUTHENTICATE = 36
@@ -72,7 +74,9 @@ TABLE: Final[dict[ApiKey, Served]] = {
     ApiKey.CREATE_TOPICS: Served(2, 4),
     ApiKey.DELETE_TOPICS: Served(1, 3),
     ApiKey.DELETE_RECORDS: Served(0, 2),
-    ApiKey.INIT_PRODUCER_ID: Served(0, 1),
+    ApiKey.INIT_PRODUCER_ID: Served(0, 4),
+    ApiKey.ADD_PARTITIONS_TO_TXN: Served(0, 1),
+    ApiKey.END_TXN: Served(0, 1),
     ApiKey.DESCRIBE_CONFIGS: Served(1, 2),
     ApiKey.ALTER_CONFIGS: Served(0, 2),
     ApiKey.SASL_AUTHENTICATE: Served(0, 2),

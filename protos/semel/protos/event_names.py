@@ -311,6 +311,8 @@ NAMES: Final[dict[str, str]] = {
     "coordinates": "gateway_coordinates",
     "deposed": "gateway_deposed",
     "claim failed": "gateway_claim_failed",
+    "transaction failed": "gateway_transaction_failed",
+    "transaction took too long": "gateway_transaction_expired",
     "leave failed": "gateway_leave_failed",
     "login refused": "gateway_login_refused",
     "login ended": "gateway_login_ended",

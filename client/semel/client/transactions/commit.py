@@ -298,6 +298,33 @@ class TransactionCore:
         replies = await _all(self._call(group, "Describe", request) for group in groups)
         return dict(zip(groups, replies, strict=True))
 
+    # --- for coordinators of other protocols ----------------------------------------------------
+
+    async def coordinated(self, transaction_id: str) -> transactions_pb2.DescribeTransactionsReply:
+        """Returns what the coordinating broker group knows. Raises Unavailable."""
+        coordinator = await self._coordinator(transaction_id)
+        request = transactions_pb2.DescribeTransactionsRequest(transaction_id=transaction_id)
+        return await self._call(coordinator, "Describe", request)  # type: ignore[no-any-return]
+
+    async def described(
+        self, transaction_id: str
+    ) -> dict[GroupId, transactions_pb2.DescribeTransactionsReply]:
+        """Returns what every broker group knows. Raises Unavailable."""
+        return await self._described(transaction_id)
+
+    async def coordinator(self, transaction_id: str) -> GroupId:
+        """Returns the broker group that decides. Raises Unavailable."""
+        return await self._coordinator(transaction_id)
+
+    async def is_committed(self, transaction_id: str, attempt: int) -> bool:
+        """Returns whether an attempt is committed; if it is not, it never will be. Raises
+        Unavailable."""
+        return await self._abort_attempt(transaction_id, attempt)
+
+    async def published(self, transaction_id: str, epoch: int) -> None:
+        """Returns once a committed epoch is published everywhere. Raises Unavailable."""
+        await self._published(transaction_id, epoch)
+
     # --- the coordinator ------------------------------------------------------------------------
 
     async def _coordinator(self, transaction_id: str) -> GroupId:

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from semel.client import AsyncClient
 from semel.client.session import Session
+from semel.client.transactions.commit import TransactionCore
 from semel.gateway.coordination.refused import Refused
 from semel.gateway.groups.results import GroupError
 from semel.gateway.topic_book import TopicBook
@@ -51,6 +52,7 @@ class Caller:
         self.session: Session = client._session
         self.topics = TopicBook(self.session.cluster)
         """The topics that it may see."""
+        self.transactions = TransactionCore(self.session.cluster)
         self._checks = checks
         self._answers: dict[_Key, tuple[bool, float]] = {}
         """Whether it may, and when that was heard."""

@@ -19,6 +19,7 @@ from semel.gateway.coordination.committed_offsets import Place
 from semel.gateway.coordination.group_service import GroupService
 from semel.gateway.coordination.line_progress import Progress
 from semel.gateway.coordination.refused import Refused
+from semel.gateway.coordination.transaction_service import TransactionRefused, TransactionService
 from semel.gateway.dispatch import Handler, RequestContext
 from semel.gateway.groups.results import GroupError, Join, JoinResult, Leaver, Sync
 from semel.gateway.refusals import error_code
@@ -27,6 +28,8 @@ from semel.protos.errors import CallerError, InvalidRequest, SemelError
 
 GROUP_KEY: Final = 0
 """What a FindCoordinator asks for: a group's coordinator. Version 0 knows nothing else."""
+TRANSACTION_KEY: Final = 1
+"""Or that of a transactional id."""
 METADATA_BYTES_MAX: Final = 4_096
 """The most of one committed offset; Kafka's `offset.metadata.max.bytes`."""
 ID_REQUIRED_VERSION: Final = 4
@@ -37,8 +40,9 @@ NO_LEADER_EPOCH: Final = -1
 class GroupHandlers:
     """The handlers; each is one API."""
 
-    def __init__(self, service: GroupService) -> None:
+    def __init__(self, service: GroupService, transactions: TransactionService) -> None:
         self._service = service
+        self._transactions = transactions
 
     def handlers(self) -> Mapping[ApiKey, Handler]:
         """The handlers by API, for the dispatcher."""
@@ -56,19 +60,24 @@ class GroupHandlers:
         }
 
     async def find_coordinator(self, request: Any, context: RequestContext) -> Any:
-        """FindCoordinator 0–2, of groups alone."""
-        error, place = GroupError.NONE, None
-        if getattr(request, "key_type", GROUP_KEY) != GROUP_KEY:
-            error = GroupError.INVALID_REQUEST
-        else:
-            try:
+        """FindCoordinator 0–2: of a group, or of a transactional id."""
+        code, place = ErrorCode.none, None
+        try:
+            kind = getattr(request, "key_type", GROUP_KEY)
+            if kind == GROUP_KEY:
                 place = await self._service.find(request.key, context.caller)
-            except Refused as refused:
-                error = refused.error
+            elif kind == TRANSACTION_KEY:
+                place = await self._transactions.find(request.key)
+            else:
+                code = ErrorCode.invalid_request
+        except Refused as refused:
+            code = _code(refused.error)
+        except TransactionRefused as refused:
+            code = refused.code
         return answer(
             request,
-            error_code=_code(error),
-            error_message=None if place is not None else error.name,
+            error_code=code,
+            error_message=None if place is not None else code.name.upper(),
             node_id=-1 if place is None else place.node_id,
             host="" if place is None else place.host,
             port=-1 if place is None else place.port,

@@ -38,6 +38,7 @@ from semel.client.client_file import LoginPlace
 from semel.client.login import LoggedIn, Login
 from semel.client.session import Session
 from semel.gateway.coordination.group_service import GroupService
+from semel.gateway.coordination.transaction_service import TransactionService
 from semel.gateway.fetching.fetch import HELD_BYTES_MAX
 from semel.gateway.principals.attempts import ANSWER_S, Attempts
 from semel.gateway.principals.principal import Principal, PrincipalKey
@@ -89,7 +90,12 @@ class PrincipalPool:
     """See the module's text. Lives on the client's I/O thread: `async with PrincipalPool(…)`."""
 
     def __init__(
-        self, place: LoginPlace, bootstrap: str, codec: RecordCodec, groups: GroupService
+        self,
+        place: LoginPlace,
+        bootstrap: str,
+        codec: RecordCodec,
+        groups: GroupService,
+        transactions: TransactionService,
     ) -> None:
         """`place` says where the controllers log clients in."""
         self.logins = 0
@@ -100,6 +106,7 @@ class PrincipalPool:
         self._bootstrap = bootstrap
         self._codec = codec
         self._groups = groups
+        self._transactions = transactions
         self._secret = os.urandom(32)
         self._attempts = Attempts()
         self._room = asyncio.Semaphore(LOGINS_MAX)
@@ -230,7 +237,9 @@ class PrincipalPool:
             )
             await session.open()
             session.cluster.spawn(logged_in.run(), "semel-login")
-            services = Services(session, self._codec, self._groups, self._held_bytes_max)
+            services = Services(
+                session, self._codec, self._groups, self._transactions, self._held_bytes_max
+            )
             services.start()
             principal = self._principals[key] = Principal(key, logged_in, session, services)
             return principal

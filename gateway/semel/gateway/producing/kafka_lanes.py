@@ -302,8 +302,15 @@ class KafkaProducers:
         key = ProducerKey(line.open.key, producer_id, epoch)
         lane = self._lanes.get(key)
         if lane is None:
-            lane = self._lanes[key] = KafkaLane(self, key, line.open, line.generation)
-            lane.link.add(lane)
+            lane = KafkaLane(self, key, line.open, line.generation)
+            self._add(lane)
+        self._put_in(lane, batch)
+
+    def _add(self, lane: KafkaLane) -> None:
+        self._lanes[lane.producer] = lane
+        lane.link.add(lane)
+
+    def _put_in(self, lane: KafkaLane, batch: NumberedBatch) -> None:
         lane.used_at = time.monotonic()
         if lane.window is None:
             if len(lane.waiting) >= WAITING_MAX:
@@ -458,15 +465,18 @@ class KafkaProducers:
 
     def _end(self, lane: KafkaLane, error: SemelError) -> None:
         """Fails everything of a lane and forgets it; the next batch opens it anew."""
-        lane.close()
-        if self._lanes.get(lane.producer) is lane:
-            del self._lanes[lane.producer]
-        lane.link.remove(lane)
+        self._forget(lane)
         lane.refuse(error)
         if lane.window is not None:
             for failed in lane.window.end(error):
                 lane.link.count(-failed.batch.size)
                 _finish(failed.batch, BatchOutcome(error=error))
+
+    def _forget(self, lane: KafkaLane) -> None:
+        lane.close()
+        if self._lanes.get(lane.producer) is lane:
+            del self._lanes[lane.producer]
+        lane.link.remove(lane)
 
     async def _sweep(self) -> None:
         """Forgets idle lanes, and gives up what cannot be stored."""

@@ -3,7 +3,8 @@
 How it works. The batch of each partition is decoded, and goes out as one batch of this project or
 several: where it is larger than the topic's batches may be, or where its records are due at
 different times. An idempotent producer's are numbered as the client numbered them
-(`kafka_lanes.py`); the others go through the gateway's own producer (`plain_producer.py`).
+(`kafka_lanes.py`), those of a transaction wait beside the log for its end (`stage_lanes.py`), and
+the others go through the gateway's own producer (`plain_producer.py`).
 
 Whatever `acks` says, a partition is answered once its batch is durable on a majority, and with acks
 0 nothing is answered.
@@ -32,6 +33,7 @@ from semel.gateway.producing.kafka_lanes import BatchOutcome, KafkaProducers, Nu
 from semel.gateway.producing.kafka_numbers import EPOCHS, Numbers, table_epoch
 from semel.gateway.producing.plain_producer import PlainProducers
 from semel.gateway.producing.produce_response import Produced, encode_produced
+from semel.gateway.producing.stage_lanes import StageProducers
 from semel.gateway.records import DecodedBatch, RecordCodec, RefusedRecords, decode_produced
 from semel.gateway.records.wide_sequences import SEQUENCE_SPAN
 from semel.gateway.refusals import error_code
@@ -79,6 +81,7 @@ class Producing:
 
     def __init__(self, cluster: Cluster, topics: TopicBook) -> None:
         self.numbered = KafkaProducers(cluster, topics.on_sealed)
+        self.staged = StageProducers(cluster, topics.on_sealed)
         self.plain = PlainProducers(cluster)
         self.records = 0
         """Records that were stored."""
@@ -88,6 +91,7 @@ class Producing:
 
     def start(self) -> None:
         self.numbered.start()
+        self.staged.start()
 
     def close(self) -> None:
         """Ends at once; what is on its way may still be stored."""
@@ -101,7 +105,7 @@ class Producing:
         refused = _refusal_of(request)
         waits: list[tuple[dict[int, Produced], int, asyncio.Future[Produced]]] = []
         answers: list[tuple[str, dict[int, Produced]]] = []
-        before = self.numbered.throttled_ms
+        before = self._throttled_ms
         for topic in request.topic_data:
             outcomes: dict[int, Produced] = {}
             answers.append((topic.name, outcomes))
@@ -111,7 +115,9 @@ class Producing:
                 if isinstance(found, Produced):
                     outcomes[partition.index] = found
                     continue
-                outcome = self._send(found, partition.index, partition.records)
+                outcome = self._send(
+                    found, partition.index, partition.records, request.transactional_id
+                )
                 if isinstance(outcome, Produced):
                     outcomes[partition.index] = outcome
                 else:
@@ -125,8 +131,12 @@ class Producing:
                 outcomes[index] = future.result()
         if request.acks == 0:
             return None
-        throttled_ms = self.numbered.throttled_ms - before
+        throttled_ms = self._throttled_ms - before
         return encode_produced(answers, throttle_ms=throttled_ms, version=context.version)
+
+    @property
+    def _throttled_ms(self) -> int:
+        return self.numbered.throttled_ms + self.staged.throttled_ms
 
     async def _find(self, name: str, partition: int) -> PartitionedTopic | Produced:
         try:
@@ -135,7 +145,11 @@ class Producing:
             return _refused(error)
 
     def _send(
-        self, topic: PartitionedTopic, partition: int, record_set: memoryview | None
+        self,
+        topic: PartitionedTopic,
+        partition: int,
+        record_set: memoryview | None,
+        transaction_id: str | None,
     ) -> Produced | asyncio.Future[Produced]:
         """Sends the batch of one partition. Returns the refusal, or what will be the outcome."""
         try:
@@ -144,8 +158,10 @@ class Producing:
                 raise InvalidRequest(f"partition {partition} has no record batch")
             batch = decode_produced(record_set, bytes_max=RECORDS_BYTES_MAX)
             codec = _STORED_AS[RecordCodec(record_set[_ATTRIBUTES_AT] & 7)]
-            if batch.transactional:
-                raise InvalidRequest("the gateway knows no transactions yet")
+            if batch.transactional != (transaction_id is not None):
+                raise InvalidRequest(
+                    "batches of a transactional id are transactional, and no other"
+                )
             if batch.is_idempotent and not 0 <= batch.producer_epoch < EPOCHS:
                 raise InvalidRequest(f"producer epoch {batch.producer_epoch} is out of range")
         except RefusedRecords as error:
@@ -156,7 +172,9 @@ class Producing:
         gathered = _Gathered(len(pieces), self, len(batch), len(record_set), line.shift)
         if batch.is_idempotent:
             for place, piece in enumerate(pieces):
-                self._send_numbered(line, topic.route, batch, piece, codec, gathered, place)
+                self._send_numbered(
+                    line, topic.route, batch, piece, codec, gathered, place, transaction_id
+                )
         else:
             work = self._send_plain(line, topic, batch, pieces, codec, gathered)
             gathered.task = asyncio.get_running_loop().create_task(work)
@@ -171,6 +189,7 @@ class Producing:
         codec: Codec,
         gathered: _Gathered,
         place: int,
+        transaction_id: str | None,
     ) -> None:
         columns = batch.columns.slice(piece.start, piece.end)
         numbered = NumberedBatch(
@@ -188,7 +207,12 @@ class Producing:
             level=_level_of(columns, piece),
             tell=functools.partial(gathered.on_outcome, place),
         )
-        self.numbered.put(line, batch.producer_id, table_epoch(batch.producer_epoch), numbered)
+        if transaction_id is None:
+            self.numbered.put(line, batch.producer_id, table_epoch(batch.producer_epoch), numbered)
+        else:
+            self.staged.stage(
+                line, transaction_id, batch.producer_id, batch.producer_epoch, numbered
+            )
 
     async def _send_plain(
         self,
@@ -264,9 +288,6 @@ def _refusal_of(request: Any) -> Produced | None:
     """Returns why nothing of a request is stored, if that is so."""
     if request.acks not in ACKS:
         return Produced(ErrorCode.invalid_required_acks, message=f"acks {request.acks} is none")
-    if request.transactional_id is not None:
-        message = "the gateway knows no transactions yet"
-        return Produced(ErrorCode.invalid_request, message=message)
     return None
 
 
