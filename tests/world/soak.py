@@ -67,7 +67,7 @@ _unraisable: list[str] = []
 """Errors that Python could only print, as those of generators that nobody closed."""
 
 
-def _run_chunk(
+def run_chunk(
     seeds: range, *, theme: str | None = None, more: tuple[str, ...] = ()
 ) -> tuple[Counter[str], list[tuple[int, str]], dict[int, str]]:
     """`run_seeds` in a process of its own, where such an error fails the last seed: pytest does the
@@ -77,6 +77,11 @@ def _run_chunk(
     found[1].extend((seeds[-1], error) for error in _unraisable)
     _unraisable.clear()
     return found
+
+
+def watch_unraisable() -> None:
+    """From now on such an error is kept for `run_chunk`."""
+    sys.unraisablehook = _note_unraisable
 
 
 def _note_unraisable(error: Any) -> None:
@@ -115,7 +120,7 @@ def run_chunks(
     chunks = [range(start, min(start + _STRIDE, end)) for start in range(first, end, _STRIDE)]
     context = get_context("spawn")
     with context.Pool(jobs, _prepare, (context.Value("i", 0),)) as pool:
-        run = partial(_run_chunk, theme=theme, more=more)
+        run = partial(run_chunk, theme=theme, more=more)
         for number, found in enumerate(pool.imap(run, chunks)):
             yield (chunks[number].stop - first, *found)
 
@@ -123,7 +128,7 @@ def run_chunks(
 def _prepare(started: Any) -> None:
     """Prepares a process. It is pinned to a core of its own: simulated threads hand over to each
     other all the time, and waking another core for it makes that half as dear again."""
-    sys.unraisablehook = _note_unraisable
+    watch_unraisable()
     if not hasattr(os, "sched_setaffinity"):
         return
     cores = sorted(os.sched_getaffinity(0))
