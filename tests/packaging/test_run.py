@@ -144,6 +144,19 @@ def test_the_tests_are_told_of_every_other_python_once(clone: Path, bin_director
     assert "/python3.13 cannot make a virtual environment" in result.stderr
 
 
+def test_the_processes_of_all_tests_keep_what_they_compile(
+    clone: Path, bin_directory: Path
+) -> None:
+    """Containers of Python often set the variable, and thousands of processes start."""
+    (clone / ".venv" / "bin").mkdir(parents=True)
+    (clone / ".venv" / "semel-stamp").write_text(stamp_of(clone))
+    told = "*cpu_count*) echo 2 ;; *) env ;;"
+    program(clone / ".venv" / "bin" / "python", f'#!/bin/sh\ncase "$*" in {told} esac\n')
+    result = run(clone, bin_directory, "test", HOME="/no", PYTHONDONTWRITEBYTECODE="1")
+    assert "SEMEL_TEST_PYTHONS=" in result.stdout
+    assert "PYTHONDONTWRITEBYTECODE" not in result.stdout
+
+
 def test_where_no_environment_can_be_made_it_uses_what_is_there(
     clone: Path, bin_directory: Path
 ) -> None:
