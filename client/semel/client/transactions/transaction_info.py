@@ -54,7 +54,7 @@ class TransactionInfo:
     """Milliseconds of log time since the oldest open step; 0 when nothing is open."""
     parts: list[TransactionPart] = field(default_factory=list)
     progress: list[TransactionProgress] = field(default_factory=list)
-    """What is staged of consumer groups; only if the transaction was asked for by its id."""
+    """The staged progress of consumer groups; only if the transaction was asked for by its id."""
 
     @property
     def state(self) -> str:

@@ -298,7 +298,7 @@ class Progress(NamedTuple):
     group: str
     queue_key: QueueKey
     token: int
-    """Of the lock under which it was staged; somebody else may hold it by now."""
+    """The token of the lock under which it was staged; somebody else may hold it by now."""
     offset: int
 
 

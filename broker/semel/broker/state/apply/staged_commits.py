@@ -41,7 +41,7 @@ class StagedCommit(NamedTuple):
     """Progress that the publication stores."""
 
     token: int
-    """Of the lock under which it was staged."""
+    """The token of the lock under which it was staged."""
     offset: int
     metadata: bytes | None
     metadata_version: int
