@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import struct
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -399,3 +400,56 @@ async def test_bad_requests_are_refused_by_name(one: Gateway, topic: str) -> Non
         1: ErrorCode.offset_out_of_range,
     }
     assert await one.commit(topic, "nowhere", {0: 1}) == {0: ErrorCode.unknown_topic_or_partition}
+
+
+async def test_offsets_of_topics_without_subscribers_are_deleted(
+    one: Gateway, client: Client, topic: str
+) -> None:
+    other = f"{topic}-other"
+    client.admin.create_topic(other, queues=2)
+
+    async def delete(*places: tuple[str, int], group: str = topic) -> Any:
+        named = [
+            {"name": name, "partitions": [{"partition_index": number}]} for name, number in places
+        ]
+        reply = await one.ask(ApiKey.OFFSET_DELETE, group_id=group, topics=named)
+        found = {
+            (each.name, one.partition_index): one.error_code
+            for each in reply.topics
+            for one in each.partitions
+        }
+        return reply.error_code, [found[place] for place in places]
+
+    missing = ErrorCode.group_id_not_found
+    assert await delete((topic, 0), group="nobody") == (missing, [missing])
+    subscription = struct.pack(">hih", 1, 1, len(topic)) + topic.encode() + bytes(8)
+    joined = await one.join(topic, protocols=[{"name": "range", "metadata": subscription}])
+    synced = await one.ask(
+        ApiKey.SYNC_GROUP,
+        group_id=topic,
+        generation_id=joined.generation_id,
+        member_id=joined.member_id,
+        assignments=[],
+    )
+    assert synced.error_code is ErrorCode.none
+    for name in (topic, other):
+        stored = await one.commit(topic, name, {0: 0, 1: 0}, joined)
+        assert set(stored.values()) == {ErrorCode.none}
+    wanted = ((topic, 0), (other, 1), (other, 7))
+    unknown = ErrorCode.unknown_topic_or_partition
+    assert await delete(*wanted) == (
+        ErrorCode.none,
+        [ErrorCode.group_subscribed_to_topic, ErrorCode.none, unknown],
+    )
+    assert await one.committed(topic, other, 0, 1) == {(other, 0): (0, ""), (other, 1): (-1, "")}
+    assert await one.commit(topic, other, {1: 0}, joined) == {1: ErrorCode.none}
+    assert (await delete((other, 1)))[1] == [ErrorCode.none]
+    assert (await delete((other, 1)))[1] == [ErrorCode.none], "it is idempotent"
+    await one.ask(
+        ApiKey.LEAVE_GROUP,
+        group_id=topic,
+        members=[{"member_id": joined.member_id, "group_instance_id": None}],
+    )
+    assert (await delete((topic, 0)))[1] == [ErrorCode.none]
+    progress = client.admin.describe_group(topic).queues
+    assert {(queue.topic, queue.queue) for queue in progress} == {(topic, 1), (other, 0)}

@@ -44,6 +44,7 @@ class ApiKey(IntEnum):
     CREATE_PARTITIONS = 37
     DELETE_GROUPS = 42
     INCREMENTAL_ALTER_CONFIGS = 44
+    OFFSET_DELETE = 47
     DESCRIBE_CLUSTER = 60
 
 
@@ -83,6 +84,7 @@ TABLE: Final[dict[ApiKey, Served]] = {
     ApiKey.CREATE_PARTITIONS: Served(0, 3),
     ApiKey.DELETE_GROUPS: Served(0, 1),
     ApiKey.INCREMENTAL_ALTER_CONFIGS: Served(0, 1),
+    ApiKey.OFFSET_DELETE: Served(0, 0),
     ApiKey.DESCRIBE_CLUSTER: Served(0, 2),
 }
 

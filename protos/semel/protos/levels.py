@@ -76,6 +76,9 @@ KAFKA_LEVEL: Final = 9
 metadata groups of Kafka's clients and the gateways."""
 CONTEXT_LEVEL: Final = 9
 """From here on a log may hold batches with a context, once for all their messages."""
+READERS_LEVEL: Final = CONTEXT_LEVEL
+"""The last level that changed what a reader gets: all readers that know it may get the same
+bytes."""
 GROUP_QUEUES_LEVEL: Final = 10
 """From here on a consumer group may be forgotten on some queues alone."""
 STAGED_COMMITS_LEVEL: Final = 10

@@ -36,6 +36,7 @@ FROZEN = {
     "CREATE_PARTITIONS": (37, 0, 3),
     "DELETE_GROUPS": (42, 0, 1),
     "INCREMENTAL_ALTER_CONFIGS": (44, 0, 1),
+    "OFFSET_DELETE": (47, 0, 0),
     "DESCRIBE_CLUSTER": (60, 0, 2),
 }
 

@@ -61,7 +61,7 @@ from semel.broker.tiers.cold_reads import ColdReads
 from semel.protos import compat
 from semel.protos.errors import InvalidRequest, SemelError, to_detail
 from semel.protos.ids import QueueKey
-from semel.protos.levels import LEVEL_MAX, levels_metadata, told_levels, untold_levels
+from semel.protos.levels import READERS_LEVEL, levels_metadata, told_levels, untold_levels
 from semel.protos.metrics import Histogram
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.security.declared import declared
@@ -380,7 +380,7 @@ class FetchHandler:
             poll.standing > 0
             and out.prompt is not None
             and not poll.limited
-            and poll.level_max >= LEVEL_MAX  # all of a crowd can read the same bytes
+            and poll.level_max >= READERS_LEVEL  # all of a crowd can read the same bytes
             and len(poll.keys) == len(set(poll.keys))
             and not any(wanted.group for wanted in poll.request.queues)
         ):

@@ -34,6 +34,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from semel.client.admin.resets import forget_progress
 from semel.client.core.retry import Backoff, BackoffPolicy
 from semel.client.core.routing import QueueRoute, topic_route
 from semel.client.transport.cluster import Cluster
@@ -200,6 +201,18 @@ class CommittedOffsets:
             if place not in refused:
                 result[place] = joined(line.queues, found, line.end)
         return result
+
+    async def forget(self, places: Iterable[Place]) -> dict[Place, SemelError]:
+        """Forgets what is committed of partitions. Returns the errors of those for which it does
+        not know. Raises SemelError."""
+        lines, refused = await self._resolve(places, _never)
+        keys = {queue.key for line in lines.values() for queue in line.queues}
+        async with self._turn:
+            for key in keys:
+                self._locks.pop(key, None)
+            if keys:
+                await forget_progress(self._cluster, self._group_id, keys)
+        return refused
 
     def _was_split(self, line: PartitionLine) -> bool:
         """Whether a line goes on, as its last lock has told; then routes show it from now on."""

@@ -50,9 +50,10 @@ from semel.gateway.groups.results import (
     SyncResult,
     Ticket,
 )
+from semel.gateway.groups.subscriptions import CONSUMERS, subscribed_topics
 from semel.protos import compat
 from semel.protos.addresses import Address
-from semel.protos.errors import SemelError, UnknownGroup
+from semel.protos.errors import PermissionDenied, SemelError, UnknownGroup
 
 logger = logging.getLogger(__name__)
 
@@ -294,6 +295,39 @@ class GroupService:
             logger.info("delete failed group=%s error=%s", group_id, error.message)
             return group_error(error)
         return GroupError.NONE
+
+    async def forget_offsets(
+        self, group_id: str, places: Iterable[Place], caller: Caller | None = None
+    ) -> dict[Place, GroupError | SemelError]:
+        """Forgets what a group has committed of partitions that none of its members subscribes to.
+        Returns the errors of those of which it is not forgotten. Raises Refused."""
+        caller = caller or self._own
+        _check_name(group_id)
+        await caller.check_describe(group_id)
+        info = await self._roles.look_up(group_id, caller)
+        if info is None or not is_kafka(info):
+            raise Refused(GroupError.GROUP_ID_NOT_FOUND)
+        role, group = await self._coordinated(group_id, caller)
+        wanted = list(places)
+        failed: dict[Place, GroupError | SemelError] = {}
+        if group.members:
+            if group.protocol_type != CONSUMERS:
+                raise Refused(GroupError.NON_EMPTY_GROUP)
+            topics = subscribed_topics(group.members.values())
+            failed = {
+                place: GroupError.GROUP_SUBSCRIBED_TO_TOPIC
+                for place in wanted
+                if topics is None or place[0] in topics
+            }
+        left = [place for place in wanted if place not in failed]
+        session = caller.session
+        try:
+            failed |= await session.await_run(role.offsets(caller).forget(left))
+        except PermissionDenied as error:
+            raise Refused(group_error(error)) from error
+        except SemelError as error:
+            failed |= dict.fromkeys(left, error)
+        return failed
 
     # --- the coordinator --------------------------------------------------------------------------
 

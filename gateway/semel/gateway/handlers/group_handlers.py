@@ -57,6 +57,7 @@ class GroupHandlers:
             ApiKey.DESCRIBE_GROUPS: self.describe_groups,
             ApiKey.LIST_GROUPS: self.list_groups,
             ApiKey.DELETE_GROUPS: self.delete_groups,
+            ApiKey.OFFSET_DELETE: self.offset_delete,
         }
 
     async def find_coordinator(self, request: Any, context: RequestContext) -> Any:
@@ -310,6 +311,45 @@ class GroupHandlers:
                     "error_code": _code(await self._service.delete(name, context.caller)),
                 }
                 for name in request.groups_names
+            ],
+        )
+
+    async def offset_delete(self, request: Any, context: RequestContext) -> Any:
+        """OffsetDelete 0."""
+        wanted = {
+            (topic.name, each.partition_index)
+            for topic in request.topics
+            for each in topic.partitions
+        }
+        error = ErrorCode.none
+        codes: dict[Place, ErrorCode] = {}
+        try:
+            failed = await self._service.forget_offsets(request.group_id, wanted, context.caller)
+        except Refused as refused:
+            error = _code(refused.error)
+            codes = dict.fromkeys(wanted, error)
+        else:
+            codes = {
+                place: _code(found) if isinstance(found, GroupError) else _storage_code(found)
+                for place, found in failed.items()
+            }
+        return answer(
+            request,
+            error_code=error,
+            topics=[
+                {
+                    "name": topic.name,
+                    "partitions": [
+                        {
+                            "partition_index": each.partition_index,
+                            "error_code": codes.get(
+                                (topic.name, each.partition_index), ErrorCode.none
+                            ),
+                        }
+                        for each in topic.partitions
+                    ],
+                }
+                for topic in request.topics
             ],
         )
 
