@@ -5,7 +5,11 @@ step may be repeated (a reply was lost) or be the last one (the program dies). B
 brokers look after what is open: they publish what is decided, ask about pins, end what is too old;
 masters change. In the end everything is looked after once more, and both logs are read.
 
-A planted bug shows that the checks can fail: pins that are thrown away without asking.
+Each program stages progress of a consumer group, too: its own number as the offset, so at any time
+the progress must be that of the program whose messages are the newest visible ones.
+
+Planted bugs show that the checks can fail: pins that are thrown away without asking, progress that
+is stored before the publication or forgotten by it.
 """
 
 from __future__ import annotations
@@ -20,17 +24,30 @@ from hypothesis import strategies as st
 
 from semel.broker.state import Published
 from semel.protos.batch import BROKER_HEADER_BYTES, BatchHeader, decode_header
-from semel.protos.errors import SemelError, TransactionAborted
+from semel.protos.errors import LockLost, SemelError, TransactionAborted
 from semel.protos.frames import RecordKind, iter_records
 from semel.protos.ids import QueueId, QueueKey, TopicId
+from semel.protos.levels import LEVEL_MAX, STAGED_COMMITS_LEVEL
 from semel.protos.staging import STAGER_ID_MIN
 from semel.protos.v1 import transaction_records_pb2 as records
 from tests.kit.state_log import header
-from tests.unit.broker.state.staging import HOUR_MS, Stage, staged, winner
+from tests.unit.broker.state.staging import (
+    HOUR_MS,
+    Stage,
+    lock,
+    progress,
+    stage_commits,
+    staged,
+    winner,
+)
 
 KEYS = (QueueKey(TopicId(7), QueueId(0)), QueueKey(TopicId(7), QueueId(1)))
 COORDINATOR, OTHER = 0, 1
 TTL_US = HOUR_MS * 1000
+MOST = 200
+"""More messages than there are programs."""
+PLAIN = 1_000
+"""Contents from here on are no program's."""
 
 
 @dataclass
@@ -50,19 +67,32 @@ class Program:
 
 class World:
     def __init__(
-        self, random: Random, *, careless: bool = False, hasty: bool = False, level: int = 6
+        self,
+        random: Random,
+        *,
+        careless: bool = False,
+        hasty: bool = False,
+        eager: bool = False,
+        forgetful: bool = False,
+        level: int = LEVEL_MAX,
     ) -> None:
         self.random = random
         self.careless, self.hasty = careless, hasty
+        self.eager, self.forgetful = eager, forgetful
+        self.with_progress = level >= STAGED_COMMITS_LEVEL
         self.groups = [Stage(queues=(key,), level=level) for key in KEYS]
         self.programs: list[Program] = []
         self.made = 0
-        self.plain = 1_000
+        self.plain = PLAIN
         self.committed_epochs: dict[int, int] = {}
         """Epoch to program."""
         self.events: set[str] = set()
         for group, key in zip(self.groups, KEYS, strict=True):
             group.fence(keys=(key,))
+            group.produce(header(-1, last=MOST - 1, crc=self.plain, key=key))
+        self.tokens = [lock(group, key=key) for group, key in zip(self.groups, KEYS, strict=True)]
+        self.progress = [-1, -1]
+        """The program whose messages are the newest of each group."""
 
     # --- programs ---------------------------------------------------------------------------
 
@@ -114,7 +144,7 @@ class World:
                 return False
             assert group.stage(head) == "duplicate"
             heads.append(head)
-            return True
+            return self.stage_progress(program, at)
         if step == "begin":
             record = records.BeginTransaction(transaction_id="t", query_id="q")
             # Whoever lets the epochs go on has staged under the number it expects next.
@@ -130,7 +160,11 @@ class World:
         if step.startswith("pin"):
             before = group.state.transactions.staging.pins.get("t")
             pinned = group.pin(
-                winner(stager, {KEYS[at]: program.heads[at]}),
+                winner(
+                    stager,
+                    {KEYS[at]: program.heads[at]},
+                    commits=int(self.with_progress and bool(program.heads[at])),
+                ),
                 epoch=program.begun_epoch,
                 attempt=program.attempt,
             )
@@ -162,6 +196,22 @@ class World:
         assert first == program.number, "an epoch was committed twice"
         self.events.add("committed")
         return True
+
+    def stage_progress(self, program: Program, at: int) -> bool:
+        """False when the program gives up, as its batches are gone meanwhile."""
+        if not self.with_progress:
+            return True
+        group, key = self.groups[at], KEYS[at]
+        stager = STAGER_ID_MIN + program.number
+        fields: dict[str, Any] = {"key": key, "stager": stager, "epoch": program.epoch or 0}
+        late = stage_commits(group, self.tokens[at] - 1, MOST, may_lower=True, **fields)
+        assert isinstance(late, LockLost), "another one holds the lock"
+        offset = program.number
+        found = stage_commits(group, self.tokens[at], offset, may_lower=True, **fields)
+        if self.eager and found is None:
+            commits = group.state.transactions.staging.stagers[stager].commits
+            group.state.groups.commit_staged("g", key, commits["g", key])
+        return found is None
 
     # --- brokers ----------------------------------------------------------------------------
 
@@ -209,13 +259,30 @@ class World:
 
     def publish(self, at: int, epoch: int, attempt: int) -> None:
         """Idempotent, as often as anybody likes."""
+        group, key = self.groups[at], KEYS[at]
         for _ in range(self.random.choice((1, 2))):
-            if isinstance(self.groups[at].publish(epoch=epoch, attempt=attempt), Published):
+            pin = group.state.transactions.staging.pin_of("t", attempt)
+            if self.forgetful and pin is not None:
+                for number in pin.winners:
+                    group.state.transactions.staging.stagers[number].commits.clear()
+            if isinstance(group.publish(epoch=epoch, attempt=attempt), Published):
                 self.events.add("published")
+                if self.with_progress:
+                    shown = [each for each in group.contents(key) if each < PLAIN]
+                    self.progress[at] = shown[-1]
+        self.check_progress()
+
+    def check_progress(self) -> None:
+        """Progress and messages are always those of the same program."""
+        for group, key, expected in zip(self.groups, KEYS, self.progress, strict=True):
+            assert progress(group, key=key) == expected, "progress and messages differ"
 
     def anything(self) -> None:
         at = self.random.randrange(2)
         chance = self.random.random()
+        self.check_progress()
+        if self.random.random() < 0.05:  # somebody else holds the lock from here on
+            self.tokens[at] = lock(self.groups[at], key=KEYS[at])
         if chance < 0.15:
             self.start()
         elif chance < 0.75:
@@ -246,15 +313,19 @@ class World:
             for at in range(2):
                 self.look_after(at)
         visible = [
-            [content for content in group.contents(key) if content < 1_000]
+            [content for content in group.contents(key) if content < PLAIN]
             for group, key in zip(self.groups, KEYS, strict=True)
         ]
         for group in self.groups:
             staging = group.state.transactions.staging
             assert (staging.stagers, staging.pins, staging.bytes) == ({}, {}, 0), "left hanging"
+            assert staging.commits_cost == 0
             assert group.replayed().digest() == group.state.digest()
         assert set(visible[0]) == set(visible[1]), "committed here and not there"
         assert sorted(set(visible[0])) == sorted(self.committed_epochs.values())
+        if self.with_progress and self.committed_epochs:
+            newest = self.committed_epochs[max(self.committed_epochs)]
+            assert self.progress == [newest, newest]
         sizes = self.sizes()
         for at, contents in enumerate(visible):
             for content in set(contents):
@@ -323,3 +394,13 @@ def test_an_epoch_that_is_finished_before_all_have_published_is_noticed() -> Non
 
     with pytest.raises(AssertionError, match="committed here and not there"):
         hasty()
+
+
+@pytest.mark.parametrize("planted", ["eager", "forgetful"])
+def test_progress_without_its_messages_or_messages_without_it_are_noticed(planted: str) -> None:
+    def spoilt() -> None:
+        for seed in range(60):
+            run(seed, **{planted: True})
+
+    with pytest.raises(AssertionError, match="progress and messages differ"):
+        spoilt()
