@@ -259,6 +259,17 @@ def test_a_deleted_consumer_group_does_not_come_back() -> None:
     assert isinstance(group.pin(winner(A, {}, commits=1)), errors.TransactionAborted)
 
 
+def test_progress_that_is_deleted_in_one_topic_does_not_come_back() -> None:
+    group, token = ready()
+    stage_commits(group, lock(group, key=OTHER), 3, key=OTHER)
+    stage_commits(group, token, 10)
+    group.pin(winner(A, {}, commits=2))
+    delete = control_pb2.DeleteGroup(group="g", queues=[ref()])
+    group.apply(control(delete_group=delete))
+    group.publish()
+    assert (progress(group), progress(group, key=OTHER)) == (None, 3)
+
+
 def test_progress_of_a_deleted_queue_goes_with_it() -> None:
     group, token = ready()
     stage_commits(group, lock(group, key=OTHER), 3, key=OTHER)
