@@ -22,6 +22,7 @@ from multiprocessing import get_context
 from random import Random
 from typing import Any, Final
 
+from tests.world.finders import finder_first
 from tests.world.parts.rights import is_secured
 from tests.world.plan import THEMES, Plan, make_plan
 from tests.world.planted import Plant
@@ -159,10 +160,11 @@ def first_failure(
     more: tuple[str, ...] = (),
 ) -> None:
     """Runs seeds with the planted bug until one fails with an error in which the pattern `match` is
-    found: a bug may show in several ways. Raises AssertionError if none does."""
+    found: a bug may show in several ways. The one that found it before is the first. Raises
+    AssertionError if none does."""
     others: list[str] = []
     tried = 0
-    for seed in seeds:
+    for seed in finder_first(seeds, plant.__name__):
         tried += 1
         result, error, _ = run_plan(_plan(seed, theme=theme, more=more), plant=plant())
         if result is None:
