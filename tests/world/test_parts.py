@@ -19,7 +19,7 @@ from tests.world.soak import ANY, run_seeds
 @pytest.mark.timeout(600)
 def test_worlds_of_any_combination_hold() -> None:
     """Seeds with many parts are the dearest of all: `./run soak sim --any` runs more of them."""
-    seen, failures, _ = run_seeds(range(700, 704), more=(ANY,))
+    seen, failures, _ = run_seeds(range(700, 702), more=(ANY,))
     assert not failures
     assert seen["message acknowledged"] > 200
 
