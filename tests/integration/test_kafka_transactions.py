@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer  # type: ignore[import-untyped]
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from kafka import KafkaProducer  # type: ignore[import-untyped]
 
 from semel.client import connect
 from tests.kit.cluster import Cluster
-from tests.kit.kafka_gateway import KafkaGatewayProcess, await_acquainted, consume
+from tests.kit.kafka_gateway import KafkaGatewayProcess, await_acquainted, consume, produce
 from tests.kit.waiting import until
 
 WAIT_S = 30.0
@@ -32,6 +32,24 @@ def transactional(addresses: str, name: str, **settings: Any) -> Producer:
     producer = Producer(config | settings)
     producer.init_transactions(WAIT_S)
     return producer
+
+
+def send_offsets(producer: Producer, consumer: Consumer) -> None:
+    """Adds the consumer's progress to the transaction, again if librdkafka says that one may."""
+    positions = consumer.position(consumer.assignment())
+
+    def is_sent() -> bool:
+        try:
+            producer.send_offsets_to_transaction(
+                positions, consumer.consumer_group_metadata(), WAIT_S
+            )
+        except KafkaException as error:
+            if not error.args[0].retriable():
+                raise
+            return False
+        return True
+
+    until(is_sent, what="the offsets to be sent")
 
 
 def messages(cluster: Cluster, topic: str) -> list[bytes]:
@@ -172,6 +190,49 @@ def test_a_transaction_that_takes_too_long_is_given_up_and_its_producer_fenced(
         with pytest.raises(KafkaException):
             producer.commit_transaction(WAIT_S)
     assert messages(cluster, "orders") == []
+
+
+def test_a_program_that_reads_and_writes_does_each_message_once(
+    cluster: Cluster, gateways: list[KafkaGatewayProcess]
+) -> None:
+    with connect(cluster.bootstrap) as client:
+        client.admin.create_topic("orders", queues=2)
+        client.admin.create_topic("copies", queues=1)
+    addresses = ",".join(each.address for each in gateways)
+    produce(addresses, "orders", [b"%03d" % number for number in range(200)])
+    copied = 0
+    for enough in (100, 200):  # the second goes on where the first has ended
+        producer = transactional(addresses, "copier")
+        consumer = Consumer(
+            {
+                "bootstrap.servers": addresses,
+                "group.id": "copiers",
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+            }
+        )
+        consumer.subscribe(["orders"])
+        number = 0
+        while copied < enough:
+            found = consumer.consume(20, 5.0)
+            assert found, f"nothing comes after {copied} copies"
+            producer.begin_transaction()
+            for message in found:
+                producer.produce("copies", message.value(), partition=0)
+            send_offsets(producer, consumer)
+            number += 1
+            if number % 3 == 2:
+                producer.abort_transaction(WAIT_S)
+                for place in consumer.committed(consumer.assignment(), WAIT_S):
+                    consumer.seek(
+                        TopicPartition(place.topic, place.partition, max(0, place.offset))
+                    )
+            else:
+                producer.commit_transaction(WAIT_S)
+                copied += len(found)
+        consumer.close()
+    assert sorted(messages(cluster, "copies")) == [b"%03d" % number for number in range(200)]
 
 
 def test_kafka_python_and_aiokafka_commit_and_abort(

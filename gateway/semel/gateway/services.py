@@ -70,7 +70,7 @@ class Services:
             TopicAdmin(cluster).handlers(),
             RecordDeletion(cluster, topics).handlers(),
             GroupHandlers(groups, transactions).handlers(),
-            TransactionHandlers(transactions, topics).handlers(),
+            TransactionHandlers(transactions, groups, topics).handlers(),
         )
 
     def start(self) -> None:

@@ -37,7 +37,9 @@ class ApiKey(IntEnum):
     DELETE_RECORDS = 21
     INIT_PRODUCER_ID = 22
     ADD_PARTITIONS_TO_TXN = 24
+    ADD_OFFSETS_TO_TXN = 25
     END_TXN = 26
+    TXN_OFFSET_COMMIT = 28
     DESCRIBE_CONFIGS = 32
     ALTER_CONFIGS = 33
     SASL_AUTHENTICATE = 36
@@ -77,7 +79,9 @@ TABLE: Final[dict[ApiKey, Served]] = {
     ApiKey.DELETE_RECORDS: Served(0, 2),
     ApiKey.INIT_PRODUCER_ID: Served(0, 4),
     ApiKey.ADD_PARTITIONS_TO_TXN: Served(0, 1),
+    ApiKey.ADD_OFFSETS_TO_TXN: Served(0, 1),
     ApiKey.END_TXN: Served(0, 1),
+    ApiKey.TXN_OFFSET_COMMIT: Served(0, 3),
     ApiKey.DESCRIBE_CONFIGS: Served(1, 2),
     ApiKey.ALTER_CONFIGS: Served(0, 2),
     ApiKey.SASL_AUTHENTICATE: Served(0, 2),

@@ -224,8 +224,8 @@ class TransactionCore:
         """Gives staged batches up, as far as the brokers answer."""
         stagers: dict[GroupId, set[int]] = {}
         for receipt in receipts:
-            for part in receipt.parts:
-                stagers.setdefault(GroupId(part.group_id), set()).add(receipt.stager_id)
+            for group in _groups_of(receipt):
+                stagers.setdefault(group, set()).add(receipt.stager_id)
         await self.drop_stagers(stagers)
 
     async def drop_stagers(self, stagers: dict[GroupId, set[int]]) -> None:
@@ -375,6 +375,12 @@ async def _all(calls: Iterable[Any]) -> list[Any]:
     return results
 
 
+def _groups_of(receipt: StageReceipt) -> list[GroupId]:
+    """Returns the broker groups that have staged something of a receipt, each once."""
+    numbers = [*(part.group_id for part in receipt.parts), *(group for group, _ in receipt.commits)]
+    return [GroupId(number) for number in dict.fromkeys(numbers)]
+
+
 def _pins(
     transaction_id: str, begun: Begun, coordinator: GroupId, receipts: Sequence[StageReceipt]
 ) -> dict[GroupId, transaction_records_pb2.PinTransaction]:
@@ -393,21 +399,21 @@ def _pins(
                 f" {transaction_id!r}; epoch {begun.epoch} is to be committed"
             )
         winners: dict[GroupId, transaction_records_pb2.Winner] = {}
+        for number in _groups_of(receipt):
+            pin = pins.setdefault(
+                number,
+                transaction_records_pb2.PinTransaction(
+                    transaction_id=transaction_id,
+                    epoch=begun.epoch,
+                    attempt=begun.attempt,
+                    coordinator=coordinator,
+                ),
+            )
+            winners[number] = pin.winners.add(stager_id=receipt.stager_id)
+        for group_id, commits in receipt.commits:
+            winners[GroupId(group_id)].commits = commits
         for part in receipt.parts:
-            group = GroupId(part.group_id)
-            winner = winners.get(group)
-            if winner is None:
-                pin = pins.setdefault(
-                    group,
-                    transaction_records_pb2.PinTransaction(
-                        transaction_id=transaction_id,
-                        epoch=begun.epoch,
-                        attempt=begun.attempt,
-                        coordinator=coordinator,
-                    ),
-                )
-                winner = winners[group] = pin.winners.add(stager_id=receipt.stager_id)
-            winner.parts.add(
+            winners[GroupId(part.group_id)].parts.add(
                 queue=common_pb2.QueueRef(topic_id=part.topic_id, queue_id=part.queue_id),
                 batches=part.batches,
                 messages=part.messages,

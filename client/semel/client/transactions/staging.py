@@ -68,6 +68,8 @@ class StageReceipt:
     writer: int
     stager_id: int
     parts: tuple[StagedPart, ...]
+    commits: tuple[tuple[int, int], ...] = ()
+    """Broker groups, each with the number of commits of consumer groups that are staged there."""
 
     @property
     def messages(self) -> int:

@@ -109,8 +109,9 @@ class BrokerLedger:
                 writer=0,
                 stager_id=stager_id,
                 parts=parts,
+                commits=tuple((stage.group, stage.commits) for stage in stages if stage.commits),
             )
-            for stager_id in {stage.stager_id for stage in stages if stage.parts}
+            for stager_id in {stage.stager_id for stage in stages if stage.parts or stage.commits}
         ]
         assert len(receipts) <= 1, "a transaction has one stager"
         await self._core.commit(self._id, QUERY_ID, begun.epoch, receipts, begun=Begun(*begun))
@@ -141,6 +142,7 @@ def stage_of(group: GroupId, one: transactions_pb2.StagedTransaction) -> Stage:
             )
             for part in one.parts
         ),
+        commits=len(one.commits),
     )
 
 

@@ -28,11 +28,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from semel.client.admin.resets import forget_progress
 from semel.client.core.retry import Backoff, BackoffPolicy
@@ -55,7 +56,13 @@ from semel.protos.errors import (
 )
 from semel.protos.ids import GroupId, QueueKey
 from semel.protos.queue_refs import queue_key_of, queue_ref
-from semel.protos.v1 import broker_pb2, control_pb2, controller_pb2
+from semel.protos.v1 import (
+    broker_pb2,
+    control_pb2,
+    controller_pb2,
+    transaction_records_pb2,
+    transactions_pb2_grpc,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -75,8 +82,28 @@ FETCH_ATTEMPTS: Final = 20
 of one slot has at most 16 behind it."""
 RETRY_POLICY: Final = BackoffPolicy(initial_ms=20, max_ms=500)
 
+TRANSACTIONS: Final = transactions_pb2_grpc.TransactionsStub
 Place: TypeAlias = tuple[str, int]
 """A topic and a partition."""
+
+
+class StagedIn(NamedTuple):
+    """The transaction with which offsets are stored."""
+
+    transaction_id: str
+    epoch: int
+    stager_id: int
+    timeout_ms: int
+
+    def opening(self) -> transaction_records_pb2.OpenStager:
+        """Returns what makes the stager known to a broker group."""
+        return transaction_records_pb2.OpenStager(
+            transaction_id=self.transaction_id,
+            epoch=self.epoch,
+            stager_id=self.stager_id,
+            writer=self.timeout_ms,
+            ttl_ms=self.timeout_ms,
+        )
 
 
 class Deposed(Exception):
@@ -120,6 +147,10 @@ class CommittedOffsets:
 
         Raises Deposed; then some may be stored.
         """
+        return await self._by(wanted, self._store_at)
+
+    async def _by(self, wanted: Mapping[Place, Progress], store: _Store) -> dict[Place, SemelError]:
+        """Stores offsets by `store`, again where it tells of a split. Returns the errors."""
         failed: dict[Place, SemelError] = {}
         left = dict(wanted)
         for place in [place for place in left if wanted[place].offset < 0]:
@@ -128,7 +159,7 @@ class CommittedOffsets:
         suffices = self._goes_on(left)
         for attempt in range(SPLIT_ATTEMPTS):
             lines, refused = await self._resolve(left, suffices)
-            refused |= await self._store_at({place: (lines[place], left[place]) for place in lines})
+            refused |= await store({place: (lines[place], left[place]) for place in lines})
             # The locks have told of a split that the routes do not show.
             again = {place for place, line in lines.items() if self._was_split(line)}
             suffices = _always if again else _never
@@ -213,6 +244,85 @@ class CommittedOffsets:
             if keys:
                 await forget_progress(self._cluster, self._group_id, keys)
         return refused
+
+    async def stage(
+        self, wanted: Mapping[Place, Progress], transaction: StagedIn
+    ) -> dict[Place, SemelError]:
+        """Stages offsets, which are stored with the transaction's messages. Returns the errors of
+        those that are not, or perhaps not, staged. Raises Deposed."""
+        return await self._by(wanted, functools.partial(self._stage_in_lines, transaction))
+
+    async def _stage_in_lines(
+        self, transaction: StagedIn, wanted: Mapping[Place, tuple[PartitionLine, Progress]]
+    ) -> dict[Place, SemelError]:
+        lines = {place: line for place, (line, _) in wanted.items()}
+        queues = {queue.key: queue for line in lines.values() for queue in line.queues}
+        missing = {key: queue for key, queue in queues.items() if key not in self._locks}
+        failed = _by_place(lines, await self._hold(missing, {}))
+        known = {key: lock.committed for key, lock in self._locks.items()}
+        stores: Stores = {}
+        for place, (line, progress) in wanted.items():
+            if place not in failed:
+                for step in STEPS:  # they become visible in one moment
+                    stores |= step(line, progress, known)
+
+        async def at(home: GroupId, keys: Sequence[QueueKey]) -> _Errors:
+            return await self._stage_at(home, {key: stores[key] for key in keys}, transaction)
+
+        by_queue = {key: queue for key, (queue, _) in stores.items()}
+        return failed | _by_place(lines, await self._everywhere(by_queue, at))
+
+    async def _stage_at(
+        self,
+        home: GroupId,
+        wanted: Mapping[QueueKey, tuple[QueueRoute, Progress]],
+        transaction: StagedIn,
+    ) -> _Errors:
+        errors: _Errors = {}
+        missing = [route for key, (route, _) in wanted.items() if key not in self._locks]
+        if missing:
+            errors |= await self._acquire(home, missing, {})
+        request = transaction_records_pb2.StageCommits(
+            transaction_id=transaction.transaction_id,
+            epoch=transaction.epoch,
+            stager_id=transaction.stager_id,
+            group=self._group_id,
+        )
+        sent: list[_Lock] = []
+        for key, (_, progress) in wanted.items():
+            lock = self._locks.get(key)
+            if lock is None or key in errors:
+                errors.setdefault(key, LockLost(f"the lock of {key} was lost"))
+                continue
+            lock.version += 1
+            request.commits.add(
+                queue=queue_ref(key),
+                token=lock.token,
+                offset=progress.offset,
+                metadata=progress.metadata,
+                metadata_version=lock.version,
+                # A copy that comes late finds no stager: the token need not be given up.
+                may_lower=progress.offset < lock.committed,
+            )
+            sent.append(lock)
+        if not sent:
+            return errors
+        try:
+            await self._cluster.call_master(
+                home, "Open", transaction.opening(), CALL_S, service=TRANSACTIONS
+            )
+            reply = await self._cluster.call_master(
+                home, "StageCommits", request, CALL_S, service=TRANSACTIONS
+            )
+        except SemelError as error:
+            return errors | {lock.route.key: error for lock in sent}
+        for lock, outcome in zip(sent, reply.outcomes, strict=True):
+            refusal = from_detail(outcome.error) if outcome.HasField("error") else None
+            if isinstance(refusal, LockLost | InvalidRequest):
+                self._forget(lock)
+                refusal = LockLost(refusal.message)
+            errors[lock.route.key] = refusal
+        return errors
 
     def _was_split(self, line: PartitionLine) -> bool:
         """Whether a line goes on, as its last lock has told; then routes show it from now on."""
@@ -450,6 +560,12 @@ def _ref(lock: _Lock) -> broker_pb2.LockRef:
 
 _Suffices: TypeAlias = Callable[[Place, PartitionLine], bool]
 """Whether a partition as it is known will do."""
+
+
+_Store: TypeAlias = Callable[
+    [Mapping[Place, tuple[PartitionLine, Progress]]], Awaitable[dict[Place, SemelError]]
+]
+"""Stores progress on partitions as they are known, and returns the errors."""
 
 
 def _never(place: Place, line: PartitionLine) -> bool:

@@ -29,7 +29,12 @@ from typing import Any, Final, TypeVar
 from semel.client import AsyncClient
 from semel.client.session import Session
 from semel.gateway.coordination.callers import BEAT_S, FRESH_S, Caller
-from semel.gateway.coordination.committed_offsets import Deposed, Place, read_offsets
+from semel.gateway.coordination.committed_offsets import (
+    Deposed,
+    Place,
+    StagedIn,
+    read_offsets,
+)
 from semel.gateway.coordination.gateway_membership import GatewayMembership
 from semel.gateway.coordination.line_progress import Progress
 from semel.gateway.coordination.refused import Refused
@@ -198,6 +203,25 @@ class GroupService:
         if error is not GroupError.NONE:
             raise Refused(error)
         return await self._with(role, caller, role.offsets(caller).commit(wanted))
+
+    async def stage_commit(
+        self,
+        group_id: str,
+        member: tuple[str, str | None, int] | None,
+        wanted: Mapping[Place, Progress],
+        transaction: StagedIn,
+        caller: Caller | None = None,
+    ) -> dict[Place, SemelError]:
+        """Stages offsets with a transaction. `member` is id, instance and generation of whoever
+        commits, if it says so. Returns the errors of those that are not, or perhaps not, staged.
+        Raises Refused."""
+        caller = caller or self._own
+        role, group = await self._coordinated(group_id, caller)
+        if member is not None:
+            error = group.check_commit(*member, _now_ms())
+            if error is not GroupError.NONE:
+                raise Refused(error)
+        return await self._with(role, caller, role.offsets(caller).stage(wanted, transaction))
 
     async def fetch(
         self, group_id: str, wanted: Iterable[Place] | None, caller: Caller | None = None

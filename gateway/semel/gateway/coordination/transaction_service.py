@@ -26,10 +26,16 @@ from kio.schema.errors import ErrorCode
 from semel.client.core.routing import QueueRoute
 from semel.gateway.coordination.broker_ledger import SLACK_MS, BrokerLedger
 from semel.gateway.coordination.callers import Caller
+from semel.gateway.coordination.committed_offsets import StagedIn
 from semel.gateway.dispatch import GatewayPlace, Gateways
 from semel.gateway.refusals import error_code
-from semel.gateway.transactions.coordinator import Initialised, TransactionCoordinator
-from semel.gateway.transactions.standing import Producer
+from semel.gateway.transactions.coordinator import (
+    TIMEOUT_MS_UNKNOWN,
+    Initialised,
+    TransactionCoordinator,
+)
+from semel.gateway.transactions.numbers import stager_id_of
+from semel.gateway.transactions.standing import Producer, Standing, refusal, standing_of
 from semel.protos.errors import PermissionDenied, SemelError
 from semel.protos.staging import TRANSACTION_ID_CHARACTERS_MAX, TTL_MS_MAX
 
@@ -128,6 +134,28 @@ class TransactionService:
             producer.transaction_id,
             caller,
             lambda coordinator, ledger: coordinator.add(ledger, producer, queues),
+        )
+
+    async def staged_in(self, producer: Producer, caller: Caller | None) -> StagedIn:
+        """Returns the producer's open transaction, whichever gateway coordinates it. Raises
+        TransactionRefused."""
+        caller = caller or self._own
+        _check_name(producer.transaction_id)
+        ledger = BrokerLedger(caller.session.cluster, caller.transactions, producer.transaction_id)
+        try:
+            row = await caller.session.await_run(ledger.row())
+        except SemelError as error:
+            raise TransactionRefused(_code_of(error)) from error
+        standing = standing_of(row, producer)
+        if standing is Standing.ENDED:
+            raise TransactionRefused(ErrorCode.invalid_txn_state)
+        if (code := refusal(standing)) is not ErrorCode.none:
+            raise TransactionRefused(code)
+        return StagedIn(
+            producer.transaction_id,
+            row.begun_epoch,
+            stager_id_of(producer.transaction_id, row.begun_epoch),
+            TIMEOUT_MS_UNKNOWN,
         )
 
     async def end(self, producer: Producer, committed: bool, caller: Caller | None) -> ErrorCode:

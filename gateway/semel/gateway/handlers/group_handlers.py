@@ -177,16 +177,7 @@ class GroupHandlers:
 
     async def offset_commit(self, request: Any, context: RequestContext) -> Any:
         """OffsetCommit 2–7. The leader's epoch that a client adds is not stored."""
-        wanted: dict[Place, Progress] = {}
-        codes: dict[Place, ErrorCode] = {}
-        for topic in request.topics:
-            for each in topic.partitions:
-                place = (topic.name, each.partition_index)
-                metadata = (each.committed_metadata or "").encode()
-                if len(metadata) > METADATA_BYTES_MAX:
-                    codes[place] = _code(GroupError.OFFSET_METADATA_TOO_LARGE)
-                else:
-                    wanted[place] = Progress(each.committed_offset, metadata)
+        wanted, codes = wanted_progress(request.topics)
         try:
             failed = await self._service.commit(
                 request.group_id,
@@ -199,7 +190,7 @@ class GroupHandlers:
         except Refused as refused:
             codes |= dict.fromkeys(wanted, _code(refused.error))
         else:
-            codes |= {place: _storage_code(error) for place, error in failed.items()}
+            codes |= {place: storage_code(error) for place, error in failed.items()}
         return answer(
             request,
             topics=[
@@ -358,7 +349,24 @@ def _code(error: GroupError) -> ErrorCode:
     return ErrorCode(int(error))
 
 
-def _storage_code(error: SemelError) -> ErrorCode:
+def wanted_progress(
+    topics: Iterable[Any],
+) -> tuple[dict[Place, Progress], dict[Place, ErrorCode]]:
+    """Returns the offsets of a request that may be committed, and why the others may not."""
+    wanted: dict[Place, Progress] = {}
+    codes: dict[Place, ErrorCode] = {}
+    for topic in topics:
+        for each in topic.partitions:
+            place = (topic.name, each.partition_index)
+            metadata = (each.committed_metadata or "").encode()
+            if len(metadata) > METADATA_BYTES_MAX:
+                codes[place] = _code(GroupError.OFFSET_METADATA_TOO_LARGE)
+            else:
+                wanted[place] = Progress(each.committed_offset, metadata)
+    return wanted, codes
+
+
+def storage_code(error: SemelError) -> ErrorCode:
     """What a client hears of an offset that is not stored: whether to commit again."""
     if isinstance(error, CallerError) and not isinstance(error, InvalidRequest):
         return error_code(error)
@@ -375,7 +383,7 @@ def _milliseconds(duration: Any) -> int:
 def _fetched(number: int, found: Progress | SemelError, error: ErrorCode) -> dict[str, Any]:
     progress = found if isinstance(found, Progress) else Progress(-1, b"")
     if isinstance(found, SemelError):
-        error = _storage_code(found)
+        error = storage_code(found)
     return {
         "partition_index": number,
         "committed_offset": progress.offset,

@@ -14,8 +14,11 @@ from kio.schema.errors import ErrorCode
 
 from semel.client.core.routing import QueueRoute
 from semel.gateway.answers import answer
+from semel.gateway.coordination.group_service import GroupService
+from semel.gateway.coordination.refused import Refused
 from semel.gateway.coordination.transaction_service import TransactionRefused, TransactionService
 from semel.gateway.dispatch import Handler, RequestContext
+from semel.gateway.handlers.group_handlers import storage_code, wanted_progress
 from semel.gateway.producing.kafka_numbers import kafka_epoch
 from semel.gateway.refusals import error_code
 from semel.gateway.topic_book import TopicBook
@@ -33,8 +36,11 @@ FENCED_VERSION = 4
 class TransactionHandlers:
     """The handlers; each is one API."""
 
-    def __init__(self, service: TransactionService, topics: TopicBook) -> None:
+    def __init__(
+        self, service: TransactionService, groups: GroupService, topics: TopicBook
+    ) -> None:
         self._service = service
+        self._groups = groups
         self._topics = topics
 
     def handlers(self) -> Mapping[ApiKey, Handler]:
@@ -42,6 +48,8 @@ class TransactionHandlers:
         return {
             ApiKey.INIT_PRODUCER_ID: self.init_producer_id,
             ApiKey.ADD_PARTITIONS_TO_TXN: self.add_partitions,
+            ApiKey.ADD_OFFSETS_TO_TXN: self.add_offsets,
+            ApiKey.TXN_OFFSET_COMMIT: self.offset_commit,
             ApiKey.END_TXN: self.end,
         }
 
@@ -111,6 +119,52 @@ class TransactionHandlers:
             return topic.partition(partition).open
         except SemelError as error:
             return error_code(error)
+
+    async def add_offsets(self, request: Any, context: RequestContext) -> Any:
+        """AddOffsetsToTxn 0–1: the transaction begins, if none is open."""
+        producer = Producer(request.transactional_id, request.producer_id, request.producer_epoch)
+        try:
+            code = await self._service.add(producer, (), context.caller)
+        except TransactionRefused as refused:
+            code = refused.code
+        return answer(request, error_code=code)
+
+    async def offset_commit(self, request: Any, context: RequestContext) -> Any:
+        """TxnOffsetCommit 0–3, at the group's coordinator."""
+        wanted, codes = wanted_progress(request.topics)
+        producer = Producer(request.transactional_id, request.producer_id, request.producer_epoch)
+        member = None
+        if getattr(request, "generation_id", -1) >= 0 or getattr(request, "member_id", ""):
+            member = request.member_id, request.group_instance_id, request.generation_id
+        try:
+            staged_in = await self._service.staged_in(producer, context.caller)
+            failed = await self._groups.stage_commit(
+                request.group_id, member, wanted, staged_in, context.caller
+            )
+        except TransactionRefused as refused:
+            codes |= dict.fromkeys(wanted, refused.code)
+        except Refused as refused:
+            codes |= dict.fromkeys(wanted, ErrorCode(int(refused.error)))
+        else:
+            codes |= {place: storage_code(error) for place, error in failed.items()}
+        return answer(
+            request,
+            topics=[
+                {
+                    "name": topic.name,
+                    "partitions": [
+                        {
+                            "partition_index": each.partition_index,
+                            "error_code": codes.get(
+                                (topic.name, each.partition_index), ErrorCode.none
+                            ),
+                        }
+                        for each in topic.partitions
+                    ],
+                }
+                for topic in request.topics
+            ],
+        )
 
     async def end(self, request: Any, context: RequestContext) -> Any:
         """EndTxn 0–1."""

@@ -50,8 +50,7 @@ class Stage:
     parts: tuple[Part, ...] = ()
     """The queues that have batches."""
     commits: int = 0
-    """Offsets that are staged."""
-    commits_digest: int = 0
+    """Number of offsets that are staged."""
 
 
 class Pinned(NamedTuple):

@@ -18,6 +18,7 @@ from semel.gateway.coordination.committed_offsets import (
     OWNER,
     CommittedOffsets,
     Deposed,
+    StagedIn,
     read_offsets,
 )
 from semel.gateway.coordination.line_progress import Progress
@@ -32,9 +33,16 @@ from semel.protos.errors import (
     to_detail,
 )
 from semel.protos.ids import GroupId, QueueId, QueueKey
-from semel.protos.levels import KAFKA_LEVEL
+from semel.protos.levels import KAFKA_LEVEL, STAGED_COMMITS_LEVEL
 from semel.protos.queue_refs import queue_key_of, queue_ref
-from semel.protos.v1 import broker_pb2, control_pb2, controller_pb2
+from semel.protos.staging import STAGER_ID_MIN
+from semel.protos.v1 import (
+    broker_pb2,
+    control_pb2,
+    controller_pb2,
+    transaction_records_pb2,
+    transactions_pb2,
+)
 from tests.kit.state_log import KEY, Group, control, header, ref
 
 PLACE = ("orders", KEY.queue_id)
@@ -104,7 +112,13 @@ class OneGroup:
         return found
 
     async def call_master(
-        self, group_id: GroupId, method: str, request: Any, timeout_s: float | None = None
+        self,
+        group_id: GroupId,
+        method: str,
+        request: Any,
+        timeout_s: float | None = None,
+        *,
+        service: Any = None,
     ) -> Any:
         self.calls.append(method)
         await asyncio.sleep(0)
@@ -151,6 +165,23 @@ class OneGroup:
             error = None if outcome.error is None else to_detail(outcome.error)
             reply.outcomes.add(queue=commit.queue, error=error)
         return reply
+
+    def Open(self, request: Any) -> Any:  # noqa: N802
+        result = self._step(open_stager=request)
+        assert result.error is None, result.error
+        return transactions_pb2.OpenStagerReply()
+
+    def StageCommits(self, request: Any) -> Any:  # noqa: N802
+        result = self._step(stage_commits=request)
+        reply = transactions_pb2.StageCommitsReply()
+        for commit, outcome in zip(request.commits, result.outcomes, strict=True):
+            error = None if outcome.error is None else to_detail(outcome.error)
+            reply.outcomes.add(queue=commit.queue, error=error)
+        return reply
+
+    def _step(self, **step: Any) -> Any:
+        record = transaction_records_pb2.TransactionRecord(**step)
+        return self.log.apply(control(transaction=record))[0]
 
     def RenewLocks(self, request: Any) -> Any:  # noqa: N802
         reply = broker_pb2.RenewLocksReply()
@@ -421,3 +452,52 @@ async def test_a_planted_bug_is_caught(cluster: OneGroup) -> None:
     await cluster.offsets(2).fetch([PLACE])
     assert await stored(before, 90) == {}, "nobody fenced it: the tests above would fail"
     assert cluster.committed == 90
+
+
+TRANSACTION = StagedIn("copier", 5, STAGER_ID_MIN + 7, 60_000)
+
+
+def staged(cluster: OneGroup) -> list[int]:
+    """The offsets that the transaction will store."""
+    stager = cluster.log.state.transactions.staging.stagers[TRANSACTION.stager_id]
+    return [commit.offset for commit in stager.commits.values()]
+
+
+async def test_what_is_staged_is_not_committed_and_the_last_counts(cluster: OneGroup) -> None:
+    cluster.log.raise_level(STAGED_COMMITS_LEVEL)
+    offsets = cluster.offsets(1)
+    assert await offsets.commit({PLACE: Progress(10, b"")}) == {}
+    for offset in (30, 20, 5):
+        assert await offsets.stage({PLACE: Progress(offset, b"m")}, TRANSACTION) == {}
+        assert staged(cluster) == [offset]
+    assert cluster.committed == 10
+    assert await offsets.fetch([PLACE]) == {PLACE: Progress(10, b"")}
+
+
+async def test_offsets_that_do_not_exist_are_not_staged(cluster: OneGroup) -> None:
+    cluster.log.raise_level(STAGED_COMMITS_LEVEL)
+    failed = await cluster.offsets(1).stage(
+        {PLACE: Progress(-1, b""), ("orders", 7): Progress(1, b"")}, TRANSACTION
+    )
+    assert isinstance(failed[PLACE], OffsetOutOfRange)
+    assert isinstance(failed["orders", 7], UnknownQueue)
+    assert TRANSACTION.stager_id not in cluster.log.state.transactions.staging.stagers
+
+
+async def test_a_deposed_gateway_stages_nothing(cluster: OneGroup) -> None:
+    cluster.log.raise_level(STAGED_COMMITS_LEVEL)
+    old = cluster.offsets(1)
+    assert await old.commit({PLACE: Progress(10, b"")}) == {}
+    await cluster.offsets(2).fetch([PLACE])
+    with pytest.raises(Deposed):
+        await old.stage({PLACE: Progress(50, b"")}, TRANSACTION)
+    assert staged(cluster) == []
+
+
+async def test_a_partition_that_was_split_is_staged_as_a_line(cluster: OneGroup) -> None:
+    cluster.log.raise_level(STAGED_COMMITS_LEVEL)
+    assert await cluster.offsets(1).commit({PLACE: Progress(10, b"")}) == {}
+    cluster.split()
+    assert await cluster.offsets(2).stage({PLACE: Progress(100, b"")}, TRANSACTION) == {}
+    assert sorted(staged(cluster)) == [0, 100]
+    assert cluster.committed == 10
