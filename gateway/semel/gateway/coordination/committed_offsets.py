@@ -37,10 +37,10 @@ from typing import Final, NamedTuple, TypeAlias
 
 from semel.client.admin.resets import forget_progress
 from semel.client.core.retry import Backoff, BackoffPolicy
-from semel.client.core.routing import QueueRoute, topic_route
+from semel.client.core.routing import QueueRoute
 from semel.client.transport.cluster import Cluster
 from semel.gateway.coordination.line_progress import STEPS, Progress, Stores, joined, own
-from semel.gateway.partitions import PartitionLine, lineages_of
+from semel.gateway.partitions import PartitionLine
 from semel.gateway.topic_book import TopicBook
 from semel.protos.errors import (
     InvalidRequest,
@@ -59,7 +59,6 @@ from semel.protos.queue_refs import queue_key_of, queue_ref
 from semel.protos.v1 import (
     broker_pb2,
     control_pb2,
-    controller_pb2,
     transaction_records_pb2,
     transactions_pb2_grpc,
 )
@@ -586,27 +585,3 @@ def _by_place(
             if queue.key in errors:
                 failed.setdefault(place, errors[queue.key])
     return failed
-
-
-async def read_offsets(cluster: Cluster, group_id: str) -> dict[Place, Progress]:
-    """Returns all that a group has committed, without being its coordinator. Raises SemelError."""
-    routes = await cluster.controller("GetRoutes", controller_pb2.GetRoutesRequest())
-    cluster.routes.on_routes(routes)
-    request = broker_pb2.DescribeGroupOffsetsRequest(group=group_id)
-    replies = await asyncio.gather(
-        *(
-            cluster.call_master(GroupId(message.group_id), "DescribeGroupOffsets", request, CALL_S)
-            for message in routes.groups
-        )
-    )
-    states = {queue_key_of(state.queue): state for reply in replies for state in reply.states}
-    found = {key: Progress(state.committed_offset, state.metadata) for key, state in states.items()}
-    result: dict[Place, Progress] = {}
-    for topic in map(topic_route, routes.topics):
-        for number, lineage in enumerate(lineages_of(topic)):
-            keys = [queue.key for queue in lineage.queues]
-            ends = [states[key].high_watermark if key in states else -1 for key in keys]
-            progress = joined(lineage.queues, found, ends.__getitem__)
-            if progress.offset >= 0:
-                result[topic.name, number] = progress
-    return result

@@ -33,10 +33,10 @@ from semel.gateway.coordination.committed_offsets import (
     Deposed,
     Place,
     StagedIn,
-    read_offsets,
 )
 from semel.gateway.coordination.gateway_membership import GatewayMembership
 from semel.gateway.coordination.line_progress import Progress
+from semel.gateway.coordination.offset_reads import read_offsets
 from semel.gateway.coordination.refused import Refused
 from semel.gateway.coordination.roles import Role, Roles, group_error, is_kafka
 from semel.gateway.dispatch import GatewayPlace

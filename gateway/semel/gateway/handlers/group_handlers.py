@@ -321,7 +321,7 @@ class GroupHandlers:
             codes = dict.fromkeys(wanted, error)
         else:
             codes = {
-                place: _code(found) if isinstance(found, GroupError) else _storage_code(found)
+                place: _code(found) if isinstance(found, GroupError) else storage_code(found)
                 for place, found in failed.items()
             }
         return answer(

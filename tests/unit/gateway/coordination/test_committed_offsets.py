@@ -19,9 +19,9 @@ from semel.gateway.coordination.committed_offsets import (
     CommittedOffsets,
     Deposed,
     StagedIn,
-    read_offsets,
 )
 from semel.gateway.coordination.line_progress import Progress
+from semel.gateway.coordination.offset_reads import read_offsets
 from semel.gateway.topic_book import TopicBook
 from semel.protos.errors import (
     OffsetOutOfRange,
