@@ -3,7 +3,8 @@
 How it works. The model keeps what the brokers' log would: the row of one transaction id, stages on
 two broker groups, pins, and what was published. A call of a ledger is late, may fail before it is
 carried out or lose its answer afterwards, and its parts (one a broker group) are carried out one
-after the other, with others in between. `end_lost` does what masters do: it settles pins.
+after the other, with others in between. Queues may move from one broker group to the other.
+`end_lost` does what masters do: it settles pins.
 
 What is checked: what is published is a whole transaction, once (`published`).
 """
@@ -12,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from semel.client.core.routing import QueueRoute
@@ -46,10 +48,12 @@ class TransactionWorld:
     """The newest attempt that was decided."""
     staged: dict[tuple[GroupId, int], _Staged] = field(default_factory=dict)
     """By broker group and stager."""
-    pins: dict[GroupId, tuple[int, int, int]] = field(default_factory=dict)
-    """Epoch, attempt and stager of what is pinned on a broker group."""
-    held: dict[GroupId, _Staged] = field(default_factory=dict)
+    pins: dict[GroupId, tuple[int, int, frozenset[int]]] = field(default_factory=dict)
+    """Epoch, attempt and stagers of what is pinned on a broker group."""
+    held: dict[GroupId, list[_Staged]] = field(default_factory=dict)
     """The stagers that are pinned."""
+    moved: Counter[QueueKey] = field(default_factory=Counter)
+    """How often each queue was moved."""
     published: list[tuple[int, str]] = field(default_factory=list)
     """Epoch and value of each message, in the order of the publication."""
 
@@ -75,28 +79,46 @@ class TransactionWorld:
         self.row = Row(epoch=row.epoch, begun_epoch=epoch, attempt=attempt, changed_us=self.now_us)
         return Attempt(epoch, attempt, row.epoch)
 
+    def group_of(self, queue: QueueKey) -> GroupId:
+        """Where a queue is."""
+        return GROUPS[(queue.queue_id + self.moved[queue]) % len(GROUPS)]
+
+    def move(self, queue: QueueKey) -> None:
+        """Moves a queue to the other broker group; what is staged for it stays behind and is gone.
+        A queue for which something is pinned does not move."""
+        group = self.group_of(queue)
+        pinned = [each for where, held in self.held.items() if where == group for each in held]
+        if any(queue in one.values for one in pinned):
+            return
+        for (where, _), one in self.staged.items():
+            if where == group:
+                one.values.pop(queue, None)
+        self.moved[queue] += 1
+
     def stage(self, stager_id: int, queue: QueueKey, value: str) -> bool:
         """Stages one message; returns whether the stager is open at the queue."""
-        one = self.staged.get((group_of(queue), stager_id))
+        one = self.staged.get((self.group_of(queue), stager_id))
         if one is None or queue not in one.values:
             return False
         one.values[queue].append(value)
         return True
 
-    def pin(self, group: GroupId, begun: Attempt, stager_id: int, claimed: int) -> None:
+    def pin(self, group: GroupId, begun: Attempt, claimed: Mapping[int, int]) -> None:
+        """Pins stagers that have as many messages as claimed."""
         known = self.pins.get(group)
         if known is not None and known[1] > begun.number:
             raise TransactionFenced("a newer attempt has pinned")
         if known is not None and known[1] == begun.number:
             return
-        if known is not None and known[2] == stager_id:
-            self.pins[group] = begun.epoch, begun.number, stager_id
+        if known is not None and known[2] == claimed.keys():
+            self.pins[group] = begun.epoch, begun.number, known[2]
             return
-        one = self.staged.get((group, stager_id))
-        if one is None or sum(map(len, one.values.values())) != claimed:
-            raise TransactionAborted("what is staged is gone, or other than claimed")
-        del self.staged[group, stager_id]
-        self.pins[group], self.held[group] = (begun.epoch, begun.number, stager_id), one
+        for stager_id, count in claimed.items():
+            one = self.staged.get((group, stager_id))
+            if one is None or sum(map(len, one.values.values())) != count:
+                raise TransactionAborted("what is staged is gone, or other than claimed")
+        self.pins[group] = begun.epoch, begun.number, frozenset(claimed)
+        self.held[group] = [self.staged.pop((group, stager_id)) for stager_id in claimed]
         for key in [key for key, each in self.staged.items() if each.epoch <= begun.epoch]:
             if key[0] == group:
                 del self.staged[key]
@@ -113,8 +135,9 @@ class TransactionWorld:
         for group in participants:
             epoch, attempt, _ = self.pins.pop(group)
             assert (epoch, attempt) == (begun.epoch, begun.number), "published what is not pinned"
-            for values in self.held.pop(group).values.values():
-                self.published += [(epoch, value) for value in values]
+            for one in self.held.pop(group):
+                for values in one.values.values():
+                    self.published += [(epoch, value) for value in values]
 
     def end_lost(self) -> None:
         """Masters ask what became of their pins, and end those that will never be committed."""
@@ -168,14 +191,12 @@ class ModelLedger:
         world.maybe_fails()
         return begun
 
-    async def open(
-        self, epoch: int, stager_id: int, timeout_ms: int, queues: Iterable[QueueRoute]
-    ) -> None:
+    async def open(self, epoch: int, timeout_ms: int, stagers: Mapping[int, QueueRoute]) -> None:
         world = self._world
-        for queue in queues:
+        for stager_id, queue in stagers.items():
             await world.late()
             world.maybe_fails()
-            key = group_of(queue.key), stager_id
+            key = world.group_of(queue.key), stager_id
             one = world.staged.setdefault(key, _Staged(epoch, timeout_ms))
             one.values.setdefault(queue.key, [])
         await world.late()
@@ -189,15 +210,18 @@ class ModelLedger:
 
     async def commit(self, begun: Attempt, stages: Sequence[Stage]) -> None:
         world = self._world
-        stages = [stage for stage in stages if stage.parts]
+        claimed: dict[GroupId, dict[int, int]] = {}
         for stage in stages:
+            if stage.parts:
+                count = sum(part.messages for part in stage.parts)
+                claimed.setdefault(stage.group, {})[stage.stager_id] = count
+        for group, counts in claimed.items():
             await world.late()
             world.maybe_fails()
-            claimed = sum(part.messages for part in stage.parts)
-            world.pin(stage.group, begun, stage.stager_id, claimed)
+            world.pin(group, begun, counts)
         await world.late()
         world.maybe_fails()
-        world.decide(begun, [stage.group for stage in stages])
+        world.decide(begun, claimed)
         await world.late()
         world.maybe_fails()
 
@@ -216,11 +240,6 @@ class ModelLedger:
 
     async def published(self, epoch: int) -> None:
         await self._world.late()
-
-
-def group_of(queue: QueueKey) -> GroupId:
-    """Where a queue is."""
-    return GROUPS[queue.queue_id % len(GROUPS)]
 
 
 def _stage_of(group: GroupId, stager_id: int, one: _Staged) -> Stage:

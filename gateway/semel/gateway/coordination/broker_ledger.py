@@ -10,7 +10,7 @@ Not here: what is asked, and why (`transactions/coordinator.py`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from semel.client.core.routing import QueueRoute
@@ -62,15 +62,11 @@ class BrokerLedger:
     async def begin(self, epoch: int) -> Attempt:
         return Attempt(*await self._core.begin(self._id, QUERY_ID, epoch))
 
-    async def open(
-        self, epoch: int, stager_id: int, timeout_ms: int, queues: Iterable[QueueRoute]
-    ) -> None:
-        left = list(queues)
+    async def open(self, epoch: int, timeout_ms: int, stagers: Mapping[int, QueueRoute]) -> None:
         for attempt in range(MOVES_MAX):
-            by_group = self._cluster.routes.by_home(left)
             calls = [
                 self._cluster.call_master(
-                    group,
+                    self._cluster.routes.home(queue),
                     "Open",
                     transaction_records_pb2.OpenStager(
                         transaction_id=self._id,
@@ -79,12 +75,12 @@ class BrokerLedger:
                         writer=timeout_ms,
                         session=SESSION,
                         ttl_ms=timeout_ms + SLACK_MS,
-                        queues=[queue_ref(key) for key in keys],
+                        queues=[queue_ref(queue.key)],
                     ),
                     CALL_S,
                     service=SERVICE,
                 )
-                for group, keys in by_group.items()
+                for stager_id, queue in stagers.items()
             ]
             results = await asyncio.gather(*calls, return_exceptions=True)
             failures = [each for each in results if isinstance(each, BaseException)]
@@ -101,19 +97,18 @@ class BrokerLedger:
         await self._core.drop_stagers(stagers)
 
     async def commit(self, begun: Attempt, stages: Sequence[Stage]) -> None:
-        parts = tuple(StagedPart(*part) for stage in stages for part in stage.parts)
         receipts = [
             StageReceipt(
                 transaction_id=self._id,
                 epoch=begun.epoch,
                 writer=0,
-                stager_id=stager_id,
-                parts=parts,
-                commits=tuple((stage.group, stage.commits) for stage in stages if stage.commits),
+                stager_id=stage.stager_id,
+                parts=tuple(StagedPart(*part) for part in stage.parts),
+                commits=((stage.group, stage.commits),) if stage.commits else (),
             )
-            for stager_id in {stage.stager_id for stage in stages if stage.parts or stage.commits}
+            for stage in stages
+            if stage.parts or stage.commits
         ]
-        assert len(receipts) <= 1, "a transaction has one stager"
         await self._core.commit(self._id, QUERY_ID, begun.epoch, receipts, begun=Begun(*begun))
 
     async def ask(self, attempt: int) -> bool:

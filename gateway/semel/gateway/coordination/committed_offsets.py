@@ -42,6 +42,7 @@ from semel.client.transport.cluster import Cluster
 from semel.gateway.coordination.line_progress import STEPS, Progress, Stores, joined, own
 from semel.gateway.partitions import PartitionLine
 from semel.gateway.topic_book import TopicBook
+from semel.gateway.transactions.numbers import stager_id_of
 from semel.protos.errors import (
     InvalidRequest,
     LockLost,
@@ -91,15 +92,14 @@ class StagedIn(NamedTuple):
 
     transaction_id: str
     epoch: int
-    stager_id: int
     timeout_ms: int
 
-    def opening(self) -> transaction_records_pb2.OpenStager:
-        """Returns what makes the stager known to a broker group."""
+    def opening(self, group_id: str, queue: QueueKey) -> transaction_records_pb2.OpenStager:
+        """Returns what makes the stager of a group's progress known to the queue's brokers."""
         return transaction_records_pb2.OpenStager(
             transaction_id=self.transaction_id,
             epoch=self.epoch,
-            stager_id=self.stager_id,
+            stager_id=stager_id_of(self.transaction_id, self.epoch, queue, group_id),
             writer=self.timeout_ms,
             ttl_ms=self.timeout_ms,
         )
@@ -281,47 +281,53 @@ class CommittedOffsets:
         missing = [route for key, (route, _) in wanted.items() if key not in self._locks]
         if missing:
             errors |= await self._acquire(home, missing, {})
+        locks = {key: self._locks.get(key) for key in wanted if errors.get(key) is None}
+        results = await asyncio.gather(
+            *(
+                self._stage_one(home, lock, wanted[key][1], transaction)
+                for key, lock in locks.items()
+                if lock is not None
+            )
+        )
+        held = [key for key, lock in locks.items() if lock is not None]
+        lost = {key: LockLost(f"the lock of {key} was lost") for key in locks.keys() - {*held}}
+        return errors | lost | dict(zip(held, results, strict=True))
+
+    async def _stage_one(
+        self, home: GroupId, lock: _Lock, progress: Progress, transaction: StagedIn
+    ) -> SemelError | None:
+        """Stages progress on one queue, under a stager of its own (`transactions/coordinator.py`
+        says why)."""
+        key = lock.route.key
+        opening = transaction.opening(self._group_id, key)
+        lock.version += 1
         request = transaction_records_pb2.StageCommits(
-            transaction_id=transaction.transaction_id,
-            epoch=transaction.epoch,
-            stager_id=transaction.stager_id,
+            transaction_id=opening.transaction_id,
+            epoch=opening.epoch,
+            stager_id=opening.stager_id,
             group=self._group_id,
         )
-        sent: list[_Lock] = []
-        for key, (_, progress) in wanted.items():
-            lock = self._locks.get(key)
-            if lock is None or key in errors:
-                errors.setdefault(key, LockLost(f"the lock of {key} was lost"))
-                continue
-            lock.version += 1
-            request.commits.add(
-                queue=queue_ref(key),
-                token=lock.token,
-                offset=progress.offset,
-                metadata=progress.metadata,
-                metadata_version=lock.version,
-                # A copy that comes late finds no stager: the token need not be given up.
-                may_lower=progress.offset < lock.committed,
-            )
-            sent.append(lock)
-        if not sent:
-            return errors
+        request.commits.add(
+            queue=queue_ref(key),
+            token=lock.token,
+            offset=progress.offset,
+            metadata=progress.metadata,
+            metadata_version=lock.version,
+            # A copy that comes late finds no stager: the token need not be given up.
+            may_lower=progress.offset < lock.committed,
+        )
+        call = functools.partial(self._cluster.call_master, home, service=TRANSACTIONS)
         try:
-            await self._cluster.call_master(
-                home, "Open", transaction.opening(), CALL_S, service=TRANSACTIONS
-            )
-            reply = await self._cluster.call_master(
-                home, "StageCommits", request, CALL_S, service=TRANSACTIONS
-            )
+            await call("Open", opening, CALL_S)
+            reply = await call("StageCommits", request, CALL_S)
         except SemelError as error:
-            return errors | {lock.route.key: error for lock in sent}
-        for lock, outcome in zip(sent, reply.outcomes, strict=True):
-            refusal = from_detail(outcome.error) if outcome.HasField("error") else None
-            if isinstance(refusal, LockLost | InvalidRequest):
-                self._forget(lock)
-                refusal = LockLost(refusal.message)
-            errors[lock.route.key] = refusal
-        return errors
+            return error
+        (outcome,) = reply.outcomes
+        refusal = from_detail(outcome.error) if outcome.HasField("error") else None
+        if isinstance(refusal, LockLost | InvalidRequest):
+            self._forget(lock)
+            return LockLost(refusal.message)
+        return refusal
 
     def _was_split(self, line: PartitionLine) -> bool:
         """Whether a line goes on, as its last lock has told; then routes show it from now on."""

@@ -34,7 +34,6 @@ from semel.gateway.transactions.coordinator import (
     Initialised,
     TransactionCoordinator,
 )
-from semel.gateway.transactions.numbers import stager_id_of
 from semel.gateway.transactions.standing import Producer, Standing, refusal, standing_of
 from semel.protos.errors import PermissionDenied, SemelError
 from semel.protos.staging import TRANSACTION_ID_CHARACTERS_MAX, TTL_MS_MAX
@@ -154,7 +153,6 @@ class TransactionService:
         return StagedIn(
             producer.transaction_id,
             row.begun_epoch,
-            stager_id_of(producer.transaction_id, row.begun_epoch),
             TIMEOUT_MS_UNKNOWN,
         )
 

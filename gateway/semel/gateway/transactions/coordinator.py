@@ -6,7 +6,7 @@ moment, or two may work at a time: each step is granted or refused in the broker
 here only saves questions: which queues are open, and the timeout.
 
     InitProducerId       BEGIN the next incarnation, give up what is staged, commit that epoch empty
-    AddPartitionsToTxn   BEGIN the next transaction if none is open, OPEN its stager at the queues
+    AddPartitionsToTxn   BEGIN the next transaction if none is open, OPEN a stager for each queue
     AddOffsetsToTxn      BEGIN likewise
     EndTxn, commit       PIN what is staged, DECIDE the attempt that AddPartitionsToTxn has begun
     EndTxn, abort        BEGIN the epoch behind it, give up what is staged, commit that epoch empty
@@ -16,7 +16,9 @@ finds what became of the first one, and a transaction that brokers have ended by
 apart from one that the client has ended.
 
 Invariants
-1. A transaction is committed with all queues that were opened for it, or not at all.
+1. A transaction is committed with all queues that were opened for it, and all offsets, or not at
+   all. Each has a stager of its own, so one that is empty shows that something is gone, also to a
+   gateway that has just taken over.
 2. After an InitProducerId was answered, nothing of an older incarnation is committed.
 3. An EndTxn is answered with success only if that is what became of the transaction.
 
@@ -191,11 +193,14 @@ class TransactionCoordinator:
             if standing is Standing.ONGOING and row.age_us > known.timeout_ms * 1000:
                 await self.expire(ledger)
                 return refusal(Standing.FENCED)
-            missing = [queue for queue in queues if queue.key not in known.queues]
+            missing = {
+                stager_id_of(self.transaction_id, known.epoch, queue.key): queue
+                for queue in queues
+                if queue.key not in known.queues
+            }
             if missing:
-                stager_id = stager_id_of(self.transaction_id, known.epoch)
-                await ledger.open(known.epoch, stager_id, known.timeout_ms, missing)
-                known.queues |= {queue.key for queue in missing}
+                await ledger.open(known.epoch, known.timeout_ms, missing)
+                known.queues |= {queue.key for queue in missing.values()}
             return ErrorCode.none
         return ErrorCode.concurrent_transactions
 
@@ -210,6 +215,8 @@ class TransactionCoordinator:
         if any(pinned.epoch == row.begun_epoch for pinned in found.pinned):
             return False
         if not mine and row.age_us > UNOPENED_US:
+            return False
+        if any(stage.lost for stage in mine):
             return False
         timeout_ms = max((stage.timeout_ms for stage in mine), default=self._timeout_ms)
         self._open = _Open(
@@ -259,6 +266,8 @@ class TransactionCoordinator:
             known = self._open
             assert known is not None
             if known.queues - {key for stage in stages for key in stage.queues}:
+                return False
+            if any(stage.lost for stage in stages):
                 return False
             if row.age_us > known.timeout_ms * 1000:
                 return False

@@ -6,7 +6,7 @@ after Unavailable and TimedOut it may have been carried out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -52,6 +52,12 @@ class Stage:
     commits: int = 0
     """Number of offsets that are staged."""
 
+    @property
+    def lost(self) -> bool:
+        """Whether what it had has gone. A stager is of one queue: it has nothing any more if the
+        queue was deleted, or moved to another broker group."""
+        return not self.queues and not self.commits
+
 
 class Pinned(NamedTuple):
     """What waits for a decision on one broker group."""
@@ -82,16 +88,14 @@ class Ledger(Protocol):
         """Begins an attempt: no older one can be decided from here on. The attempt is 0 if the
         epoch, or a higher one, is committed."""
 
-    async def open(
-        self, epoch: int, stager_id: int, timeout_ms: int, queues: Iterable[QueueRoute]
-    ) -> None:
-        """Lets a stager stage for more queues."""
+    async def open(self, epoch: int, timeout_ms: int, stagers: Mapping[int, QueueRoute]) -> None:
+        """Lets each stager stage for its queue."""
 
     async def drop(self, stages: Iterable[Stage]) -> None:
         """Gives up what is not pinned, as far as broker groups answer."""
 
     async def commit(self, begun: Attempt, stages: Sequence[Stage]) -> None:
-        """Commits stages of one stager, or an empty transaction, and returns when all see it.
+        """Commits stages, or an empty transaction, and returns when all see it.
         Raises TransactionAborted, TransactionFenced."""
 
     async def ask(self, attempt: int) -> bool:

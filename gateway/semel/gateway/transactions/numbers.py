@@ -24,6 +24,7 @@ from __future__ import annotations
 import hashlib
 from typing import Final
 
+from semel.protos.ids import QueueKey
 from semel.protos.staging import EPOCH_END, STAGER_ID_MIN
 
 STEP_BITS: Final = 32
@@ -78,9 +79,11 @@ def producer_id_of(transaction_id: str) -> int:
     return PRODUCER_ID_MIN + _digest("producer", transaction_id, 0) % PRODUCER_ID_MIN
 
 
-def stager_id_of(transaction_id: str, epoch: int) -> int:
-    """Returns the stager of a transaction: the same at all gateways, and of no other one."""
-    return STAGER_ID_MIN + _digest("stager", transaction_id, epoch) % STAGER_ID_MIN
+def stager_id_of(transaction_id: str, epoch: int, queue: QueueKey, group: str = "") -> int:
+    """Returns the stager of a transaction at a queue, or of a consumer group's progress there: the
+    same at all gateways, and of no other one."""
+    place = f"stager {queue.topic_id} {queue.queue_id} {len(group)} {group}"
+    return STAGER_ID_MIN + _digest(place, transaction_id, epoch) % STAGER_ID_MIN
 
 
 def _digest(what: str, transaction_id: str, epoch: int) -> int:

@@ -23,6 +23,7 @@ from semel.gateway.coordination.committed_offsets import (
 from semel.gateway.coordination.line_progress import Progress
 from semel.gateway.coordination.offset_reads import read_offsets
 from semel.gateway.topic_book import TopicBook
+from semel.gateway.transactions.numbers import stager_id_of
 from semel.protos.errors import (
     OffsetOutOfRange,
     ParentUnread,
@@ -35,7 +36,6 @@ from semel.protos.errors import (
 from semel.protos.ids import GroupId, QueueId, QueueKey
 from semel.protos.levels import KAFKA_LEVEL, STAGED_COMMITS_LEVEL
 from semel.protos.queue_refs import queue_key_of, queue_ref
-from semel.protos.staging import STAGER_ID_MIN
 from semel.protos.v1 import (
     broker_pb2,
     control_pb2,
@@ -454,13 +454,14 @@ async def test_a_planted_bug_is_caught(cluster: OneGroup) -> None:
     assert cluster.committed == 90
 
 
-TRANSACTION = StagedIn("copier", 5, STAGER_ID_MIN + 7, 60_000)
+TRANSACTION = StagedIn("copier", 5, 60_000)
+STAGER = stager_id_of("copier", 5, KEY, "k")
 
 
 def staged(cluster: OneGroup) -> list[int]:
     """The offsets that the transaction will store."""
-    stager = cluster.log.state.transactions.staging.stagers[TRANSACTION.stager_id]
-    return [commit.offset for commit in stager.commits.values()]
+    stagers = cluster.log.state.transactions.staging.stagers.values()
+    return [commit.offset for stager in stagers for commit in stager.commits.values()]
 
 
 async def test_what_is_staged_is_not_committed_and_the_last_counts(cluster: OneGroup) -> None:
@@ -481,7 +482,7 @@ async def test_offsets_that_do_not_exist_are_not_staged(cluster: OneGroup) -> No
     )
     assert isinstance(failed[PLACE], OffsetOutOfRange)
     assert isinstance(failed["orders", 7], UnknownQueue)
-    assert TRANSACTION.stager_id not in cluster.log.state.transactions.staging.stagers
+    assert STAGER not in cluster.log.state.transactions.staging.stagers
 
 
 async def test_a_deposed_gateway_stages_nothing(cluster: OneGroup) -> None:

@@ -11,11 +11,12 @@ from kio.schema.errors import ErrorCode
 
 from semel.client.core.routing import QueueRoute
 from semel.gateway.transactions.coordinator import TransactionCoordinator
+from semel.gateway.transactions.ledger import Stage
 from semel.gateway.transactions.numbers import incarnation_of, kafka_epoch_of
 from semel.gateway.transactions.standing import Producer
 from semel.protos.errors import SemelError
-from semel.protos.ids import QueueId, QueueKey, TopicId
-from tests.kit.transaction_world import ModelLedger, TransactionWorld, group_of
+from semel.protos.ids import GroupId, QueueId, QueueKey, TopicId
+from tests.kit.transaction_world import ModelLedger, TransactionWorld
 from tests.kit.virtual_time import run_virtually
 
 ID = "booking"
@@ -24,7 +25,7 @@ TRIES = 60
 QUEUES = [
     QueueRoute(
         key=(key := QueueKey(TopicId(1), QueueId(number))),
-        group_id=group_of(key),
+        group_id=GroupId(1),
         slot_start=number,
         slot_end=number + 1,
     )
@@ -133,7 +134,7 @@ class _Race:
 
     def _stage(self, queue: QueueKey, producer: Producer, value: str) -> bool:
         """Stages as lanes do: at the newest stager that is open at the queue."""
-        group = group_of(queue)
+        group = self.world.group_of(queue)
         open_here = [
             (one.epoch, stager_id)
             for (where, stager_id), one in self.world.staged.items()
@@ -157,7 +158,7 @@ class _Race:
                 assert sorted(visible.get(name, [])) == sorted(self.wanted[name]), f"{name} is lost"
 
 
-async def _run(seed: int, clients: int, faulty: bool = True) -> _Race:
+async def _run(seed: int, clients: int, faulty: bool = True, moving: bool = False) -> _Race:
     race = _Race(TransactionWorld(seed, faulty), [_Gateway(), _Gateway()])
 
     async def masters() -> None:
@@ -169,11 +170,17 @@ async def _run(seed: int, clients: int, faulty: bool = True) -> _Race:
         await asyncio.sleep(after_s)
         await race.run_client(name)
 
-    background = asyncio.create_task(masters())
+    async def moves() -> None:
+        while moving:
+            await asyncio.sleep(race.world.random.random())
+            race.world.move(race.world.random.choice(QUEUES).key)
+
+    background = [asyncio.create_task(masters()), asyncio.create_task(moves())]
     await asyncio.gather(
         *(client(f"client{n}", n * race.world.random.random()) for n in range(clients))
     )
-    background.cancel()
+    for task in background:
+        task.cancel()
     race.check()
     return race
 
@@ -190,6 +197,26 @@ def test_zombies_commit_nothing_and_disturb_nobody(first: int) -> None:
     for seed in range(first, first + 20):
         race = run_virtually(_run(seed, 3))
         assert race.told, f"seed {seed}"
+
+
+@pytest.mark.parametrize("first", range(2000, 2200, 20))
+def test_a_queue_that_moves_takes_no_part_of_a_transaction_away(first: int) -> None:
+    for seed in range(first, first + 20):
+        race = run_virtually(_run(seed, 1, moving=True))
+        assert len(race.told) == TRANSACTIONS, f"seed {seed}"
+
+
+def test_who_does_not_notice_that_a_queue_has_moved_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Stage, "lost", property(lambda stage: False))
+
+    def all_seeds() -> None:
+        for seed in range(2000, 2200):
+            run_virtually(_run(seed, 1, moving=True))
+
+    with pytest.raises(AssertionError, match=r"published in part|is lost"):
+        all_seeds()
 
 
 def test_without_faults_no_transaction_is_lost() -> None:

@@ -17,6 +17,7 @@ from semel.gateway.transactions.numbers import (
     producer_id_of,
     stager_id_of,
 )
+from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.staging import EPOCH_END, STAGER_ID_END, STAGER_ID_MIN
 
 incarnations = st.integers(0, INCARNATIONS - 1)
@@ -60,5 +61,7 @@ def test_an_incarnation_is_above_the_one_before_and_not_below_the_time(
 @given(st.text(max_size=249), st.integers(0, EPOCH_END - 1))
 def test_ids_are_where_nobody_else_has_any(name: str, epoch: int) -> None:
     assert 2**61 <= producer_id_of(name) < STAGER_ID_MIN
-    assert STAGER_ID_MIN <= stager_id_of(name, epoch) < STAGER_ID_END
-    assert stager_id_of(name, epoch) != stager_id_of(name, epoch + 1)
+    queue, other = (QueueKey(TopicId(1), QueueId(number)) for number in (1, 2))
+    assert STAGER_ID_MIN <= stager_id_of(name, epoch, queue) < STAGER_ID_END
+    places = [(epoch, queue), (epoch + 1, queue), (epoch, other), (epoch, queue, "group")]
+    assert len({stager_id_of(name, *place) for place in places}) == len(places)  # type: ignore[arg-type]
