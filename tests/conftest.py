@@ -20,8 +20,14 @@ from hypothesis import HealthCheck, settings
 from tests.kit import forking
 from tests.kit.distribution import Pieces, in_order
 from tests.kit.zookeeper import Server, running_server
+from tools.demo.spark_copy import JAVA_OPTIONS
 
 os.environ["SEMEL_ROUTES_DIRECTORY"] = ""  # nothing of a test stays in the user's files
+for variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
+    # A Spark of a test ends before code that is compiled well pays: each of its JVMs, and its
+    # launcher, takes half of the processor so. Set here, since all programs that a process of tests
+    # starts have to have one environment to be forked.
+    os.environ[variable] = JAVA_OPTIONS
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell's job in the background. Programs under test would inherit that, deaf to Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)

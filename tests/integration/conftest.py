@@ -11,23 +11,12 @@ import pytest
 from semel.client import Client, connect
 from tests.kit.cluster import Cluster
 from tests.kit.loading import staged
-from tools.demo.spark_copy import JAVA_OPTIONS
 from tools.demo.stage import Stage
 
 
 @pytest.fixture(scope="session", autouse=True)
 def programs_are_forked(forked_programs: None) -> None:
     """Hundreds of nodes are started here; `semel up` starts its own as ever."""
-
-
-@pytest.fixture(scope="session", autouse=True)
-def java_compiles_little() -> Iterator[None]:
-    """A Spark of a test ends before code that is compiled well pays: each JVM of Spark, and its
-    launcher, takes half of the processor so. Programs that tests start inherit it."""
-    with pytest.MonkeyPatch.context() as patch:
-        for variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
-            patch.setenv(variable, JAVA_OPTIONS)
-        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -24,6 +24,7 @@ from semel.broker.state.apply.locks import METADATA_ONLY, GroupQueue
 from semel.broker.state.apply.queues import QueueState
 from semel.broker.state.apply.results import (
     ApplyResult,
+    BatchApplied,
     CommitApplied,
     CommitsStaged,
     LockGranted,
@@ -102,6 +103,8 @@ class LockClock:
     def on_applied(self, results: Iterable[ApplyResult], now_ms: float) -> None:
         """Takes over what an entry did to locks."""
         for result in results:
+            if isinstance(result, BatchApplied):  # most are, and touch no lock
+                continue
             if isinstance(result, LockGranted):
                 self.on_granted(
                     result.group,
