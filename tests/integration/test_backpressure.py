@@ -22,6 +22,7 @@ from semel.protos.v1 import broker_pb2
 from tests.kit.brokers import QUEUE, BrokerGroup, RawClient, make_batch
 from tests.kit.cluster import Cluster
 from tests.kit.fetch_replies import decode_fetch_reply
+from tests.kit.waiting import until_async
 
 MIB = 1 << 20
 
@@ -89,6 +90,7 @@ async def test_consumers_that_take_nothing_hold_little_and_stop_nobody(
             for number in range(24):
                 await client.produce(make_batch(number - 1, [bytes([number]) * (MIB // 2)]))
             held = [await _stalled(client, 16) for _ in range(streams)]
+            await until_async(lambda: handler.unsent_bytes > 8 * MIB, what="streams that stall")
             peak = 0
             async with RawClient(node.address) as reader:
                 for _ in range(20):
@@ -97,7 +99,7 @@ async def test_consumers_that_take_nothing_hold_little_and_stop_nobody(
                     assert parts
                     assert time.monotonic() - began < 5
                     peak = max(peak, handler.unsent_bytes)
-            assert peak > 8 * MIB, "nobody was stalled"
+            assert peak > 8 * MIB, "they were stalled no longer"
             # Beyond the bound each stalled stream may hold a batch or two, the least there is.
             assert peak <= bound + 2 * streams * MIB
             assert peak < streams * 12 * MIB / 4, "as much as they asked for"

@@ -43,7 +43,7 @@ def list_transactions(only_open: bool, bootstrap: str, as_json: bool) -> None:
 @click.argument("name", metavar="ID", shell_complete=completion.transactions)
 @client_options
 def describe(name: str, bootstrap: str, as_json: bool) -> int:
-    """Shows one transaction, and its staged messages and commits by broker group."""
+    """Shows one transaction, and what it has staged, by broker group."""
     with open_client(bootstrap) as client:
         found = client.transactions.describe(name)
     if found is None:

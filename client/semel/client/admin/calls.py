@@ -51,7 +51,8 @@ from semel.client.admin.resets import (
     Target,
     active_consumers,
     carry_out,
-    forget_progress,
+    forget_group,
+    forget_in_topic,
     plan_resets,
     refuse_active,
 )
@@ -467,23 +468,9 @@ class AdminCore:
         """Forgets a group without members, everywhere, or its progress in one topic."""
         check_not_reserved(group)
         if topic is not None:
-            await self._forget_in_topic(group, topic)
-            return
-        unknown: UnknownGroup | None = None
-        try:
-            await self._cluster.controller(
-                "ForgetGroup", controller_pb2.ForgetGroupRequest(group=group)
-            )
-        except UnknownGroup as error:  # it may have progress without ever having had a member
-            unknown = error
-        if not await forget_progress(self._cluster, group) and unknown is not None:
-            raise unknown
-
-    async def _forget_in_topic(self, group: str, topic: str) -> None:
-        route = await self._cluster.topic(topic, refresh=True)
-        refuse_active(group, await active_consumers(self._cluster, group, ()))
-        if not await forget_progress(self._cluster, group, [queue.key for queue in route.every]):
-            raise UnknownGroup(f"group {group!r} has no progress in topic {topic!r}")
+            await forget_in_topic(self._cluster, group, topic)
+        else:
+            await forget_group(self._cluster, group)
 
     # --- producers ------------------------------------------------------------------------------
 

@@ -200,3 +200,23 @@ async def forget_progress(cluster: Cluster, group: str, queues: Collection[Queue
                 " be known on some of them. Delete it again"
             )
         before = found
+
+
+async def forget_in_topic(cluster: Cluster, group: str, topic: str) -> None:
+    """Deletes a group's progress in one topic. Raises UnknownTopic, UnknownGroup, InvalidRequest
+    while the group has members."""
+    route = await cluster.topic(topic, refresh=True)
+    refuse_active(group, await active_consumers(cluster, group, ()))
+    if not await forget_progress(cluster, group, [queue.key for queue in route.every]):
+        raise UnknownGroup(f"group {group!r} has no progress in topic {topic!r}")
+
+
+async def forget_group(cluster: Cluster, group: str) -> None:
+    """Deletes a group everywhere. Raises UnknownGroup, InvalidRequest while it has members."""
+    unknown: UnknownGroup | None = None
+    try:
+        await cluster.controller("ForgetGroup", controller_pb2.ForgetGroupRequest(group=group))
+    except UnknownGroup as error:  # it may have progress without ever having had a member
+        unknown = error
+    if not await forget_progress(cluster, group) and unknown is not None:
+        raise unknown

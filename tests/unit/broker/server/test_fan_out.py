@@ -21,7 +21,7 @@ from semel.broker.server.fetch import FetchHandler, _Outlet
 from semel.protos import compat
 from semel.protos.errors import NotMaster, UnknownQueue, from_detail
 from semel.protos.ids import QueueId, QueueKey, TopicId
-from semel.protos.levels import LEVEL_MAX
+from semel.protos.levels import LEVEL_MAX, READERS_LEVEL
 from semel.protos.queue_refs import queue_ref
 from semel.protos.streams import FetchReplies
 from semel.protos.v1 import broker_pb2, control_pb2
@@ -418,7 +418,7 @@ async def test_a_client_of_an_older_level_is_in_no_crowd() -> None:
     async with site() as made:
         reader, older = Reader(1), Reader(2)
         made.begin(reader)
-        made.begin(older, level_max=LEVEL_MAX - 1)
+        made.begin(older, level_max=READERS_LEVEL - 1)
         await made.until(lambda: made.waiting == 1 and len(made.node.watchers._waiting[KEY]) == 2)
         made.node.grow()
         await made.until(lambda: (reader.offset, older.offset) == (1, 1))
