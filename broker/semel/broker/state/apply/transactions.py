@@ -203,7 +203,7 @@ class Transactions:
             case "finish":
                 coordination.finish(step.finish)
             case "forget":
-                coordination.forget(step.forget.transaction_ids, level)
+                coordination.forget(step.forget.transaction_ids)
             case _:
                 raise StateDiverged(
                     f"entry {index} has a step of a transaction that this version does not know;"
@@ -351,14 +351,14 @@ class Transactions:
 
     def parts(self, version: int) -> list[bytes]:
         """Canonical bytes of a version of the state: staging, then coordination."""
-        return [*self.staging.parts(version), *self.coordination.parts(version)]
+        return [*self.staging.parts(version), *self.coordination.parts()]
 
     @classmethod
     def read_parts(cls, reader: Reader, version: int) -> Transactions:
         """The inverse of `parts`. Raises CorruptSegment."""
         made = cls()
         made.staging = Staging.read_parts(reader, version)
-        made.coordination = Coordination.read_parts(reader, version)
+        made.coordination = Coordination.read_parts(reader)
         return made
 
 
