@@ -47,7 +47,7 @@ from semel.broker.state.apply.due_seconds import DueSeconds
 from semel.broker.state.apply.locks import ConsumerGroups
 from semel.broker.state.apply.producers import SequenceTable
 from semel.broker.state.apply.rows import ENTRY, Row
-from semel.client.admin import calls as client_admin
+from semel.client.admin import resets
 from semel.client.core import sequences as sequences_module
 from semel.client.transport.shared_memory import Region, Slot
 from semel.controller.epoch import UNKNOWN, ControllerEpoch
@@ -583,7 +583,7 @@ def asks_once_to_delete_a_group() -> Any:
         )
         return True
 
-    return patch.object(client_admin, "forget_progress", forget_progress)
+    return patch.object(resets, "forget_progress", forget_progress)
 
 
 def finishes_what_is_not_published() -> Any:
