@@ -21,6 +21,7 @@ from semel.broker.state import Admission, ApplyResult, State, TableVerifier, mak
 from semel.protos.batch import BatchHeader
 from semel.protos.frames import RecordKind, build_frame
 from semel.protos.ids import QueueId, QueueKey, TopicId
+from semel.protos.levels import STAGED_COMMITS_LEVEL
 from semel.protos.staging import STAGER_ID_MIN
 from semel.protos.v1 import control_pb2
 from semel.protos.v1 import transaction_records_pb2 as steps
@@ -31,7 +32,7 @@ from tests.unit.broker.state.staging import HOUR_MS, staged, winner
 FIRST, SECOND, CHILD, SIBLING, THIRD = (
     QueueKey(TopicId(7), QueueId(number)) for number in (0, 1, 10, 11, 12)
 )
-LEVEL: Final = 6
+LEVEL: Final = STAGED_COMMITS_LEVEL
 SECOND_US: Final = 1_000_000
 STAGER, OTHER_STAGER = STAGER_ID_MIN + 1, STAGER_ID_MIN + 2
 Request = Callable[["Master"], None]
@@ -222,12 +223,18 @@ def _groups() -> dict[str, Request]:
         "commit": control(commit_offsets=control_pb2.CommitOffsets(group="g", commits=[commit])),
         "reset": control(reset_offset=control_pb2.ResetOffset(**lock, offset=0)),
         "delete group": control(delete_group=control_pb2.DeleteGroup(group="g")),
+        "delete group on a queue": control(
+            delete_group=control_pb2.DeleteGroup(group="g", queues=[ref(FIRST)])
+        ),
     }
 
 
 def _transactions() -> dict[str, Request]:
     decide = steps.DecideTransaction(transaction_id="t", attempt=1, participants=[1])
+    commits = steps.StageCommits(transaction_id="t", epoch=0, stager_id=STAGER, group="g")
+    commits.commits.add(queue=ref(FIRST), token=1, offset=1)
     return {
+        "stage commits": step(stage_commits=commits),
         "open": open_stager(STAGER, FIRST, SECOND),
         "open another": open_stager(OTHER_STAGER, FIRST),
         "open on a child": open_stager(OTHER_STAGER, CHILD),
