@@ -114,15 +114,9 @@ class LockClock:
                     session_ms=result.session_ms,
                     now_ms=now_ms,
                 )
-            elif isinstance(result, CommitApplied):
+            elif isinstance(result, CommitApplied | CommitsStaged):
                 for outcome in result.outcomes:
                     if outcome.error is None and outcome.offset != METADATA_ONLY:
-                        self.on_committed(
-                            result.group, outcome.queue_key, outcome.token, outcome.offset, now_ms
-                        )
-            elif isinstance(result, CommitsStaged):
-                for outcome in result.outcomes:
-                    if outcome.error is None:
                         self.on_committed(
                             result.group, outcome.queue_key, outcome.token, outcome.offset, now_ms
                         )

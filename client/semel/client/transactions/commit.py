@@ -88,7 +88,7 @@ class TransactionCore:
     async def begin(self, transaction_id: str, query_id: str, epoch: int | None) -> Begun:
         """Begins a new attempt and ends older ones. Raises TransactionConflict, DedupStateExpired,
         InvalidRequest, Unavailable."""
-        coordinator = await self._coordinator(transaction_id)
+        coordinator = await self.coordinator(transaction_id)
         request = transaction_records_pb2.BeginTransaction(
             transaction_id=transaction_id, query_id=query_id
         )
@@ -118,10 +118,10 @@ class TransactionCore:
         begun = begun or await self.begin(transaction_id, query_id, epoch)
         messages = sum(receipt.messages for receipt in receipts)
         if not begun.attempt:
-            await self._published(transaction_id, begun.epoch)
+            await self.published(transaction_id, begun.epoch)
             await self.drop(receipts)
             return Committed(begun.epoch, messages, replayed=True)
-        coordinator = await self._coordinator(transaction_id)
+        coordinator = await self.coordinator(transaction_id)
         pins = _pins(transaction_id, begun, coordinator, receipts)
         try:
             await _all(
@@ -136,7 +136,7 @@ class TransactionCore:
             # Perhaps an earlier call, whose reply was lost, got further than this one.
             told = await self._fate(transaction_id, begun)
             if told is None:
-                await self._published(transaction_id, begun.epoch)
+                await self.published(transaction_id, begun.epoch)
                 return Committed(begun.epoch, messages, replayed=False)
             await self._give_up(transaction_id, pins, receipts)
             raise (told if isinstance(told, TransactionFenced) else error) from told
@@ -171,10 +171,10 @@ class TransactionCore:
         Raises Unavailable when the coordinator does not answer: then the outcome is unknown.
         """
         name = f"epoch {begun.epoch} of transaction {transaction_id!r}"
-        coordinator = await self._coordinator(transaction_id)
+        coordinator = await self.coordinator(transaction_id)
         request = transactions_pb2.DescribeTransactionsRequest(transaction_id=transaction_id)
         try:
-            if await self._abort_attempt(transaction_id, begun.attempt):
+            if await self.abort_attempt(transaction_id, begun.attempt):
                 return None
             reply = await self._call(coordinator, "Describe", request)
         except SemelError as error:
@@ -193,9 +193,9 @@ class TransactionCore:
                 )
         return TransactionAborted(f"{name} is aborted, nothing of it is stored")
 
-    async def _published(self, transaction_id: str, epoch: int) -> None:
+    async def published(self, transaction_id: str, epoch: int) -> None:
         """Returns once a committed epoch is published everywhere. Raises Unavailable."""
-        coordinator = await self._coordinator(transaction_id)
+        coordinator = await self.coordinator(transaction_id)
         request = transactions_pb2.DescribeTransactionsRequest(transaction_id=transaction_id)
         give_up = time.monotonic() + self._cluster.config.request_timeout_ms / 1000
         while True:
@@ -215,7 +215,7 @@ class TransactionCore:
         Returns True, and gives up nothing, if the attempt was committed before."""
         if begun is not None and begun.attempt:
             with contextlib.suppress(SemelError):
-                if await self._abort_attempt(transaction_id, begun.attempt):
+                if await self.abort_attempt(transaction_id, begun.attempt):
                     return True
         await self.drop(receipts)
         return False
@@ -243,8 +243,10 @@ class TransactionCore:
             return_exceptions=True,
         )
 
-    async def _abort_attempt(self, transaction_id: str, attempt: int) -> bool:
-        coordinator = await self._coordinator(transaction_id)
+    async def abort_attempt(self, transaction_id: str, attempt: int) -> bool:
+        """Returns whether an attempt is committed; if it is not, it never will be. Raises
+        Unavailable."""
+        coordinator = await self.coordinator(transaction_id)
         record = transaction_records_pb2.AbortTransaction(
             transaction_id=transaction_id, attempt=attempt
         )
@@ -270,16 +272,16 @@ class TransactionCore:
     async def describe(self, transaction_id: str = "") -> list[TransactionInfo]:
         """Returns all transactions that a broker group knows, or one of them. Raises
         Unavailable."""
-        return merged(await self._described(transaction_id))
+        return merged(await self.described(transaction_id))
 
     async def end(self, transaction_id: str) -> TransactionInfo | None:
         """Aborts every open step of a transaction, on every broker group. Returns what it was
         before, or None if no group knows it. What is committed stays, and is published."""
-        before = await self._described(transaction_id)
+        before = await self.described(transaction_id)
         found = merged(before)
         if not found:
             return None
-        await self._abort_attempt(transaction_id, 0)
+        await self.abort_attempt(transaction_id, 0)
         stagers = {
             group: {one.stager_id for one in reply.staged}
             for group, reply in before.items()
@@ -290,19 +292,9 @@ class TransactionCore:
         await self.drop_stagers(stagers)
         return found[0]
 
-    async def _described(
-        self, transaction_id: str
-    ) -> dict[GroupId, transactions_pb2.DescribeTransactionsReply]:
-        request = transactions_pb2.DescribeTransactionsRequest(transaction_id=transaction_id)
-        groups = sorted(self._cluster.routes.groups())
-        replies = await _all(self._call(group, "Describe", request) for group in groups)
-        return dict(zip(groups, replies, strict=True))
-
-    # --- for coordinators of other protocols ----------------------------------------------------
-
     async def coordinated(self, transaction_id: str) -> transactions_pb2.DescribeTransactionsReply:
         """Returns what the coordinating broker group knows. Raises Unavailable."""
-        coordinator = await self._coordinator(transaction_id)
+        coordinator = await self.coordinator(transaction_id)
         request = transactions_pb2.DescribeTransactionsRequest(transaction_id=transaction_id)
         return await self._call(coordinator, "Describe", request)  # type: ignore[no-any-return]
 
@@ -310,24 +302,15 @@ class TransactionCore:
         self, transaction_id: str
     ) -> dict[GroupId, transactions_pb2.DescribeTransactionsReply]:
         """Returns what every broker group knows. Raises Unavailable."""
-        return await self._described(transaction_id)
-
-    async def coordinator(self, transaction_id: str) -> GroupId:
-        """Returns the broker group that decides. Raises Unavailable."""
-        return await self._coordinator(transaction_id)
-
-    async def is_committed(self, transaction_id: str, attempt: int) -> bool:
-        """Returns whether an attempt is committed; if it is not, it never will be. Raises
-        Unavailable."""
-        return await self._abort_attempt(transaction_id, attempt)
-
-    async def published(self, transaction_id: str, epoch: int) -> None:
-        """Returns once a committed epoch is published everywhere. Raises Unavailable."""
-        await self._published(transaction_id, epoch)
+        request = transactions_pb2.DescribeTransactionsRequest(transaction_id=transaction_id)
+        groups = sorted(self._cluster.routes.groups())
+        replies = await _all(self._call(group, "Describe", request) for group in groups)
+        return dict(zip(groups, replies, strict=True))
 
     # --- the coordinator ------------------------------------------------------------------------
 
-    async def _coordinator(self, transaction_id: str) -> GroupId:
+    async def coordinator(self, transaction_id: str) -> GroupId:
+        """Returns the broker group that decides. Raises Unavailable."""
         known = self._coordinators.get(transaction_id)
         if known is not None:
             return known
@@ -337,7 +320,7 @@ class TransactionCore:
         chosen = coordinator_of(groups)
         request = transactions_pb2.DescribeTransactionsRequest(transaction_id=transaction_id)
         if len(groups) > 1 and not (await self._call(chosen, "Describe", request)).coordinated:
-            replies = await self._described(transaction_id)
+            replies = await self.described(transaction_id)
             past = [group for group in groups if replies[group].coordinated]
             chosen = past[0] if past else chosen
         if len(self._coordinators) >= COORDINATORS_MAX:

@@ -1,8 +1,8 @@
 """A transaction id at the brokers, as the coordinator of Kafka's transactions asks for it.
 
 How it works. Each call goes out by the client of whoever asks, so brokers judge it by that one's
-rights. A stager's number of the writer, which orders nothing where there is one stager, is the
-transaction's timeout: a gateway that takes over reads it there.
+rights. A stager's number of the writer, which orders nothing between queues, is the transaction's
+timeout: a gateway that takes over reads it there.
 
 Not here: what is asked, and why (`transactions/coordinator.py`).
 """
@@ -112,7 +112,7 @@ class BrokerLedger:
         await self._core.commit(self._id, QUERY_ID, begun.epoch, receipts, begun=Begun(*begun))
 
     async def ask(self, attempt: int) -> bool:
-        return await self._core.is_committed(self._id, attempt)
+        return await self._core.abort_attempt(self._id, attempt)
 
     async def published(self, epoch: int) -> None:
         await self._core.published(self._id, epoch)

@@ -38,6 +38,7 @@ from typing import Final, NamedTuple, TypeAlias
 from semel.client.admin.resets import forget_progress
 from semel.client.core.retry import Backoff, BackoffPolicy
 from semel.client.core.routing import QueueRoute
+from semel.client.transactions.staging import SERVICE
 from semel.client.transport.cluster import Cluster
 from semel.gateway.coordination.line_progress import STEPS, Progress, Stores, joined, own
 from semel.gateway.partitions import PartitionLine
@@ -61,7 +62,6 @@ from semel.protos.v1 import (
     broker_pb2,
     control_pb2,
     transaction_records_pb2,
-    transactions_pb2_grpc,
 )
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,6 @@ FETCH_ATTEMPTS: Final = 20
 of one slot has at most 16 behind it."""
 RETRY_POLICY: Final = BackoffPolicy(initial_ms=20, max_ms=500)
 
-TRANSACTIONS: Final = transactions_pb2_grpc.TransactionsStub
 Place: TypeAlias = tuple[str, int]
 """A topic and a partition."""
 
@@ -316,7 +315,7 @@ class CommittedOffsets:
             # A copy that comes late finds no stager: the token need not be given up.
             may_lower=progress.offset < lock.committed,
         )
-        call = functools.partial(self._cluster.call_master, home, service=TRANSACTIONS)
+        call = functools.partial(self._cluster.call_master, home, service=SERVICE)
         try:
             await call("Open", opening, CALL_S)
             reply = await call("StageCommits", request, CALL_S)

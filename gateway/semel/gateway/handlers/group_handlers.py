@@ -22,15 +22,14 @@ from semel.gateway.coordination.refused import Refused
 from semel.gateway.coordination.transaction_service import TransactionRefused, TransactionService
 from semel.gateway.dispatch import Handler, RequestContext
 from semel.gateway.groups.results import GroupError, Join, JoinResult, Leaver, Sync
-from semel.gateway.refusals import error_code
+from semel.gateway.handlers.offset_requests import storage_code, told_by_place, wanted_progress
 from semel.gateway.versions import ApiKey
-from semel.protos.errors import CallerError, InvalidRequest, SemelError
+from semel.protos.errors import SemelError
 
 GROUP_KEY: Final = 0
 """What a FindCoordinator asks for: a group's coordinator. Version 0 knows nothing else."""
 TRANSACTION_KEY: Final = 1
 """Or that of a transactional id."""
-METADATA_BYTES_MAX: Final = 4_096
 """The most of one committed offset; Kafka's `offset.metadata.max.bytes`."""
 ID_REQUIRED_VERSION: Final = 4
 """From here on a JoinGroup without a member id is answered with one."""
@@ -193,21 +192,7 @@ class GroupHandlers:
             codes |= {place: storage_code(error) for place, error in failed.items()}
         return answer(
             request,
-            topics=[
-                {
-                    "name": topic.name,
-                    "partitions": [
-                        {
-                            "partition_index": each.partition_index,
-                            "error_code": codes.get(
-                                (topic.name, each.partition_index), ErrorCode.none
-                            ),
-                        }
-                        for each in topic.partitions
-                    ],
-                }
-                for topic in request.topics
-            ],
+            topics=told_by_place(request.topics, codes),
         )
 
     async def offset_fetch(self, request: Any, context: RequestContext) -> Any:
@@ -327,52 +312,12 @@ class GroupHandlers:
         return answer(
             request,
             error_code=error,
-            topics=[
-                {
-                    "name": topic.name,
-                    "partitions": [
-                        {
-                            "partition_index": each.partition_index,
-                            "error_code": codes.get(
-                                (topic.name, each.partition_index), ErrorCode.none
-                            ),
-                        }
-                        for each in topic.partitions
-                    ],
-                }
-                for topic in request.topics
-            ],
+            topics=told_by_place(request.topics, codes),
         )
 
 
 def _code(error: GroupError) -> ErrorCode:
     return ErrorCode(int(error))
-
-
-def wanted_progress(
-    topics: Iterable[Any],
-) -> tuple[dict[Place, Progress], dict[Place, ErrorCode]]:
-    """Returns the offsets of a request that may be committed, and why the others may not."""
-    wanted: dict[Place, Progress] = {}
-    codes: dict[Place, ErrorCode] = {}
-    for topic in topics:
-        for each in topic.partitions:
-            place = (topic.name, each.partition_index)
-            metadata = (each.committed_metadata or "").encode()
-            if len(metadata) > METADATA_BYTES_MAX:
-                codes[place] = _code(GroupError.OFFSET_METADATA_TOO_LARGE)
-            else:
-                wanted[place] = Progress(each.committed_offset, metadata)
-    return wanted, codes
-
-
-def storage_code(error: SemelError) -> ErrorCode:
-    """What a client hears of an offset that is not stored: whether to commit again."""
-    if isinstance(error, CallerError) and not isinstance(error, InvalidRequest):
-        return error_code(error)
-    if isinstance(error, InvalidRequest):
-        return ErrorCode.invalid_request
-    return ErrorCode.coordinator_not_available
 
 
 def _milliseconds(duration: Any) -> int:

@@ -18,7 +18,7 @@ from semel.gateway.coordination.group_service import GroupService
 from semel.gateway.coordination.refused import Refused
 from semel.gateway.coordination.transaction_service import TransactionRefused, TransactionService
 from semel.gateway.dispatch import Handler, RequestContext
-from semel.gateway.handlers.group_handlers import storage_code, wanted_progress
+from semel.gateway.handlers.offset_requests import storage_code, told_by_place, wanted_progress
 from semel.gateway.producing.kafka_numbers import kafka_epoch
 from semel.gateway.refusals import error_code
 from semel.gateway.topic_book import TopicBook
@@ -149,21 +149,7 @@ class TransactionHandlers:
             codes |= {place: storage_code(error) for place, error in failed.items()}
         return answer(
             request,
-            topics=[
-                {
-                    "name": topic.name,
-                    "partitions": [
-                        {
-                            "partition_index": each.partition_index,
-                            "error_code": codes.get(
-                                (topic.name, each.partition_index), ErrorCode.none
-                            ),
-                        }
-                        for each in topic.partitions
-                    ],
-                }
-                for topic in request.topics
-            ],
+            topics=told_by_place(request.topics, codes),
         )
 
     async def end(self, request: Any, context: RequestContext) -> Any:

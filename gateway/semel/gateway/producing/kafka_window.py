@@ -128,9 +128,7 @@ class KafkaWindow(Transmissions):
         settled = Settled(batch, base_offset, append_time_us, duplicate, dropped, due_in_second)
         if duplicate and base_offset < 0 and dropped is None:
             return self._doubt(batch, settled)
-        self._known = max(self._known, last)
-        self._remove(batch)
-        return [settled]
+        return self._settle(settled)
 
     def on_refused(self, base: int, last: int, error: SemelError) -> list[Decision]:
         """Handles the answer FAILED with `error`."""
@@ -188,6 +186,11 @@ class KafkaWindow(Transmissions):
         if batch is None or batch.last != last or base in self._doubts:
             return None
         return batch
+
+    def _settle(self, settled: Settled) -> list[Decision]:
+        self._known = max(self._known, settled.batch.last)
+        self._remove(settled.batch)
+        return [settled]
 
     def _doubt(self, batch: InFlight, answer: Settled | Failed) -> list[Decision]:
         """Keeps an answer until a fence has told how far the table is."""

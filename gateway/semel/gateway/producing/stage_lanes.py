@@ -1,7 +1,7 @@
 """Batches of Kafka transactions at the brokers: whose stager they go to, and in which place.
 
-How it works. The gateway that coordinates a transactional id opens the transaction's stager at each
-queue before a client may send there. A gateway that gets a batch asks the queue's broker group
+How it works. The gateway that coordinates a transactional id opens a stager of the transaction at
+each queue before a client may send there. A gateway that gets a batch asks the queue's broker group
 which stager of the transactional id, and of the client's epoch, is open there: the newest one
 counts. So any gateway takes any batch.
 

@@ -1,7 +1,7 @@
 """The batches of one Kafka transaction on their way to one queue. Pure.
 
-How it works. They go out under the transaction's stager, whose sequences count from 0 in each
-queue: a batch's place is its number of the client, less the number of the first batch that the
+How it works. They go out under the transaction's stager at the queue, whose sequences count from 0:
+a batch's place is its number of the client, less the number of the first batch that the
 transaction has in the queue, its *base*. The base is known for certain (`stage_lanes.py`), so the
 answers count as they come.
 
@@ -18,15 +18,11 @@ Invariants
 
 from __future__ import annotations
 
-from typing import Any
-
-from semel.client.core.due_in_second import DueInSecond
-from semel.client.core.sequences import Decision, Failed, Retry, Settled, last_answer, retry_of
+from semel.client.core.sequences import Decision, Failed, InFlight, Settled
 from semel.gateway.producing.kafka_numbers import Numbers
 from semel.gateway.producing.kafka_window import KafkaWindow
 from semel.gateway.records import widen
 from semel.gateway.records.wide_sequences import SEQUENCE_SPAN
-from semel.protos.errors import OutOfOrderSequence, SemelError
 from semel.protos.staging import STAGER_EPOCH
 
 
@@ -46,33 +42,9 @@ class StageWindow(KafkaWindow):
         place = widen((base_sequence - self._base) % SEQUENCE_SPAN, last_sequence)
         return Numbers(place - 1, place, place + count - 1)
 
-    def on_stored(
-        self,
-        base: int,
-        last: int,
-        base_offset: int,
-        append_time_us: int,
-        duplicate: bool,
-        dropped: Any = None,
-        due_in_second: DueInSecond | None = None,
-    ) -> list[Decision]:
-        """Handles the answer COMMITTED or DUPLICATE."""
-        batch = self._match(base, last)
-        if batch is None:
-            return []
-        self._known = max(self._known, last)
+    def _doubt(self, batch: InFlight, answer: Settled | Failed) -> list[Decision]:
+        """Believes the answer at once: the base is certain."""
+        if isinstance(answer, Settled):
+            return self._settle(answer)
         self._remove(batch)
-        return [Settled(batch, base_offset, append_time_us, duplicate, dropped, due_in_second)]
-
-    def on_refused(self, base: int, last: int, error: SemelError) -> list[Decision]:
-        """Handles the answer FAILED with `error`."""
-        batch = self._match(base, last)
-        if batch is None or not last_answer(batch):
-            return []
-        retry = retry_of(error)
-        if retry is not None:
-            return [retry]
-        if isinstance(error, OutOfOrderSequence) and min(self._in_flight) < base:
-            return [Retry(0)]
-        self._remove(batch)
-        return [Failed(batch, error)]
+        return [answer]
