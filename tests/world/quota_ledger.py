@@ -202,6 +202,11 @@ class Ledger:
         found = (self.quotas.get((subject, kind)) for subject in subjects)
         return next((limit for limit in found if limit is not None), None)
 
+    def begins(self, owner: str, kind: QuotaKind, now_s: float) -> None:
+        """The node counts an owner's use from now on. It has a second's worth by the quota of this
+        time, which another one may follow before anything is used."""
+        self._account(owner, kind, now_s)
+
     # --- what may wait
 
     def comes(self, what: str, owner: str, costs: Mapping[QuotaKind, float], now_s: float) -> Item:

@@ -34,8 +34,8 @@ from semel.protos.queue_refs import queue_key_of
 from semel.protos.security.call_quotas import CallQuotas
 from semel.protos.security.declared import declared
 from semel.protos.security.enforcement import CALLER
-from semel.protos.security.meters import Meters
-from semel.protos.security.quotas import QuotaKind
+from semel.protos.security.meters import Meter, Meters
+from semel.protos.security.quotas import Limit, QuotaKind
 from semel.protos.staging import STAGER_ID_MIN
 from semel.protos.streams import Ping, decode_fetch_header, decode_produce
 from semel.protos.v1.metadata_pb2 import RightsRecord
@@ -322,7 +322,7 @@ Exchange = Callable[[Any, str, Any], None]
 
 
 def _of_records(watch: Watch, exchange: Exchange) -> None:
-    take, on_open = Meters.take, OpenProducers.on_open
+    take, on_open, made = Meters.take, OpenProducers.on_open, Meter.__init__
 
     def taken(self: Meters, record: RightsRecord) -> None:
         take(self, record)
@@ -336,6 +336,10 @@ def _of_records(watch: Watch, exchange: Exchange) -> None:
             raise
         watch.opened(principal, producer_id, None)
 
+    def begun(self: Meter, limit: Limit, now_s: float) -> None:
+        made(self, limit, now_s)
+        watch.ledger.begins(limit.owner, limit.kind, watch.now_s)
+
     stop = SimLoop.stop_process
 
     def stopped(self: SimLoop, process: Process, until: float) -> None:
@@ -344,6 +348,7 @@ def _of_records(watch: Watch, exchange: Exchange) -> None:
 
     exchange(SimLoop, "stop_process", stopped)
     exchange(Meters, "take", taken)
+    exchange(Meter, "__init__", begun)
     exchange(OpenProducers, "on_open", opened)
 
 

@@ -127,6 +127,15 @@ def test_calls_and_reads_of_a_ledger() -> None:
         made.waited("user:a", 2.0, 30.0)
 
 
+def test_what_a_node_counts_from_then_on_has_a_seconds_worth_by_the_quota_of_that_time() -> None:
+    made = ledger()
+    made.hear(2, {("topic:t", QuotaKind.READ_BYTES): 100}, 1.0)
+    made.begins("topic:t", QuotaKind.READ_BYTES, 1.0)
+    made.hear(3, {("topic:t", QuotaKind.READ_BYTES): 400}, 1.0)
+    made.reads("topic:t", 350, 1.5)  # 300 are there
+    made.waited("", 0.1, 1.6)
+
+
 def test_a_debt_that_ends_lets_all_read_who_waited_for_it() -> None:
     made = ledger()
     made.hear(2, {("topic:t", QuotaKind.READ_BYTES): 100}, 1.0)
