@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from semel.broker.state import State
-from semel.protos.batch import BatchHeader
+from semel.protos.batch import BROKER_HEADER_BYTES, BatchHeader
 from semel.protos.errors import Throttled
 from semel.protos.ids import QueueKey
 from semel.protos.security.meters import Meters
@@ -62,8 +62,9 @@ class TopicAmounts:
         if limit is None:
             return None
         amount = self._amount(kind, header.topic_id)
-        if amount.bytes + header.batch_length <= limit.limit:
-            amount.bytes += header.batch_length
+        length = BROKER_HEADER_BYTES + header.batch_length
+        if amount.bytes + length <= limit.limit:
+            amount.bytes += length
             return None
         if self._is_stored(header):
             return None

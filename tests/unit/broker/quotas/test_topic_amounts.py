@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from semel.broker.quotas import topic_amounts
 from semel.broker.quotas.topic_amounts import TopicAmounts
+from semel.protos.batch import BROKER_HEADER_BYTES
 from semel.protos.errors import Throttled
 from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.security.quotas import QuotaKind
@@ -55,13 +56,13 @@ class Broker:
 
 
 def batch(topic: TopicId, size: int, *, staged: bool = False, delayed: bool = True) -> Any:
-    """The header of a batch that is staged, delayed, or neither."""
+    """The header of a batch that is staged, delayed, or neither, and takes `size` in the log."""
     return SimpleNamespace(
         topic_id=topic,
         queue_key=QueueKey(topic, QueueId(0)),
         producer_id=STAGER_ID_MIN if staged else 7,
         deliver_at_us=0 if staged or not delayed else 1,
-        batch_length=size,
+        batch_length=size - BROKER_HEADER_BYTES,
     )
 
 
