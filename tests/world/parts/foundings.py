@@ -258,6 +258,7 @@ def majority_lost(nemesis: Nemesis) -> None:
     # The usual one may be at work on something that waits for this group.
     operator = Operator(nemesis.world, "o2")
     operator.bootstrap = nemesis.run.bootstrap
+    operator.security = nemesis.run.security_of(operator)
     operator.ask("restored a group", restore)
     nemesis.run.clients.append(operator)
     operator.start()

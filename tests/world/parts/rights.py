@@ -151,9 +151,9 @@ def _named(name: str) -> tuple[str, str]:
 
 
 def of_program(client: ClientHost) -> Security:
-    """The certificate of a program: the operator and who makes the topic are administrators."""
+    """The certificate of a program: operators and who makes the topic are administrators."""
     return security(
-        Identity(ADMIN if client.name in ("a1", "o1") else CLIENT, client.name, CLUSTER)
+        Identity(ADMIN if client.name in ("a1", "o1", "o2") else CLIENT, client.name, CLUSTER)
     )
 
 
