@@ -65,7 +65,7 @@ class _Amounts:
 
     def __init__(self) -> None:
         self.on_way: dict[int, int] = {}
-        """Lengths, as they are stored, of what was let in and is not answered, by the identity of their headers."""
+        """Stored lengths of what was let in and not answered yet, by the identity of its header."""
         self.recent: deque[tuple[float, int, int]] = deque()
         """Time, stored bytes, and those on their way, whenever somebody asked."""
         self.taken: deque[tuple[float, int]] = deque()
