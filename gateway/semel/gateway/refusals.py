@@ -11,6 +11,7 @@ from typing import Final
 from kio.schema.errors import ErrorCode
 
 from semel.protos import errors
+from semel.protos.security.rules import Kind
 
 _CODES: Final[tuple[tuple[type[errors.SemelError], ErrorCode], ...]] = (
     (errors.NotMaster, ErrorCode.not_leader_or_follower),
@@ -36,7 +37,6 @@ _CODES: Final[tuple[tuple[type[errors.SemelError], ErrorCode], ...]] = (
     (errors.CorruptBatch, ErrorCode.corrupt_message),
     (errors.DiskFull, ErrorCode.kafka_storage_error),
     (errors.StorageError, ErrorCode.kafka_storage_error),
-    (errors.PermissionDenied, ErrorCode.topic_authorization_failed),
     (errors.Unauthenticated, ErrorCode.sasl_authentication_failed),
     (errors.UnsupportedVersion, ErrorCode.unsupported_version),
     (errors.UnknownGroup, ErrorCode.group_id_not_found),
@@ -50,10 +50,20 @@ _CODES: Final[tuple[tuple[type[errors.SemelError], ErrorCode], ...]] = (
     (errors.RetriableError, ErrorCode.request_timed_out),
 )
 """The first class that an error is of counts."""
+_DENIED: Final = {
+    Kind.CONSUMER_GROUP.value: ErrorCode.group_authorization_failed,
+    Kind.TRANSACTION.value: ErrorCode.transactional_id_authorization_failed,
+    Kind.CLUSTER.value: ErrorCode.cluster_authorization_failed,
+}
+"""By the kind of what the caller has no right to; anything else, also what an older broker does not
+name, is a topic."""
 
 
 def error_code(error: errors.SemelError) -> ErrorCode:
     """Returns the code; UNKNOWN_SERVER_ERROR where nothing of Kafka's fits."""
+    if isinstance(error, errors.PermissionDenied):
+        about = error.resource.partition(":")[0]
+        return _DENIED.get(about, ErrorCode.topic_authorization_failed)
     for kind, code in _CODES:
         if isinstance(error, kind):
             return code

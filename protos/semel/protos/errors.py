@@ -354,10 +354,11 @@ class Unauthenticated(CallerError):
 
 
 class PermissionDenied(CallerError):
-    """The caller may not do this."""
+    """The caller may not do this; `resource` is what it lacks a right to, as rules name it."""
 
     code = errors_pb2.ERROR_CODE_PERMISSION_DENIED
     status = "PERMISSION_DENIED"
+    resource: str = ""
 
 
 class CorruptBatch(StorageError):

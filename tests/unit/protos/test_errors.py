@@ -46,6 +46,7 @@ VALUES = {
     "due_messages": st.integers(0, 2**64 - 1),
     "due_messages_max": st.integers(0, 2**64 - 1),
     "next_offset": st.integers(0, 2**63 - 1),
+    "resource": st.text(max_size=20),
 }
 
 

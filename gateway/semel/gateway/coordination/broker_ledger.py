@@ -19,7 +19,7 @@ from semel.client.transactions.staging import SERVICE, StagedPart, StageReceipt
 from semel.client.transport.cluster import Cluster
 from semel.gateway.transactions.ledger import Attempt, Found, Part, Pinned, Stage
 from semel.gateway.transactions.standing import Row
-from semel.protos.errors import QueueMoved
+from semel.protos.errors import PermissionDenied, QueueMoved
 from semel.protos.ids import GroupId
 from semel.protos.queue_refs import queue_key_of, queue_ref
 from semel.protos.v1 import transaction_records_pb2, transactions_pb2
@@ -86,9 +86,10 @@ class BrokerLedger:
             failures = [each for each in results if isinstance(each, BaseException)]
             if not failures:
                 return
+            denied = [each for each in failures if isinstance(each, PermissionDenied)]
             other = [each for each in failures if not isinstance(each, QueueMoved)]
             if other or attempt == MOVES_MAX - 1:
-                raise (other or failures)[0]
+                raise (denied or other or failures)[0]
 
     async def drop(self, stages: Iterable[Stage]) -> None:
         stagers: dict[GroupId, set[int]] = {}

@@ -6,7 +6,7 @@ ids of the others stay where they are. Nothing depends on it but speed: what is 
 brokers, which decide between two that work at a time (`transactions/coordinator.py`).
 
 A transaction that takes longer than its client has said is ended, and its producer fenced. That is
-the work of the gateway that has begun it, with the rights of whoever asked last; if that one is
+the work of the gateway that has begun it, with the rights of whoever has begun it; if either is
 gone, brokers give up what is staged when its time is over.
 
 Not here: the steps (`transactions/`), Kafka's messages (`handlers/transaction_handlers.py`).
@@ -52,18 +52,19 @@ TIMEOUT_MS_MAX: Final = TTL_MS_MAX - SLACK_MS
 class TransactionRefused(Exception):
     """A request about a transactional id cannot be served here."""
 
-    def __init__(self, code: ErrorCode) -> None:
+    def __init__(self, code: ErrorCode, resource: str = "") -> None:
+        """`resource` is what the caller has no right to, as rules name it."""
         super().__init__(code.name)
         self.code = code
+        self.resource = resource
 
 
 class _Coordinated:
-    """One transactional id at this gateway."""
+    """One transactional id at this gateway, as one caller may use it."""
 
     def __init__(self, transaction_id: str, caller: Caller) -> None:
         self.coordinator = TransactionCoordinator(transaction_id)
         self.caller = caller
-        """The one who was served last."""
         self.turn = asyncio.Lock()
         self.used_s = time.monotonic()
         self.timed_epoch = -1
@@ -78,7 +79,9 @@ class TransactionService:
         """`own` is the gateway itself."""
         self._own = own
         self._gateways = gateways
-        self._ids: dict[str, _Coordinated] = {}
+        self._ids: dict[tuple[str, Caller], _Coordinated] = {}
+        """By id and caller. What one does, who may perhaps do nothing, changes nothing for another:
+        two that use one id are to each other like two gateways."""
         self._task: asyncio.Task[None] | None = None
         self._expiring: set[asyncio.Task[None]] = set()
 
@@ -144,7 +147,7 @@ class TransactionService:
         try:
             row = await caller.session.await_run(ledger.row())
         except SemelError as error:
-            raise TransactionRefused(_code_of(error)) from error
+            raise _refused(error) from error
         standing = standing_of(row, producer)
         if standing is Standing.ENDED:
             raise TransactionRefused(ErrorCode.invalid_txn_state)
@@ -173,21 +176,21 @@ class TransactionService:
         caller = caller or self._own
         _check_name(transaction_id)
         if _chosen(transaction_id, self._gateways.present) != self._gateways.own:
-            self._ids.pop(transaction_id, None)
+            self._ids.pop((transaction_id, caller), None)
             raise TransactionRefused(ErrorCode.not_coordinator)
-        one = self._ids.get(transaction_id)
+        one = self._ids.get((transaction_id, caller))
         if one is None:
             if len(self._ids) >= IDS_MAX:
                 self._forget_idle(0.0)
-            one = self._ids[transaction_id] = _Coordinated(transaction_id, caller)
-        one.used_s, one.caller = time.monotonic(), caller
+            one = self._ids[transaction_id, caller] = _Coordinated(transaction_id, caller)
+        one.used_s = time.monotonic()
         # Whoever asks may go away; the steps go on, and the next request waits for them.
         work = asyncio.get_running_loop().create_task(self._work(one, caller, call))
         try:
             return await asyncio.shield(work)
         except SemelError as error:
             logger.info("transaction failed id=%s error=%s", transaction_id, error.message)
-            raise TransactionRefused(_code_of(error)) from error
+            raise _refused(error) from error
 
     async def _work(
         self,
@@ -221,7 +224,7 @@ class TransactionService:
         while True:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
-            for name, one in list(self._ids.items()):
+            for (name, _), one in list(self._ids.items()):
                 epoch = one.coordinator.open_epoch
                 if epoch >= 0 and epoch == one.timed_epoch and now >= one.ends_s:
                     one.ends_s = now + 1.0  # the next try, if this one fails
@@ -244,10 +247,11 @@ class TransactionService:
 
     def _forget_idle(self, idle_s: float) -> None:
         now = time.monotonic()
-        for name, one in list(self._ids.items()):
-            idle = now - one.used_s >= idle_s
-            if idle and one.coordinator.open_epoch < 0 and not one.turn.locked():
-                del self._ids[name]
+        for key, one in list(self._ids.items()):
+            idle = now - one.used_s >= idle_s and one.coordinator.open_epoch < 0
+            # Who is gone can end nothing any more; brokers do when the time is over.
+            if (idle or one.caller.is_gone) and not one.turn.locked():
+                del self._ids[key]
 
 
 def _chosen(transaction_id: str, present: Iterable[GatewayPlace]) -> GatewayPlace:
@@ -266,7 +270,10 @@ def _check_name(transaction_id: str) -> None:
         raise TransactionRefused(ErrorCode.invalid_request)
 
 
-def _code_of(error: SemelError) -> ErrorCode:
-    if isinstance(error, PermissionDenied):
-        return ErrorCode.transactional_id_authorization_failed
-    return ErrorCode.coordinator_not_available if error.retriable else error_code(error)
+def _refused(error: SemelError) -> TransactionRefused:
+    if not isinstance(error, PermissionDenied):
+        retriable = ErrorCode.coordinator_not_available
+        return TransactionRefused(retriable if error.retriable else error_code(error))
+    if not error.resource:  # an older broker does not say what is lacking
+        return TransactionRefused(ErrorCode.transactional_id_authorization_failed)
+    return TransactionRefused(error_code(error), error.resource)

@@ -25,6 +25,7 @@ from semel.gateway.topic_book import TopicBook
 from semel.gateway.transactions.standing import Producer
 from semel.gateway.versions import ApiKey
 from semel.protos.errors import SemelError
+from semel.protos.security.rules import Kind, Resource
 from semel.protos.v1 import controller_pb2
 
 NO_PRODUCER = -1
@@ -95,7 +96,13 @@ class TransactionHandlers:
             try:
                 rest = await self._service.add(producer, found, context.caller)
             except TransactionRefused as refused:
-                rest = refused.code
+                codes = {
+                    (topic.name, number): refused.code
+                    for topic in topics
+                    for number in topic.partitions
+                    if refused.resource == str(Resource(Kind.TOPIC, topic.name))
+                }
+                rest = rest if codes else refused.code
         return answer(
             request,
             results_by_topic_v3_and_below=[
@@ -124,9 +131,13 @@ class TransactionHandlers:
         """AddOffsetsToTxn 0–1: the transaction begins, if none is open."""
         producer = Producer(request.transactional_id, request.producer_id, request.producer_epoch)
         try:
+            if context.caller is not None:
+                await context.caller.check_member(request.group_id)
             code = await self._service.add(producer, (), context.caller)
         except TransactionRefused as refused:
             code = refused.code
+        except Refused as refused:
+            code = ErrorCode(int(refused.error))
         return answer(request, error_code=code)
 
     async def offset_commit(self, request: Any, context: RequestContext) -> Any:

@@ -99,6 +99,9 @@ class TransactionCoordinator:
         self.producer_id = producer_id_of(transaction_id)
         self._timeout_ms = TIMEOUT_MS_UNKNOWN
         self._open: _Open | None = None
+        self._entitled = False
+        """Whether a step that needs the right to the id was granted: it is not, to who only sees
+        it."""
         self._raised: tuple[int, int] | None = None
         """The incarnation that was given last, and Kafka's epoch that was shown for it."""
 
@@ -139,15 +142,15 @@ class TransactionCoordinator:
     async def _raise(self, ledger: Ledger, row: Row) -> int | None:
         """Begins an incarnation; returns its epoch, or None if others were faster again and
         again."""
-        self._open = None
         incarnation = first_incarnation(incarnation_of(row.newest), row.log_time_us)
         for _ in range(ATTEMPTS):
             if incarnation >= INCARNATIONS:
                 return None
             epoch = epoch_of(incarnation, 0)
             try:
-                begun = await ledger.begin(epoch)
+                begun = await self._begin(ledger, epoch)
                 if begun.number:
+                    self._open = None
                     await self._end_older(ledger, epoch)
                     await ledger.commit(begun, ())
                     return epoch
@@ -170,6 +173,17 @@ class TransactionCoordinator:
             await self._raise(ledger, row)
         self._open = None
 
+    async def _begin(self, ledger: Ledger, epoch: int) -> Attempt:
+        begun = await ledger.begin(epoch)
+        self._entitled = True
+        return begun
+
+    async def _check_right(self, ledger: Ledger, row: Row) -> None:
+        """Raises PermissionDenied for who may not use the id. What is committed is begun no more,
+        so asking for it changes nothing."""
+        if not self._entitled:
+            await self._begin(ledger, row.epoch)
+
     # --- what belongs to a transaction ------------------------------------------------------------
 
     async def add(
@@ -181,9 +195,10 @@ class TransactionCoordinator:
             standing = standing_of(row, producer)
             if (refused := refusal(standing)) is not ErrorCode.none:
                 return refused
+            await self._check_right(ledger, row)
             if standing is Standing.ENDED:
                 epoch = next_transaction(row.epoch)
-                if not (await ledger.begin(epoch)).number:
+                if not (await self._begin(ledger, epoch)).number:
                     continue
                 self._open = _Open(epoch, self._timeout_ms)
             elif not await self._recall(ledger, row):
@@ -231,13 +246,14 @@ class TransactionCoordinator:
         for _ in range(ATTEMPTS):
             row = await ledger.row()
             standing = standing_of(row, producer)
+            if standing in (Standing.UNKNOWN, Standing.FENCED):
+                return refusal(standing)
+            await self._check_right(ledger, row)
             if standing is Standing.ENDED:
                 self._open = None
                 if repeated_end(row, committed) is ErrorCode.none:
                     await ledger.published(row.epoch)
                 return repeated_end(row, committed)
-            if standing in (Standing.UNKNOWN, Standing.FENCED):
-                return refusal(standing)
             if not committed:
                 if await self._abort(ledger, row):
                     self._open = None
@@ -291,7 +307,7 @@ class TransactionCoordinator:
         epoch = row.begun_epoch
         if is_transaction(epoch):
             epoch = after_abort(epoch)
-        begun = await ledger.begin(epoch)
+        begun = await self._begin(ledger, epoch)
         if not begun.number:
             return False
         await self._end_older(ledger, epoch)

@@ -189,7 +189,8 @@ class Enforcer:
                 raise unknown_topic(named)
             raise PermissionDenied(
                 f"{caller.principal} may not {action.value} {resource}: ask an administrator for"
-                f" `allow {caller.principal} {action.value} {resource}`"
+                f" `allow {caller.principal} {action.value} {resource}`",
+                resource=str(resource),
             )
 
     def told(self, what: Declared, reply: Any, caller: Caller) -> Any:

@@ -97,7 +97,7 @@ ERROR_CODE_BUFFER_FULL: ErrorCode
 ERROR_CODE_INTERNAL: ErrorCode
 
 class ErrorDetail(_message.Message):
-    __slots__ = ("code", "message", "master_address", "master_id", "term", "route_version", "last_sequence", "retry_after_ms", "current_epoch", "current_session", "current_token", "epoch_floor", "log_start_offset", "log_end_offset", "limit_bytes", "owner", "split_record", "topic_id", "queue_id", "group_id", "level", "message_id", "offset", "due_us", "due_messages", "due_messages_max", "next_offset")
+    __slots__ = ("code", "message", "master_address", "master_id", "term", "route_version", "last_sequence", "retry_after_ms", "current_epoch", "current_session", "current_token", "epoch_floor", "log_start_offset", "log_end_offset", "limit_bytes", "owner", "split_record", "topic_id", "queue_id", "group_id", "level", "message_id", "offset", "due_us", "due_messages", "due_messages_max", "next_offset", "resource")
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     MASTER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +125,7 @@ class ErrorDetail(_message.Message):
     DUE_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     DUE_MESSAGES_MAX_FIELD_NUMBER: _ClassVar[int]
     NEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    RESOURCE_FIELD_NUMBER: _ClassVar[int]
     code: ErrorCode
     message: str
     master_address: str
@@ -152,4 +153,5 @@ class ErrorDetail(_message.Message):
     due_messages: int
     due_messages_max: int
     next_offset: int
-    def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., message: _Optional[str] = ..., master_address: _Optional[str] = ..., master_id: _Optional[int] = ..., term: _Optional[int] = ..., route_version: _Optional[int] = ..., last_sequence: _Optional[int] = ..., retry_after_ms: _Optional[int] = ..., current_epoch: _Optional[int] = ..., current_session: _Optional[int] = ..., current_token: _Optional[int] = ..., epoch_floor: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., log_end_offset: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., owner: _Optional[str] = ..., split_record: _Optional[bytes] = ..., topic_id: _Optional[int] = ..., queue_id: _Optional[int] = ..., group_id: _Optional[int] = ..., level: _Optional[int] = ..., message_id: _Optional[bytes] = ..., offset: _Optional[int] = ..., due_us: _Optional[int] = ..., due_messages: _Optional[int] = ..., due_messages_max: _Optional[int] = ..., next_offset: _Optional[int] = ...) -> None: ...
+    resource: str
+    def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., message: _Optional[str] = ..., master_address: _Optional[str] = ..., master_id: _Optional[int] = ..., term: _Optional[int] = ..., route_version: _Optional[int] = ..., last_sequence: _Optional[int] = ..., retry_after_ms: _Optional[int] = ..., current_epoch: _Optional[int] = ..., current_session: _Optional[int] = ..., current_token: _Optional[int] = ..., epoch_floor: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., log_end_offset: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., owner: _Optional[str] = ..., split_record: _Optional[bytes] = ..., topic_id: _Optional[int] = ..., queue_id: _Optional[int] = ..., group_id: _Optional[int] = ..., level: _Optional[int] = ..., message_id: _Optional[bytes] = ..., offset: _Optional[int] = ..., due_us: _Optional[int] = ..., due_messages: _Optional[int] = ..., due_messages_max: _Optional[int] = ..., next_offset: _Optional[int] = ..., resource: _Optional[str] = ...) -> None: ...
