@@ -137,7 +137,9 @@ class Pusher(ClientHost):
             for place, value in notes.items():
                 if places.setdefault(value, place) != place:
                     known.problems.append(f"{value!r} is stored at {places[value]} and {place}")
-        careful = any(step.kind == CAREFUL for step in self._run.plan.steps)
+        plan = self._run.plan
+        # Machines are upgraded without regard to what others have in memory.
+        careful = any(step.kind == CAREFUL for step in plan.steps) and "upgrades" not in plan.parts
         for group in self._run.groups:
             for host in group.members():
                 known.problems += self._judge_node(host, careful=careful)
