@@ -99,27 +99,43 @@ _password_option = click.option(
 )
 
 
-@user.command(epilog=examples("semel security user add alice", "semel security user list"))
+@user.command(
+    epilog=examples(
+        "semel security user add alice",
+        "semel security user add alice --scram",
+        more="What SCRAM checks a password by is easier to guess from than the hash that is kept of"
+        " every password, for whoever steals the controllers' metadata: so it is made only for"
+        " users of Kafka's clients who need it.",
+    )
+)
 @click.argument("name")
 @_password_option
+@click.option("--scram", is_flag=True, help="For SCRAM at Kafka gateways as well.")
 @client_options
-def add(name: str, password_file: Path | None, bootstrap: str, as_json: bool) -> None:
+def add(name: str, password_file: Path | None, scram: bool, bootstrap: str, as_json: bool) -> None:
     """Adds a user."""
     password = _password(password_file)
     with open_client(bootstrap) as client:
-        client.admin.add_user(name, password)
+        client.admin.add_user(name, password, scram=scram)
     render.Output(as_json=as_json).show({"user": name, "added": True}, f"user {name} added")
 
 
 @user.command(epilog=examples("semel security user passwd alice --password-file new"))
 @click.argument("name")
 @_password_option
+@click.option(
+    "--scram/--no-scram",
+    default=None,
+    help="For SCRAM at Kafka gateways as well, or not. [default: as before]",
+)
 @client_options
-def passwd(name: str, password_file: Path | None, bootstrap: str, as_json: bool) -> None:
+def passwd(
+    name: str, password_file: Path | None, scram: bool | None, bootstrap: str, as_json: bool
+) -> None:
     """Gives a user a new password."""
     password = _password(password_file)
     with open_client(bootstrap) as client:
-        client.admin.change_password(name, password)
+        client.admin.change_password(name, password, scram=scram)
     render.Output(as_json=as_json).show(
         {"user": name, "changed": True}, f"user {name} has a new password"
     )
@@ -152,10 +168,14 @@ def list_users(bootstrap: str, as_json: bool) -> None:
         out.emit({"users": [one.as_dict() for one in found]})
         return
     rows = [
-        [one.user, f"{datetime.datetime.fromtimestamp(one.changed_s, datetime.UTC):%Y-%m-%d %H:%M}"]
+        [
+            one.user,
+            f"{datetime.datetime.fromtimestamp(one.changed_s, datetime.UTC):%Y-%m-%d %H:%M}",
+            one.scram,
+        ]
         for one in found
     ]
-    out.draw(render.table(["user", "password of"], rows))
+    out.draw(render.table(["user", "password of", "SCRAM"], rows))
 
 
 def _password(path: Path | None) -> str:

@@ -253,6 +253,7 @@ class ControllerNode:
             return
         try:
             from semel.controller.login.login_port import LoginPort
+            from semel.controller.login.scram_logins import ScramFacts
         except ImportError as error:
             raise InvalidRequest(
                 f"logins need {error.name}, which is not installed: pip install 'semel[security]'"
@@ -261,7 +262,11 @@ class ControllerNode:
         async def hash_of(user: str) -> str | None:
             return await succession.active().users.hash_of(user)
 
-        port = await asyncio.to_thread(LoginPort, self.config, hash_of, self.audit)
+        async def scram_of(user: str, mechanism: str) -> ScramFacts:
+            secret, verifier = await succession.active().users.scram_of(user, mechanism)
+            return ScramFacts(secret=secret, verifier=verifier)
+
+        port = await asyncio.to_thread(LoginPort, self.config, hash_of, scram_of, self.audit)
         self._exits.push_async_callback(port.close)
         await port.serve()
         self._logins = port.service

@@ -34,6 +34,7 @@ MIRRORS: Final = "/mirrors"
 MIRRORED: Final = "/mirrored/"
 RIGHTS: Final = "/rights"
 USERS: Final = "/users/"
+SCRAM: Final = "/scram"
 
 M = TypeVar("M", bound=Message)
 

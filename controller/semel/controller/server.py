@@ -31,6 +31,7 @@ from semel.controller.brokers.routes import RouteTable
 from semel.controller.groups.memberships import MembershipService
 from semel.controller.producers import ProducerService
 from semel.controller.topics.topics import TopicService
+from semel.controller.users import Stored, new_stored
 from semel.protos import compat
 from semel.protos.errors import InvalidRequest, NotMaster, PermissionDenied, Throttled
 from semel.protos.levels import own_levels, program_version
@@ -403,10 +404,10 @@ class ControllerService(ControllerServicer):
     @is_active
     async def ChangeUser(self, request: pb.ChangeUserRequest, context: Any) -> pb.ChangeUserReply:
         caller = self._certified(context)
-        hashed = ""
+        stored, scram = Stored(), request.scram if request.HasField("scram") else None
         if request.change != pb.USER_CHANGE_REMOVE:
             try:
-                from semel.protos.security.passwords import check_new, new_hash
+                from semel.protos.security.passwords import check_new
             except ImportError as error:
                 raise InvalidRequest(
                     f"passwords need {error.name} at the controllers: pip install 'semel[security]'"
@@ -414,12 +415,16 @@ class ControllerService(ControllerServicer):
 
             check_new(request.password)
             async with self._hashing:
-                hashed = await asyncio.to_thread(new_hash, request.password)
+                # Whether the user has had SCRAM is known only once the change is decided.
+                stored = await asyncio.to_thread(
+                    new_stored, request.password, scram=scram is not False
+                )
         users = self.role.active().users
-        changed = await users.change(request.user, request.change, hashed)
+        done = await users.change(request.user, request.change, stored, scram=scram)
         verb = _VERBS.get(request.change, "?")
-        self._note(caller, "ChangeUser", f"{verb} user:{request.user}", changed=changed)
-        return pb.ChangeUserReply(changed=changed)
+        how = " for SCRAM too" if done.scram else ""
+        self._note(caller, "ChangeUser", f"{verb} user:{request.user}{how}", changed=done.changed)
+        return pb.ChangeUserReply(changed=done.changed, scram=done.scram)
 
     @is_active
     async def ListUsers(self, request: pb.ListUsersRequest, context: Any) -> pb.ListUsersReply:
@@ -438,6 +443,7 @@ class ControllerService(ControllerServicer):
             expires_us=int((caller.expires_s or 0) * 1_000_000),
             login=caller.login,
             unchecked=access is None,
+            level=self.role.active().epoch.level,
         )
 
     @is_active

@@ -30,6 +30,7 @@ def test_the_page_lists_every_key_and_its_message() -> None:
         records.consumer_group_key("GROUP"): "ConsumerGroupRecord",
         records.RIGHTS: "RightsRecord",
         records.user_key("NAME"): "UserRecord",
+        records.SCRAM: "ScramSecretRecord",
         records.MOVES + "TOPIC_ID/QUEUE_ID": "MoveRecord",
         records.RESTORE: "RestoreRecord",
         records.RESTORING + "TOPIC_ID": "RestoringTopic",

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from semel.client.transport.cluster import Cluster
+from semel.protos.errors import UnsupportedVersion
 from semel.protos.v1 import controller_pb2
 from semel.protos.v1.metadata_pb2 import PrincipalGroup
 
@@ -87,6 +88,8 @@ class PasswordUser:
     """The name, as in `user:NAME`."""
     changed_s: float
     """Seconds since the epoch at which it got its password."""
+    scram: bool
+    """It may log in by SCRAM as well, at a Kafka gateway."""
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain values."""
@@ -145,32 +148,47 @@ async def who_am_i(cluster: Cluster) -> WhoAmI:
     )
 
 
-async def add_user(cluster: Cluster, user: str, password: str) -> None:
-    """Adds a user with a password. Raises SemelError."""
-    await _change_user(cluster, user, controller_pb2.USER_CHANGE_ADD, password)
+async def add_user(cluster: Cluster, user: str, password: str, scram: bool) -> None:
+    """Adds a user with a password, with `scram` for SCRAM as well. Raises SemelError."""
+    await _set_password(cluster, user, controller_pb2.USER_CHANGE_ADD, password, scram or None)
 
 
-async def change_password(cluster: Cluster, user: str, password: str) -> None:
-    """Gives a user a new password. Raises SemelError."""
-    await _change_user(cluster, user, controller_pb2.USER_CHANGE_PASSWORD, password)
+async def change_password(cluster: Cluster, user: str, password: str, scram: bool | None) -> None:
+    """Gives a user a new password, for SCRAM as well or not; None: as before. Raises SemelError."""
+    await _set_password(cluster, user, controller_pb2.USER_CHANGE_PASSWORD, password, scram)
 
 
 async def remove_user(cluster: Cluster, user: str) -> bool:
     """Removes a user; False if there is none. Raises SemelError."""
-    return await _change_user(cluster, user, controller_pb2.USER_CHANGE_REMOVE)
+    request = controller_pb2.ChangeUserRequest(user=user, change=controller_pb2.USER_CHANGE_REMOVE)
+    return bool((await cluster.controller("ChangeUser", request)).changed)
 
 
 async def list_users(cluster: Cluster) -> list[PasswordUser]:
     """All users that have a password, by name. Raises SemelError."""
     reply = await cluster.controller("ListUsers", controller_pb2.ListUsersRequest())
-    return [PasswordUser(user=one.user, changed_s=one.changed_us / 1e6) for one in reply.users]
+    return [
+        PasswordUser(user=one.user, changed_s=one.changed_us / 1e6, scram=one.scram)
+        for one in reply.users
+    ]
 
 
-async def _change_user(
-    cluster: Cluster, user: str, change: controller_pb2.UserChange, password: str = ""
-) -> bool:
-    request = controller_pb2.ChangeUserRequest(user=user, change=change, password=password)
-    return bool((await cluster.controller("ChangeUser", request)).changed)
+async def _set_password(
+    cluster: Cluster,
+    user: str,
+    change: controller_pb2.UserChange,
+    password: str,
+    scram: bool | None,
+) -> None:
+    request = controller_pb2.ChangeUserRequest(
+        user=user, change=change, password=password, scram=scram
+    )
+    reply = await cluster.controller("ChangeUser", request)
+    if scram and not reply.scram:  # what it does not know, an older controller skips
+        raise UnsupportedVersion(
+            f"user {user!r} has this password, and not for SCRAM, which the controllers do not know"
+            " yet: upgrade them, and set the password again"
+        )
 
 
 def _groups(members: Mapping[str, Iterable[str]]) -> list[PrincipalGroup]:

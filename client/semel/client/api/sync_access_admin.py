@@ -66,14 +66,17 @@ class AccessAdmin:
         """Returns the caller as the cluster knows it."""
         return self._session.run(rights.who_am_i(self._session.cluster))
 
-    def add_user(self, user: str, password: str) -> None:
-        """Adds a user who logs in with a password. Raises InvalidRequest for one that exists, and
-        for a password of less than 8 characters."""
-        self._session.run(rights.add_user(self._session.cluster, user, password))
+    def add_user(self, user: str, password: str, *, scram: bool = False) -> None:
+        """Adds a user who logs in with a password; with `scram` by SCRAM as well, at a Kafka
+        gateway. Raises InvalidRequest for one that exists, for a password of less than 8
+        characters, and with `scram` for what is not printable ASCII; UnsupportedVersion below
+        feature level 10."""
+        self._session.run(rights.add_user(self._session.cluster, user, password, scram))
 
-    def change_password(self, user: str, password: str) -> None:
-        """Gives a user a new password. Raises InvalidRequest for one that does not exist."""
-        self._session.run(rights.change_password(self._session.cluster, user, password))
+    def change_password(self, user: str, password: str, *, scram: bool | None = None) -> None:
+        """Gives a user a new password, for SCRAM as well or not; None: as before. Raises as
+        `add_user`, and InvalidRequest for one that does not exist."""
+        self._session.run(rights.change_password(self._session.cluster, user, password, scram))
 
     def remove_user(self, user: str) -> bool:
         """Ends the logins of a user; False if there is none. Certificates that it has got go on

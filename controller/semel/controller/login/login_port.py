@@ -22,6 +22,7 @@ from semel.controller.config import ControllerConfig
 from semel.controller.login.clients_ca import ClientsCa
 from semel.controller.login.key_sets import TOKEN_KEYS, FileSet, KeySet, KeySets, UrlSet
 from semel.controller.login.login_service import CHECKS_AT_ONCE, Audit, LoginService
+from semel.controller.login.scram_logins import ScramFacts
 from semel.protos.connection_limits import ConnectionLimits
 from semel.protos.grpc_port import GrpcPortWatch, bind_login
 from semel.protos.levels import own_levels
@@ -59,10 +60,11 @@ class LoginPort:
         self,
         config: ControllerConfig,
         hash_of: Callable[[str], Awaitable[str | None]],
+        scram_of: Callable[[str, str], Awaitable[ScramFacts]],
         audit: Audit,
     ) -> None:
-        """BLOCKING. `hash_of` is as for `LoginService`. Raises InvalidRequest for files that are
-        missing, or make no sense."""
+        """BLOCKING. `hash_of` and `scram_of` are as for `LoginService`. Raises InvalidRequest for
+        files that are missing, or make no sense."""
         assert config.tls_dir is not None
         self.address = ""
         """HOST:PORT, once it serves."""
@@ -72,6 +74,7 @@ class LoginPort:
             ca=ClientsCa(config.tls_dir, config.cluster_id),
             key_sets=key_sets_of(config),
             hash_of=hash_of,
+            scram_of=scram_of,
             checks=PasswordChecks(),
             threads=self._threads,
             audit=audit,

@@ -823,32 +823,38 @@ class CheckRightReply(_message.Message):
     def __init__(self, allowed: _Optional[bool] = ..., rule: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ChangeUserRequest(_message.Message):
-    __slots__ = ("user", "change", "password")
+    __slots__ = ("user", "change", "password", "scram")
     USER_FIELD_NUMBER: _ClassVar[int]
     CHANGE_FIELD_NUMBER: _ClassVar[int]
     PASSWORD_FIELD_NUMBER: _ClassVar[int]
+    SCRAM_FIELD_NUMBER: _ClassVar[int]
     user: str
     change: UserChange
     password: str
-    def __init__(self, user: _Optional[str] = ..., change: _Optional[_Union[UserChange, str]] = ..., password: _Optional[str] = ...) -> None: ...
+    scram: bool
+    def __init__(self, user: _Optional[str] = ..., change: _Optional[_Union[UserChange, str]] = ..., password: _Optional[str] = ..., scram: _Optional[bool] = ...) -> None: ...
 
 class ChangeUserReply(_message.Message):
-    __slots__ = ("changed",)
+    __slots__ = ("changed", "scram")
     CHANGED_FIELD_NUMBER: _ClassVar[int]
+    SCRAM_FIELD_NUMBER: _ClassVar[int]
     changed: bool
-    def __init__(self, changed: _Optional[bool] = ...) -> None: ...
+    scram: bool
+    def __init__(self, changed: _Optional[bool] = ..., scram: _Optional[bool] = ...) -> None: ...
 
 class ListUsersRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class UserInfo(_message.Message):
-    __slots__ = ("user", "changed_us")
+    __slots__ = ("user", "changed_us", "scram")
     USER_FIELD_NUMBER: _ClassVar[int]
     CHANGED_US_FIELD_NUMBER: _ClassVar[int]
+    SCRAM_FIELD_NUMBER: _ClassVar[int]
     user: str
     changed_us: int
-    def __init__(self, user: _Optional[str] = ..., changed_us: _Optional[int] = ...) -> None: ...
+    scram: bool
+    def __init__(self, user: _Optional[str] = ..., changed_us: _Optional[int] = ..., scram: _Optional[bool] = ...) -> None: ...
 
 class ListUsersReply(_message.Message):
     __slots__ = ("users",)
@@ -861,7 +867,7 @@ class WhoAmIRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WhoAmIReply(_message.Message):
-    __slots__ = ("principal", "groups", "administrator", "scopes", "expires_us", "login", "narrowed", "unchecked")
+    __slots__ = ("principal", "groups", "administrator", "scopes", "expires_us", "login", "narrowed", "unchecked", "level")
     PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     ADMINISTRATOR_FIELD_NUMBER: _ClassVar[int]
@@ -870,6 +876,7 @@ class WhoAmIReply(_message.Message):
     LOGIN_FIELD_NUMBER: _ClassVar[int]
     NARROWED_FIELD_NUMBER: _ClassVar[int]
     UNCHECKED_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
     principal: str
     groups: _containers.RepeatedScalarFieldContainer[str]
     administrator: bool
@@ -878,7 +885,8 @@ class WhoAmIReply(_message.Message):
     login: str
     narrowed: bool
     unchecked: bool
-    def __init__(self, principal: _Optional[str] = ..., groups: _Optional[_Iterable[str]] = ..., administrator: _Optional[bool] = ..., scopes: _Optional[_Iterable[str]] = ..., expires_us: _Optional[int] = ..., login: _Optional[str] = ..., narrowed: _Optional[bool] = ..., unchecked: _Optional[bool] = ...) -> None: ...
+    level: int
+    def __init__(self, principal: _Optional[str] = ..., groups: _Optional[_Iterable[str]] = ..., administrator: _Optional[bool] = ..., scopes: _Optional[_Iterable[str]] = ..., expires_us: _Optional[int] = ..., login: _Optional[str] = ..., narrowed: _Optional[bool] = ..., unchecked: _Optional[bool] = ..., level: _Optional[int] = ...) -> None: ...
 
 class ChangeQuotasRequest(_message.Message):
     __slots__ = ("set", "remove")

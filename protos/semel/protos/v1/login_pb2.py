@@ -26,7 +26,7 @@ from semel.protos.v1 import isolation_pb2 as semel_dot_protos_dot_v1_dot_isolati
 from semel.protos.v1 import security_pb2 as semel_dot_protos_dot_v1_dot_security__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bsemel/protos/v1/login.proto\x12\x0fsemel.protos.v1\x1a\x1fsemel/protos/v1/isolation.proto\x1a\x1esemel/protos/v1/security.proto\"V\n\x0cLogInRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0c\n\x04user\x18\x02 \x01(\t\x12\x10\n\x08password\x18\x03 \x01(\t\x12\x17\n\x0fsigning_request\x18\x04 \x01(\x0c\":\n\nLogInReply\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x17\n\x0f\x65nds_with_token\x18\x02 \x01(\x08\x32X\n\x05Login\x12O\n\x05LogIn\x12\x1d.semel.protos.v1.LogInRequest\x1a\x1b.semel.protos.v1.LogInReply\"\n\xb2\x8d\x19\x02\x18\x01\xb8\x8d\x19\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bsemel/protos/v1/login.proto\x12\x0fsemel.protos.v1\x1a\x1fsemel/protos/v1/isolation.proto\x1a\x1esemel/protos/v1/security.proto\"V\n\x0cLogInRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0c\n\x04user\x18\x02 \x01(\t\x12\x10\n\x08password\x18\x03 \x01(\t\x12\x17\n\x0fsigning_request\x18\x04 \x01(\x0c\":\n\nLogInReply\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x17\n\x0f\x65nds_with_token\x18\x02 \x01(\x08\"U\n\x11\x42\x65ginScramRequest\x12\x11\n\tmechanism\x18\x01 \x01(\t\x12\x14\n\x0c\x63lient_first\x18\x02 \x01(\x0c\x12\x17\n\x0fsigning_request\x18\x03 \x01(\x0c\"\'\n\x0f\x42\x65ginScramReply\x12\x14\n\x0cserver_first\x18\x01 \x01(\x0c\"l\n\x12\x46inishScramRequest\x12\x11\n\tmechanism\x18\x01 \x01(\t\x12\x14\n\x0c\x63lient_first\x18\x02 \x01(\x0c\x12\x14\n\x0c\x63lient_final\x18\x03 \x01(\x0c\x12\x17\n\x0fsigning_request\x18\x04 \x01(\x0c\"=\n\x10\x46inishScramReply\x12\x14\n\x0cserver_final\x18\x01 \x01(\x0c\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x32\x9b\x02\n\x05Login\x12O\n\x05LogIn\x12\x1d.semel.protos.v1.LogInRequest\x1a\x1b.semel.protos.v1.LogInReply\"\n\xb2\x8d\x19\x02\x18\x01\xb8\x8d\x19\x04\x12^\n\nBeginScram\x12\".semel.protos.v1.BeginScramRequest\x1a .semel.protos.v1.BeginScramReply\"\n\xb2\x8d\x19\x02\x18\x01\xb8\x8d\x19\x04\x12\x61\n\x0b\x46inishScram\x12#.semel.protos.v1.FinishScramRequest\x1a!.semel.protos.v1.FinishScramReply\"\n\xb2\x8d\x19\x02\x18\x01\xb8\x8d\x19\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,10 +35,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LOGIN'].methods_by_name['LogIn']._loaded_options = None
   _globals['_LOGIN'].methods_by_name['LogIn']._serialized_options = b'\262\215\031\002\030\001\270\215\031\004'
+  _globals['_LOGIN'].methods_by_name['BeginScram']._loaded_options = None
+  _globals['_LOGIN'].methods_by_name['BeginScram']._serialized_options = b'\262\215\031\002\030\001\270\215\031\004'
+  _globals['_LOGIN'].methods_by_name['FinishScram']._loaded_options = None
+  _globals['_LOGIN'].methods_by_name['FinishScram']._serialized_options = b'\262\215\031\002\030\001\270\215\031\004'
   _globals['_LOGINREQUEST']._serialized_start=113
   _globals['_LOGINREQUEST']._serialized_end=199
   _globals['_LOGINREPLY']._serialized_start=201
   _globals['_LOGINREPLY']._serialized_end=259
-  _globals['_LOGIN']._serialized_start=261
-  _globals['_LOGIN']._serialized_end=349
+  _globals['_BEGINSCRAMREQUEST']._serialized_start=261
+  _globals['_BEGINSCRAMREQUEST']._serialized_end=346
+  _globals['_BEGINSCRAMREPLY']._serialized_start=348
+  _globals['_BEGINSCRAMREPLY']._serialized_end=387
+  _globals['_FINISHSCRAMREQUEST']._serialized_start=389
+  _globals['_FINISHSCRAMREQUEST']._serialized_end=497
+  _globals['_FINISHSCRAMREPLY']._serialized_start=499
+  _globals['_FINISHSCRAMREPLY']._serialized_end=560
+  _globals['_LOGIN']._serialized_start=563
+  _globals['_LOGIN']._serialized_end=846
 # @@protoc_insertion_point(module_scope)

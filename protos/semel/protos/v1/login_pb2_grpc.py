@@ -40,6 +40,16 @@ class LoginStub:
                 request_serializer=semel_dot_protos_dot_v1_dot_login__pb2.LogInRequest.SerializeToString,
                 response_deserializer=semel_dot_protos_dot_v1_dot_login__pb2.LogInReply.FromString,
                 _registered_method=True)
+        self.BeginScram = channel.unary_unary(
+                '/semel.protos.v1.Login/BeginScram',
+                request_serializer=semel_dot_protos_dot_v1_dot_login__pb2.BeginScramRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_login__pb2.BeginScramReply.FromString,
+                _registered_method=True)
+        self.FinishScram = channel.unary_unary(
+                '/semel.protos.v1.Login/FinishScram',
+                request_serializer=semel_dot_protos_dot_v1_dot_login__pb2.FinishScramRequest.SerializeToString,
+                response_deserializer=semel_dot_protos_dot_v1_dot_login__pb2.FinishScramReply.FromString,
+                _registered_method=True)
 
 
 class LoginServicer:
@@ -53,6 +63,22 @@ class LoginServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def BeginScram(self, request, context):
+        """The first half of a login by SCRAM (RFC 5802), for a program that leads the exchange of a
+        client which keeps its password to itself. Nothing is remembered of it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FinishScram(self, request, context):
+        """The second half: checks the client's proof, and issues a certificate as LogIn does. It may be
+        called at another controller than the first half.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LoginServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +86,16 @@ def add_LoginServicer_to_server(servicer, server):
                     servicer.LogIn,
                     request_deserializer=semel_dot_protos_dot_v1_dot_login__pb2.LogInRequest.FromString,
                     response_serializer=semel_dot_protos_dot_v1_dot_login__pb2.LogInReply.SerializeToString,
+            ),
+            'BeginScram': grpc.unary_unary_rpc_method_handler(
+                    servicer.BeginScram,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_login__pb2.BeginScramRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_login__pb2.BeginScramReply.SerializeToString,
+            ),
+            'FinishScram': grpc.unary_unary_rpc_method_handler(
+                    servicer.FinishScram,
+                    request_deserializer=semel_dot_protos_dot_v1_dot_login__pb2.FinishScramRequest.FromString,
+                    response_serializer=semel_dot_protos_dot_v1_dot_login__pb2.FinishScramReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +126,60 @@ class Login:
             '/semel.protos.v1.Login/LogIn',
             semel_dot_protos_dot_v1_dot_login__pb2.LogInRequest.SerializeToString,
             semel_dot_protos_dot_v1_dot_login__pb2.LogInReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BeginScram(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Login/BeginScram',
+            semel_dot_protos_dot_v1_dot_login__pb2.BeginScramRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_login__pb2.BeginScramReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FinishScram(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semel.protos.v1.Login/FinishScram',
+            semel_dot_protos_dot_v1_dot_login__pb2.FinishScramRequest.SerializeToString,
+            semel_dot_protos_dot_v1_dot_login__pb2.FinishScramReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -433,9 +433,31 @@ class RightsRecord(_message.Message):
     def __init__(self, version: _Optional[int] = ..., rules: _Optional[_Iterable[str]] = ..., groups: _Optional[_Iterable[_Union[PrincipalGroup, _Mapping]]] = ..., quotas: _Optional[_Iterable[_Union[Quota, _Mapping]]] = ...) -> None: ...
 
 class UserRecord(_message.Message):
-    __slots__ = ("password_hash", "changed_us")
+    __slots__ = ("password_hash", "changed_us", "scram")
     PASSWORD_HASH_FIELD_NUMBER: _ClassVar[int]
     CHANGED_US_FIELD_NUMBER: _ClassVar[int]
+    SCRAM_FIELD_NUMBER: _ClassVar[int]
     password_hash: str
     changed_us: int
-    def __init__(self, password_hash: _Optional[str] = ..., changed_us: _Optional[int] = ...) -> None: ...
+    scram: _containers.RepeatedCompositeFieldContainer[ScramVerifier]
+    def __init__(self, password_hash: _Optional[str] = ..., changed_us: _Optional[int] = ..., scram: _Optional[_Iterable[_Union[ScramVerifier, _Mapping]]] = ...) -> None: ...
+
+class ScramVerifier(_message.Message):
+    __slots__ = ("mechanism", "salt", "iterations", "stored_key", "server_key")
+    MECHANISM_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    ITERATIONS_FIELD_NUMBER: _ClassVar[int]
+    STORED_KEY_FIELD_NUMBER: _ClassVar[int]
+    SERVER_KEY_FIELD_NUMBER: _ClassVar[int]
+    mechanism: str
+    salt: bytes
+    iterations: int
+    stored_key: bytes
+    server_key: bytes
+    def __init__(self, mechanism: _Optional[str] = ..., salt: _Optional[bytes] = ..., iterations: _Optional[int] = ..., stored_key: _Optional[bytes] = ..., server_key: _Optional[bytes] = ...) -> None: ...
+
+class ScramSecretRecord(_message.Message):
+    __slots__ = ("secret",)
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    secret: bytes
+    def __init__(self, secret: _Optional[bytes] = ...) -> None: ...

@@ -21,6 +21,7 @@ from semel.controller.login import login_service
 from semel.controller.login.clients_ca import CLIENTS_CA_KEY, ClientsCa, requested_key
 from semel.controller.login.key_sets import FileSet, KeySets
 from semel.controller.login.login_service import LoginService
+from semel.controller.login.scram_logins import ScramFacts
 from semel.controller.login.slowdown import PAIR
 from semel.protos.errors import (
     InvalidRequest,
@@ -33,12 +34,14 @@ from semel.protos.security import certificates, passwords
 from semel.protos.security.identity import Identity
 from semel.protos.security.login_facts import LoginFacts, login_facts_of
 from semel.protos.security.rules import Scope
+from semel.protos.security.scram import HASHES, SALT_BYTES, new_verifier
 from semel.protos.security.tls_files import CLIENTS_CA, TlsFileError, identity_of_certificate
 from semel.protos.security.token_keys import new_key, public_keys
 from semel.protos.security.tokens import TokenVerifier, new_token
-from semel.protos.v1.login_pb2 import LogInRequest
+from semel.protos.v1.login_pb2 import BeginScramRequest, FinishScramRequest, LogInRequest
 from tests.kit import logins
 from tests.kit.certificates import CLUSTER, replace
+from tests.kit.scram_client import ScramClient
 
 KEY = new_key()
 NOW_S = float(int(time.time()))
@@ -66,6 +69,10 @@ class World:
         (directory / "keys.json").write_text(public_keys(KEY))
         self.directory = directory
         self.hashes = {"alice": passwords.new_hash(PASSWORD)}
+        self.verifiers = {
+            ("alice", mechanism): new_verifier(mechanism, PASSWORD, b"s" * SALT_BYTES)
+            for mechanism in HASHES
+        }
         self.standby = False
         self.now_s = NOW_S
         self.lines: list[Any] = []
@@ -81,6 +88,7 @@ class World:
             ca=ClientsCa(self.directory, CLUSTER),
             key_sets=sets,
             hash_of=self._hash_of,
+            scram_of=self._scram_of,
             checks=self.checks,
             threads=self.threads,
             audit=self.lines.append,
@@ -93,6 +101,31 @@ class World:
         if self.standby:
             raise NotMaster("ask another one", master_address="h:1")
         return self.hashes.get(user)
+
+    async def _scram_of(self, user: str, mechanism: str) -> ScramFacts:
+        if self.standby:
+            raise NotMaster("ask another one", master_address="h:1")
+        return ScramFacts(secret=b"k" * 32, verifier=self.verifiers.get((user, mechanism)))
+
+    async def scram(
+        self, client: ScramClient, address: str = "ipv4:10.0.0.1:5"
+    ) -> tuple[x509.Certificate, bytes]:
+        """Both halves of an exchange."""
+        mechanism, first, signed = client.mechanism, client.first, _new_key()[1]
+        began = await self.service.BeginScram(
+            BeginScramRequest(mechanism=mechanism, client_first=first, signing_request=signed),
+            Called(address),
+        )
+        done = await self.service.FinishScram(
+            FinishScramRequest(
+                mechanism=mechanism,
+                client_first=first,
+                client_final=client.final(began.server_first),
+                signing_request=signed,
+            ),
+            Called(address),
+        )
+        return x509.load_pem_x509_certificate(done.certificate), done.server_final
 
     async def log_in(self, address: str = "ipv4:10.0.0.1:5", **proof: str) -> x509.Certificate:
         request = LogInRequest(signing_request=_new_key()[1], **proof)
@@ -138,6 +171,71 @@ async def test_a_password_gives_a_certificate_for_an_hour(world: World) -> None:
     assert made.not_valid_after_utc.timestamp() == NOW_S + HOUR_S
     assert world.lines[-1]["result"] == "logged in"
     assert (world.service.logins, world.service.refused) == (1, 0)
+
+
+@pytest.mark.parametrize("mechanism", HASHES)
+async def test_scram_gives_the_same_certificate_as_a_password(world: World, mechanism: str) -> None:
+    client = ScramClient("alice", PASSWORD, mechanism)
+    made, server_final = await world.scram(client)
+    assert client.believes(server_final)
+    assert identity_of_certificate(made) == Identity("client", "alice", CLUSTER)
+    assert login_facts_of(made) == LoginFacts("password")
+    assert made.not_valid_after_utc.timestamp() == NOW_S + HOUR_S
+    made.verify_directly_issued_by(world.ca.certificate)
+    assert (world.service.logins, world.service.refused) == (1, 0)
+    assert world.lines == [
+        {
+            "who": "user:alice",
+            "from": "ipv4:10.0.0.1:5",
+            "method": "/semel.protos.v1.Login/FinishScram",
+            "login": "scram",
+            "result": "logged in",
+        }
+    ]
+
+
+async def test_wrong_proofs_of_scram_are_noted_and_show_nothing(world: World) -> None:
+    with pytest.raises(Unauthenticated) as refused:
+        await world.scram(ScramClient("alice", "wrong horse"))
+    assert "user:alice" in repr(world.lines)
+    with pytest.raises(Unauthenticated):
+        await world.scram(ScramClient("secret-part is no name", "wrong horse"))
+    for secret in ("secret-part", "wrong horse", "fyko"):
+        assert secret not in repr(world.lines) + str(refused.value)
+    assert (world.service.logins, world.service.refused) == (0, 2)
+
+
+async def test_guesses_by_scram_and_by_password_are_counted_together(world: World) -> None:
+    with pytest.raises(Unauthenticated):
+        await world.log_in(user="alice", password="wrong horse")
+    for _ in range(PAIR.free - 1):
+        with pytest.raises(Unauthenticated):
+            await world.scram(ScramClient("alice", "wrong horse"))
+    for refused in (
+        world.scram(ScramClient("alice", PASSWORD)),
+        world.log_in(user="alice", password=PASSWORD),
+    ):
+        with pytest.raises(Throttled):
+            await refused
+    await world.scram(ScramClient("alice", PASSWORD), "ipv4:10.0.0.2:5")
+
+
+async def test_both_halves_of_scram_are_logins_that_a_flood_is_made_of(world: World) -> None:
+    answers: list[type[Exception]] = []
+    for _ in range(300):
+        try:
+            await world.service.BeginScram(BeginScramRequest(), Called())
+        except (InvalidRequest, Throttled) as error:
+            answers.append(type(error))
+    assert Throttled in answers
+    with pytest.raises(Throttled):
+        await world.service.FinishScram(FinishScramRequest(), Called())
+
+
+async def test_a_standby_sends_on_an_exchange_of_scram(world: World) -> None:
+    world.standby = True
+    with pytest.raises(NotMaster):
+        await world.scram(ScramClient("alice", PASSWORD))
 
 
 @pytest.mark.parametrize(
