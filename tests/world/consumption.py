@@ -10,22 +10,25 @@ Invariants
    token was granted: nothing is skipped, and what a former owner has committed is not processed
    again.
 3. A commit counts under the current token of a held lock only, whatever the broker thought of it.
+4. A commit that was staged with a transaction counts in the entry that gives the transaction's
+   messages their offsets, and at no other time. It never takes progress back, unless it says so.
 
-Not here: the sequence table (`folded.py`), the same at the end of a run (`tests/checking`).
+Not here: what is staged (`staged_progress.py`), the sequence table (`folded.py`), the same at the
+end of a run (`tests/checking`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.queue_refs import queue_key_of
-from semel.protos.v1 import common_pb2, control_pb2
+from semel.protos.v1 import common_pb2, control_pb2, transaction_records_pb2
 from tests.checking.history import Delivered, Granted
+from tests.world import staged_progress
+from tests.world.staged_progress import Place, Queues, StagedError, StagedProgress
 
-Place = tuple[str, QueueKey]
-"""Group and queue."""
 Seen = tuple[int, str, int] | None
 """Token, owner, committed offset; None: the group is deleted."""
 
@@ -115,6 +118,8 @@ class Consumption:
 
     def __init__(self, told: Told) -> None:
         self.refused_commits = 0
+        self.published = 0
+        """Commits that publications have stored."""
         self.told = told
         self._locks: dict[Place, _Lock] = {}
         self._ends: dict[QueueKey, int] = {}
@@ -123,6 +128,16 @@ class Consumption:
         self._frozen: set[QueueKey] = set()
         self._parents: dict[QueueKey, QueueKey] = {}
         """The parent of each queue that a split made."""
+        self.staged = StagedProgress(
+            Queues(
+                is_here=self._ends.__contains__,
+                is_frozen=self._frozen.__contains__,
+                is_split=lambda key: key in self._parents.values(),
+            )
+        )
+        """Progress that waits for its transaction."""
+        self.stagers: dict[int, staged_progress.Seen] = {}
+        """Stagers that have changed since `take_stagers` was called, as they are now."""
 
     # --- what is committed, in the order of the log
 
@@ -131,6 +146,7 @@ class Consumption:
 
     def on_queue_gone(self, key: QueueKey) -> None:
         self._ends.pop(key, None)
+        self._note(self.staged.on_queue_gone(key))
 
     def on_split(self, split: control_pb2.SplitQueue) -> None:
         """A group that has read the parent begins the children at their start, when it has read all
@@ -176,6 +192,7 @@ class Consumption:
         self._floors.pop(key, None)
         for group in self._locks_of(key):
             del self._locks[group, key]
+        self._note(self.staged.on_queue_gone(key))
 
     def on_activated(self, key: QueueKey, job: int, copied: int) -> dict[Place, Seen]:
         """A queue has come with `copied` messages and all progress. Raises ConsumptionError."""
@@ -227,14 +244,75 @@ class Consumption:
                 commits = record.commit_offsets
                 places = [(commits.group, key_of(one.queue)) for one in commits.commits]
                 for place, one in zip(places, commits.commits, strict=True):
-                    self._commit(place, one.token, one.offset)
+                    self._commit(place, one)
                 return {place: self._locks[place].seen for place in places if place in self._locks}
             case "delete_group":
                 named = {key_of(queue) for queue in record.delete_group.queues}
                 return self._delete(record.delete_group.group, named)
         return {}
 
+    def take_stagers(self) -> dict[int, staged_progress.Seen]:
+        """The stagers that the entry has changed, as they are now."""
+        taken, self.stagers = self.stagers, {}
+        return taken
+
+    def _note(self, numbers: Iterable[int]) -> None:
+        self.stagers |= self.staged.seen(numbers)
+
+    def on_step(
+        self, step: transaction_records_pb2.TransactionRecord, now_us: int
+    ) -> dict[Place, Seen]:
+        """What the step of a transaction has changed. Raises ConsumptionError."""
+        staged = self.staged
+        match step.WhichOneof("step"):
+            case "open_stager":
+                staged.on_open(step.open_stager, now_us)
+            case "stage_commits":
+                self._note(staged.on_commits(step.stage_commits, now_us, self._may_stage))
+            case "pin":
+                self._note(staged.on_pin(step.pin))
+            case "drop_pin":
+                return self._ended(staged.places(step.drop_pin), staged.on_drop_pin(step.drop_pin))
+            case "drop_stagers":
+                places = staged.places(step.drop_stagers)
+                return self._ended(places, staged.on_drop_stagers(step.drop_stagers, now_us))
+            case "publish":
+                return self._publish(step.publish)
+        return {}
+
+    def _ended(self, places: Iterable[Place], numbers: Iterable[int]) -> dict[Place, Seen]:
+        """Stagers have ended, and the progress that they may have had is where it was."""
+        self._note(numbers)
+        return {place: self._locks[place].seen for place in places if place in self._locks}
+
+    def _may_stage(self, place: Place, commit: transaction_records_pb2.StagedCommit) -> bool:
+        lock = self._locks.get(place)
+        if lock is None or not lock.owner or lock.token != commit.token:
+            self.refused_commits += 1
+            return False
+        least = 0 if commit.may_lower else lock.committed
+        return place[1] in self._ends and least <= commit.offset <= self._ends[place[1]]
+
+    def _publish(self, record: transaction_records_pb2.PublishTransaction) -> dict[Place, Seen]:
+        for part in record.parts:
+            self.on_batch(key_of(part.queue), part.messages)
+        try:
+            winners = self.staged.on_publish(record)
+        except StagedError as error:
+            raise ConsumptionError(str(error)) from None
+        touched: dict[Place, Seen] = {}
+        for number, commits in winners:
+            self._note([number])
+            for place in sorted(commits):
+                lock, commit = self._locks.get(place), commits[place]
+                if lock is not None and (commit.may_lower or commit.offset >= lock.committed):
+                    lock.committed = commit.offset
+                    touched[place] = lock.seen
+                    self.published += 1
+        return touched
+
     def _delete(self, group: str, only: set[QueueKey]) -> dict[Place, Seen]:
+        self._note(self.staged.on_group_deleted(group, only))
         places = [
             place for place in self._locks if place[0] == group and (not only or place[1] in only)
         ]
@@ -275,13 +353,15 @@ class Consumption:
         lock.owner, lock.committed = "", record.offset
         return {place: lock.seen}
 
-    def _commit(self, place: Place, token: int, offset: int) -> None:
+    def _commit(self, place: Place, commit: control_pb2.QueueCommit) -> None:
         lock = self._locks.get(place)
-        current = lock is not None and lock.owner != "" and lock.token == token
+        current = lock is not None and lock.owner != "" and lock.token == commit.token
         if lock is None or not current or place[1] not in self._ends:
             self.refused_commits += 1
-        elif max(0, lock.committed) <= offset <= self._ends[place[1]]:
-            lock.committed = offset  # -1: about metadata alone
+            return
+        least = 0 if commit.may_lower else max(0, lock.committed)
+        if least <= commit.offset <= self._ends[place[1]]:
+            lock.committed = commit.offset  # -1: about metadata alone
 
 
 def key_of(ref: common_pb2.QueueRef) -> QueueKey:

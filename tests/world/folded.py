@@ -1,12 +1,13 @@
-"""What the log says that each node must know: rows of producers, locks, progress, places of queues.
+"""What the log says that each node must know: rows of producers, locks, progress, places of queues,
+progress that is staged.
 
 How it works. Each committed entry is folded once, when the first node has applied it. What it
 changed is kept by its index, so that a node that applies entries is compared with what these
 entries touched, and not with everything. The decisions of the product's state machine are not
 used: the fold reads the records alone.
 
-Not here: locks and progress themselves (`consumption.py`), moves (`tests/checking/moves.py`), when
-a node is looked at (`invariants.py`).
+Not here: locks and progress themselves (`consumption.py`, `staged_progress.py`), moves
+(`tests/checking/moves.py`), when a node is looked at (`invariants.py`).
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ from semel.protos.frames import RecordKind, decode_frame_header, iter_records
 from semel.protos.ids import GroupId, ProducerId, QueueId, QueueKey
 from semel.protos.v1 import control_pb2
 from tests.checking.moves import At, Did, Journeys, Places
-from tests.world.consumption import Consumption, ConsumptionError, Place, Seen, Told, key_of
+from tests.world import staged_progress
+from tests.world.consumption import Consumption, ConsumptionError, Seen, Told, key_of
 from tests.world.resting import resting_problem
+from tests.world.staged_progress import Place, StagedCommit
 
 if TYPE_CHECKING:
     from tests.world.nodes import BrokerHost
@@ -105,6 +108,7 @@ class Folded:
         self._touched: dict[int, dict[_RowKey, _Row | None]] = {}
         self._touched_places: dict[int, dict[QueueKey, tuple[At, int] | None]] = {}
         self._touched_locks: dict[int, dict[Place, Seen]] = {}
+        self._touched_stagers: dict[int, dict[int, staged_progress.Seen]] = {}
 
     def fold(self, index: int, frame: bytes) -> None:
         """Folds the next committed entry. Raises InvariantError when nobody may store it."""
@@ -113,6 +117,7 @@ class Folded:
         self._touched_places[index] = self._fold_places(frame)
         try:
             self._touched_locks[index] = self._fold_locks(frame)
+            self._touched_stagers[index] = self.consumption.take_stagers()
         except ConsumptionError as error:
             raise InvariantError(str(error)) from None
 
@@ -222,15 +227,21 @@ class Folded:
 
     def _fold_locks(self, frame: bytes) -> dict[Place, Seen]:
         touched: dict[Place, Seen] = {}
-        consumption = self.consumption
+        consumption, time_us = self.consumption, decode_frame_header(frame).time_us
+        checked = False
         for _, kind, payload in iter_records(frame):
+            kept, checked = checked, False
             if kind in (RecordKind.BATCH, RecordKind.MEMORY):
                 header = decode_header(payload, BROKER_HEADER_BYTES)
                 if not header.flags & BatchFlags.POSITION_MARK and not is_delayed(header):
                     consumption.on_batch(header.queue_key, header.count)
+            elif kind is RecordKind.STAGED and not kept:
+                header = decode_header(payload, BROKER_HEADER_BYTES)
+                consumption.staged.on_batch(header, time_us)
             elif kind is RecordKind.CONTROL:
                 record = control_pb2.ControlRecord.FromString(bytes(payload))
                 which = record.WhichOneof("record")
+                checked = which == "check_ids"
                 if which == "create_queue":
                     consumption.on_queue(key_of(record.create_queue.queue))
                 elif which == "split_queue":
@@ -240,8 +251,7 @@ class Folded:
                 elif which == "move_queue":
                     touched |= self._move_locks(record.move_queue, self._dids.popleft())
                 elif which == "transaction":
-                    for part in record.transaction.publish.parts:
-                        consumption.on_batch(key_of(part.queue), part.messages)
+                    touched |= consumption.on_step(record.transaction, time_us)
                 elif which == "release_delayed":
                     released = record.release_delayed
                     consumption.on_batch(key_of(released.queue), released.messages)
@@ -253,6 +263,9 @@ class Folded:
         if consumption.refused_commits:
             self.world.seen["commit of a lost lock"] += consumption.refused_commits
             consumption.refused_commits = 0
+        if consumption.published:
+            self.world.seen["staged commit published"] += consumption.published
+            consumption.published = 0
         return touched
 
     def _require_home(self, key: QueueKey, what: str) -> None:
@@ -345,12 +358,32 @@ class Folded:
                 f"{host.name} has lock and progress {held} for group {group} in queue {key} at "
                 f"index {applied}, the log says {seen}",
             )
+        self._check_stagers(host, replica, since, full=full)
         self._check_places(host, replica, since)
         if full and applied <= self.newest:
             extra = {(row.queue_key, int(row.producer_id)) for row in producers.rows()} - {
                 key for key, row in expected.items() if row is not None
             }
             require(not extra, f"{host.name} has rows that the log does not know: {extra}")
+
+    def _check_stagers(self, host: BrokerHost, replica: Replica, since: int, *, full: bool) -> None:
+        applied, stagers = replica.state.applied_index, replica.state.transactions.staging.stagers
+        expected: dict[int, staged_progress.Seen] = {}
+        for index in range(since + 1, min(applied, self.newest) + 1):
+            expected |= self._touched_stagers[index]
+        looked_at = {*expected, *(stagers if full and applied <= self.newest else ())}
+        for number in sorted(looked_at):
+            stager = stagers.get(number)
+            commits = {} if stager is None else stager.commits
+            told = None
+            if stager is not None and commits:
+                found = [(place, StagedCommit.of(one)) for place, one in sorted(commits.items())]
+                told = stager.pinned, tuple(found)
+            require(
+                told == expected.get(number),
+                f"{host.name} has staged progress {told} of stager {number} at index {applied}, the"
+                f" log says {expected.get(number)}",
+            )
 
     def _check_places(self, host: BrokerHost, replica: Replica, since: int) -> None:
         applied = replica.state.applied_index

@@ -418,6 +418,9 @@ class Nemesis:
             host.process.wall_offset += self.random.choice((-3600.0, 3600.0))
 
     def _checkpoint(self) -> None:
+        self.write_checkpoints()
+
+    def write_checkpoints(self) -> None:
         """All nodes write a checkpoint now, so that logs can be cleaned."""
         for host in self.hosts:
             if host.replica is not None and host.context is not None and host.node is not None:
