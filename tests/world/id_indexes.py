@@ -12,8 +12,10 @@ from semel.protos.columns import Columns
 from tests.checking.id_topics import IdTopic
 
 
-def check_index(replica: Replica, topic_id: int, topic: IdTopic) -> str:
+def check_index(replica: Replica, topic_id: int, topic: IdTopic, *, damaged: bool) -> str:
     """The first difference, of a node that has applied the whole log; empty if there is none.
+
+    `damaged`: something may have damaged the index.
 
     Each id that the topic ever stored is looked up: those in the window must be found, each with
     its content and place, and all others must not; nor do those count that were cancelled.
@@ -53,8 +55,9 @@ def check_index(replica: Replica, topic_id: int, topic: IdTopic) -> str:
         search = index.search_memory(keys, window.first_arrival)
         hits = index.search_disk(search, keys, window.first_arrival).hits
         places = index.places_of(hits.arrivals)
-    except CorruptIndex:
-        return ""  # nobody has read what rotted; `MessageIds` would begin anew
+    except CorruptIndex as error:
+        # Else nobody has read what rotted; `MessageIds` would begin anew.
+        return "" if damaged else f"the index cannot be read, and nothing has damaged it: {error}"
     found = {names[row]: at for at, row in enumerate(hits.rows.tolist())}
     for row, name in enumerate(names):
         at, wanted = found.get(name), held.get(name)

@@ -124,7 +124,8 @@ class Notary(ClientHost):
                 yield f"{host.name} compares ids of other topics than {log.topics.keys()}"
                 continue
             for topic_id, topic in log.topics.items():
-                problem = check_index(host.replica, topic_id, topic)
+                damaged = host.ids.losses > 0
+                problem = check_index(host.replica, topic_id, topic, damaged=damaged)
                 if problem:
                     yield f"{host.name}, topic {topic_id}: {problem}"
 

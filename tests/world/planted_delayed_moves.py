@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 from semel.broker.background.queue_copy import QueuePull
+from semel.broker.dedup import id_index
 from semel.broker.state import Admission, Delays
 from semel.broker.state.admission.delay_admission import propose_release
 from semel.broker.state.apply import delayed_copies
@@ -118,6 +119,11 @@ def leaves_ids_of_what_waits_behind() -> AbstractContextManager[object]:
     return patch.object(QueuePull, "_step", bad)
 
 
+def forgets_that_windows_ended() -> AbstractContextManager[object]:
+    """A node that starts misses what a window counts that is over."""
+    return patch.object(id_index, "decode_end", lambda *_: 0)
+
+
 Plant = Callable[[], AbstractContextManager[object]]
 
 PLANTS: dict[str, tuple[Plant, str, Sequence[int]]] = {
@@ -141,5 +147,6 @@ PLANTS_OF_IDS: dict[str, tuple[Plant, str, Sequence[int]]] = {
     ),
     "believes what it knew": (believes_what_it_knew, "still counts", range(30)),
     "leaves ids of what waits behind": (leaves_ids_of_what_waits_behind, "has lost", (5, 23)),
+    "forgets that windows ended": (forgets_that_windows_ended, "nothing has lost them", (16,)),
 }
 """For worlds whose topics compare ids."""

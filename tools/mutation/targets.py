@@ -91,6 +91,7 @@ TARGETS: Final = {
                 "published_ids",
                 "recent_ids",
                 "run_copies",
+                "run_list",
                 "sorted_ids",
             )
         ),

@@ -6,8 +6,9 @@ producers were told, what is in the queues, and what is in the index of each nod
 memory, runs and chunks are so small that all that happens to an index happens all the time. The
 index of a node is lost, damaged, or finds no room (`id_disk.py`).
 
-What must hold besides: ids are missing in an index only after something has lost them, and no node
-goes on as master while ids are missing in its index.
+What must hold besides: ids are missing in an index only after something has lost them, an index is
+damaged only after something has damaged it, and no node goes on as master while ids are missing in
+its index.
 
 In some worlds of several broker groups *payers* send through the SDK, which chooses the queues
 (`payers.py`): no id of theirs may be stored by two groups.
@@ -27,6 +28,7 @@ from functools import partial
 from typing import Any, Final
 from unittest.mock import patch
 
+from semel.broker.dedup.id_store import CorruptIndex
 from semel.broker.replica.id_indexes import Lacking
 from semel.broker.replica.mastership import Mastership
 from semel.broker.replica.message_ids import MessageIds
@@ -188,6 +190,7 @@ def _small_and_watched(run: Run) -> Iterator[None]:
         for target, name, make in (
             (rules, "complete_settings", _with_dedup),
             (MessageIds, "check", partial(_watched_check, run)),
+            (MessageIds, "on_damage", partial(_watched_damage, run)),
             (MessageIds, "_open", partial(_watched_open, run)),
             (Mastership, "maybe_begin", partial(_watched_begin, run)),
             (Replica, "install_state", partial(_watched_install, run)),
@@ -231,6 +234,18 @@ def _watched_check(run: Run, check: Callable[..., None]) -> Callable[..., None]:
             run.world.loop.errors.append(
                 f"the index of {host.name} lacks {self.gaps()}, and nothing has lost them"
             )
+
+    return watched
+
+
+def _watched_damage(run: Run, on_damage: Callable[..., None]) -> Callable[..., None]:
+    def watched(self: MessageIds, error: CorruptIndex) -> None:
+        host = _host_of(run, self)
+        if host is not None and not host.ids.losses:
+            run.world.loop.errors.append(
+                f"the index of {host.name} is damaged, and nothing has damaged it: {error}"
+            )
+        on_damage(self, error)
 
     return watched
 

@@ -23,6 +23,7 @@ Invariants
    checkpoint's state must not be newer.
 4. Adding ids whose arrivals were added before changes nothing, so a replay of the log may begin
    before the last arrival.
+5. No run is written while the store has anything of a window before.
 
 Rejected: one key in RocksDB for each id. A put costs 1.7 µs and a look-up 1.3 µs, on each of three
 nodes; an id in a block of 10,000 costs less than 0.1 µs here (`benchmarks/id_index.py`).
@@ -33,7 +34,6 @@ gap with a peer's ids (`run_copies.py`).
 
 from __future__ import annotations
 
-import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,7 +41,6 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Final, NamedTuple
 
-import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
@@ -49,9 +48,7 @@ from semel.broker.dedup.fingerprints import FEW_ROWS, U64
 from semel.broker.dedup.id_filter import Probes
 from semel.broker.dedup.id_places import Found, Places
 from semel.broker.dedup.id_runs import (
-    RUN_MARK,
     IdRun,
-    RunInfo,
     RunWriter,
     find_in_runs,
     partitions,
@@ -60,6 +57,15 @@ from semel.broker.dedup.id_runs import (
 )
 from semel.broker.dedup.id_store import CorruptIndex, IdStore, Writes
 from semel.broker.dedup.recent_ids import RecentIds
+from semel.broker.dedup.run_list import (
+    RunList,
+    decode_end,
+    decode_list,
+    encode_end,
+    encode_list,
+    end_key,
+    list_key,
+)
 from semel.broker.dedup.sorted_ids import Hits, SortedIds
 
 MEMORY_IDS: Final = 2_000_000
@@ -75,9 +81,6 @@ left all of it behind, so the disk has so much more than the window."""
 MERGE_IDS: Final = 500_000
 """A merge holds about this many ids in memory at a time."""
 _UNBOUNDED: Final = 1 << 62
-_MANIFEST: Final = struct.Struct("<4sIQI16s")
-_MAGIC: Final = b"SMIX"
-_CRC: Final = struct.Struct("<I")
 _RUNS_AFTER: Final = b"s"
 """Follows the keys of all runs."""
 
@@ -107,10 +110,21 @@ class IdIndex:
     """The index of one topic."""
 
     def __init__(
-        self, store: IdStore, topic_id: int, seed: bytes, *, memory_ids: int = MEMORY_IDS
+        self,
+        store: IdStore,
+        topic_id: int,
+        seed: bytes,
+        *,
+        memory_ids: int = MEMORY_IDS,
+        ended_by: int | None = None,
     ) -> None:
         """Opens what the store has of the topic, which may be nothing. What it has of an earlier
-        window, which had another seed, is dropped. Raises CorruptIndex."""
+        window, which had another seed, is dropped. Raises CorruptIndex.
+
+        `ended_by`: the window has begun since this entry ended the one before. What the store has
+        is older, or this node replays its log and will add it again. It may be dropped at any time
+        now, so nothing of it is opened.
+        """
         self._store = store
         self.topic_id = topic_id
         self._seed = seed
@@ -127,7 +141,16 @@ class IdIndex:
         self._left_behind = 0
         """The window left behind what arrived before, and its runs were dropped. A node that starts
         goes through an older state, whose window still begins there."""
-        runs, self._next_run = self._load()
+        self.ended_by = 0 if ended_by is None else ended_by
+        """The entry that ended the topic's last window before this one; 0: none that is known of.
+        Only a node that starts has a state without it, whose window is over: nobody will ask for
+        what it counts."""
+        self._stale = ended_by is not None
+        """The store may have something of a window before."""
+        runs: tuple[IdRun, ...] = ()
+        self._next_run = 0
+        if not self._stale:
+            runs, self._next_run = self._load()
         end = runs[-1].info.end_arrival if runs else 0
         self._view = _View(runs, None, RecentIds(end, memory_ids))
 
@@ -202,18 +225,21 @@ class IdIndex:
         after this call."""
         self._abandoned = True
 
-    def drop(self) -> None:
-        """Drops all that the store has of the topic of an abandoned index.
-
-        Raises CorruptIndex and OSError.
-        """
+    def drop(self, ended_by: int) -> None:
+        """Drops all that the store has of the topic of an abandoned index, whose window that entry
+        has ended. Raises CorruptIndex and OSError."""
         with self._writing:
             assert self._abandoned
+            self.ended_by = max(self.ended_by, ended_by)
             self._drop_all()
 
     def _drop_all(self) -> None:
+        """All but the end of the window before."""
         everything = topic_prefix(self.topic_id), topic_prefix(self.topic_id + 1)
-        self._store.write(Writes(dropped=[everything]))
+        writes = Writes(dropped=[everything])
+        if self.ended_by:
+            writes.puts.append((end_key(self.topic_id), encode_end(self.ended_by)))
+        self._store.write(writes)
 
     def cut_back(self, arrival: int) -> None:
         """Forgets the ids that arrived at `arrival` or later: their entries were lost."""
@@ -325,6 +351,10 @@ class IdIndex:
         yield True
 
     def _begin_run(self, ids_max: int) -> RunWriter:
+        if self._stale:
+            self._drop_all()
+            self._store.sync()  # a write that fails would bring back what was dropped since
+            self._stale = False
         number, self._next_run = self._next_run, self._next_run + 1
         return RunWriter(self._store, self.topic_id, number, ids_max)
 
@@ -390,8 +420,8 @@ class IdIndex:
             prefix = run_prefix(self.topic_id, run.info.number)
             dropped.append((prefix, run_prefix(self.topic_id, run.info.number + 1)))
         infos = [run.info for run in runs]
-        manifest = _encode(infos, self._next_run, self._left_behind, self._seed)
-        self._store.write(Writes(puts=[(_manifest_key(self.topic_id), manifest)]))
+        saved = encode_list(RunList(infos, self._next_run, self._left_behind, self._seed))
+        self._store.write(Writes(puts=[(list_key(self.topic_id), saved)]))
         self._store.sync()
         with self._swapping:
             view = self._view
@@ -401,26 +431,26 @@ class IdIndex:
             self._store.drop(begin, end)
 
     def _load(self) -> tuple[tuple[IdRun, ...], int]:
-        """The runs that the manifest names, and the number of the next one; what a crash has left
-        over beside them is dropped."""
-        (manifest,) = self._store.get([_manifest_key(self.topic_id)])
-        infos: list[RunInfo] = []
-        next_run = 0
-        if manifest is not None:
-            infos, next_run, left_behind, seed = _decode(manifest, self.topic_id)
-            if seed != self._seed:
+        """The runs that the list names, and the number of the next one; what a crash has left over
+        beside them is dropped."""
+        saved, end = self._store.get([list_key(self.topic_id), end_key(self.topic_id)])
+        if end is not None:
+            self.ended_by = decode_end(end, self.topic_id)
+        found = RunList((), 0, 0, self._seed)
+        if saved is not None:
+            found = decode_list(saved, self.topic_id)
+            if found.seed != self._seed:
                 self._drop_all()
-                infos, next_run = [], 0
-            else:
-                self._left_behind = left_behind
+                found = RunList((), 0, 0, self._seed)
+        self._left_behind = found.left_behind
         dropped, begin = [], topic_prefix(self.topic_id) + b"r"
-        for number in sorted(info.number for info in infos):
+        for number in sorted(info.number for info in found.runs):
             dropped.append((begin, run_prefix(self.topic_id, number)))
             begin = run_prefix(self.topic_id, number + 1)
         dropped.append((begin, topic_prefix(self.topic_id) + _RUNS_AFTER))
         self._store.write(Writes(dropped=dropped))
-        runs = tuple(IdRun.load(self._store, self.topic_id, info) for info in infos)
-        return runs, next_run
+        runs = tuple(IdRun.load(self._store, self.topic_id, info) for info in found.runs)
+        return runs, found.next_run
 
     # --- look-ups ---------------------------------------------------------------------------
 
@@ -530,27 +560,6 @@ def _ids_in(view: _View, arrivals: range) -> U64:
                 chosen = (columns[3] >= first) & (columns[3] < end)
                 parts.append(np.compress(chosen, columns, axis=1))
     return np.concatenate(parts, axis=1)
-
-
-def _manifest_key(topic_id: int) -> bytes:
-    return topic_prefix(topic_id) + b"m"
-
-
-def _encode(infos: list[RunInfo], next_run: int, left_behind: int, seed: bytes) -> bytes:
-    body = _MANIFEST.pack(_MAGIC, next_run, left_behind, len(infos), seed)
-    body += b"".join(RUN_MARK.pack(*info) for info in infos)
-    return body + _CRC.pack(google_crc32c.value(body))
-
-
-def _decode(data: bytes, topic_id: int) -> tuple[list[RunInfo], int, int, bytes]:
-    body, crc = data[: -_CRC.size], data[-_CRC.size :]
-    if len(body) < _MANIFEST.size or crc != _CRC.pack(google_crc32c.value(body)):
-        raise CorruptIndex(f"the list of runs of topic {topic_id} is damaged")
-    magic, next_run, left_behind, count, seed = _MANIFEST.unpack_from(body)
-    if magic != _MAGIC or len(body) != _MANIFEST.size + count * RUN_MARK.size:
-        raise CorruptIndex(f"the list of runs of topic {topic_id} is of another format")
-    marks = RUN_MARK.iter_unpack(body[_MANIFEST.size :])
-    return [RunInfo(*mark) for mark in marks], next_run, left_behind, seed
 
 
 def level_of(ids: int) -> int:

@@ -67,8 +67,7 @@ class RunCopy:
 
     def add(self, piece: Piece) -> None:
         """Takes what is missing. Raises CorruptIndex and OSError."""
-        if self._index.is_abandoned:
-            raise CorruptIndex("the index that lacked the ids is no longer used")
+        self._check()
         if len(piece.ids) % ID_BYTES or len(piece.places) % PLACE_BYTES:
             raise CorruptIndex(f"a piece has {len(piece.ids)} and {len(piece.places)} bytes")
         if piece.ids:
@@ -87,8 +86,15 @@ class RunCopy:
 
     def finish(self) -> None:
         """Gives the run to the index. Raises CorruptIndex if ids are missing in it, and OSError."""
+        self._check()
         wanted = self._arrivals.stop - self._held_first
         if self._held != wanted:
             raise CorruptIndex(f"a peer gave {self._held} ids of {wanted}")
         run = self._writer.finish(level_of(self.ids), self._arrivals.start, self._arrivals.stop)
         self._index.adopt(run)
+
+    def _check(self) -> None:
+        """Raises CorruptIndex if the index is abandoned: another one may have a run of that number
+        by now."""
+        if self._index.is_abandoned:
+            raise CorruptIndex("the index that lacked the ids is no longer used")

@@ -19,6 +19,8 @@ Invariants
 1. While a node serves as master, each index holds exactly the ids of accepted and applied batches.
 2. `behind` is set while an index lacks ids that the state counts as arrived. Such a node must not
    become master, and a master steps down (`on_behind`).
+3. While a node that starts goes through states whose window is known to end, nothing is missing in
+   its index: that entry is committed, so every master has applied it.
 
 Not here: look-ups (`message_ids.py`), which ids arrive (`state/admission/id_admission.py`).
 """
@@ -145,11 +147,16 @@ class IdIndexes:
         """The store is to be wiped."""
         self._unwritten: set[int] = set()
         """Topics whose ids the disk does not take."""
+        self._ended: dict[int, int] = {}
+        """By topic: the entry that ended its window since this process began, until there is an
+        index of the next one."""
         self._fetched: tuple[int, dict[int, ArrivedIds]] = 0, {}
         """The entry whose published ids were read, and these by topic."""
         self.forgotten: dict[int, int] = {}
         """By topic: ids that arrived before are lost on all members of the group."""
         self.behind = False
+        self._goes_through = False
+        """Whether the window of some index is known to end behind the state."""
 
     def compares(self, topic_id: int) -> bool:
         """Whether the topic compares ids."""
@@ -160,13 +167,14 @@ class IdIndexes:
     def follow(self, *, installed: bool = False) -> None:
         """Opens and drops indexes so that there is one for each window of the state, which a
         snapshot may have brought. BLOCKING for as long as the store needs to open."""
-        windows = self._node.state.id_windows.topics
+        windows, applied = self._node.state.id_windows.topics, self._node.state.applied_index
         for topic_id, topic in list(self._topics.items()):
             if topic_id not in windows or topic.seed != windows[topic_id].settings.seed:
                 del self._topics[topic_id]
                 self.forgotten.pop(topic_id, None)
                 topic.ids.abandon()
-                self._writer.submit(topic.ids.drop)
+                self._ended[topic_id] = max(topic.ids.ended_by, applied)
+                self._writer.submit(topic.ids.drop, applied)
         self._followed = self._node.state.id_windows.version
         self.forgotten = {each: at for each, at in self.forgotten.items() if each in windows}
         for topic_id, window in windows.items():
@@ -183,12 +191,19 @@ class IdIndexes:
         try:
             if self._store is None:
                 self._store = self._open_store()
-            ids = IdIndex(self._store, topic_id, seed, memory_ids=self._memory_ids)
+            ids = IdIndex(
+                self._store,
+                topic_id,
+                seed,
+                memory_ids=self._memory_ids,
+                ended_by=self._ended.get(topic_id),
+            )
         except CorruptIndex as error:
             self.on_damage(error)
         except OSError as error:
             logger.error("index of message ids not opened topic=%d error=%s", topic_id, error)
         else:
+            self._ended.pop(topic_id, None)
             _skip_to(ids, window)
             self._topics[topic_id] = TopicIndex(ids, Fingerprints(seed), seed)
 
@@ -203,10 +218,10 @@ class IdIndexes:
 
     def gaps(self) -> dict[int, range]:
         """The oldest ids that are missing, by topic."""
-        found = {}
+        found, applied = {}, self._node.state.applied_index
         for topic_id, window in self._node.state.id_windows.topics.items():
             topic = self._topics.get(topic_id)
-            if topic is not None:
+            if topic is not None and topic.ids.ended_by <= applied:
                 first = max(window.first_arrival, self.forgotten.get(topic_id, 0))
                 missing = topic.ids.missing(first)
                 if missing:
@@ -215,7 +230,8 @@ class IdIndexes:
 
     def check(self) -> None:
         """Notices whether ids are missing."""
-        windows = self._node.state.id_windows.topics
+        windows, applied = self._node.state.id_windows.topics, self._node.state.applied_index
+        self._goes_through = any(each.ids.ended_by > applied for each in self._topics.values())
         behind = self._damaged or windows.keys() != self._topics.keys() or bool(self.gaps())
         if behind != self.behind:
             self.behind = behind
@@ -269,7 +285,7 @@ class IdIndexes:
                         self.add_moved(record.move_queue)
                     else:
                         self._add(entry, result, results[at + 1], records[at + 1])
-        if self.behind:
+        if self.behind or self._goes_through:
             self.check()
 
     def _add(

@@ -19,6 +19,7 @@ from semel.broker.dedup.id_places import Places
 from semel.broker.dedup.id_store import CorruptIndex, IdStore, MemoryIdStore, Writes
 from semel.broker.dedup.recent_ids import RecentIds
 from semel.broker.dedup.rocks_store import RocksIdStore
+from semel.broker.dedup.run_list import encode_end, end_key
 from semel.broker.dedup.sorted_ids import Hits
 
 TOPIC = 7
@@ -553,6 +554,6 @@ def test_a_dropped_index_leaves_nothing_behind() -> None:
     model.index.freeze(3)
     model.index.abandon()
     assert not model.index.maintain(0)
-    model.index.drop()
+    model.index.drop(9)
     assert isinstance(model.store, MemoryIdStore)
-    assert model.store._values == {}
+    assert model.store._values == {end_key(TOPIC): encode_end(9)}

@@ -244,6 +244,20 @@ def test_an_index_that_was_given_up_takes_no_piece(pair: tuple[Node, Node]) -> N
         copy.add(found[0])
 
 
+def test_a_copy_writes_no_tables_once_its_index_is_given_up(pair: tuple[Node, Node]) -> None:
+    """The next index of the topic may have a run of that number by then."""
+    node, peer = pair
+    found, held, ids = run_of(peer)
+    copy = RunCopy(node.index, range(30, 100), ids=ids, held=held)
+    for piece in found:
+        copy.add(piece)
+    before = dict(node.store._values)
+    node.index.abandon()
+    with pytest.raises(CorruptIndex, match="no longer used"):
+        copy.finish()
+    assert node.store._values == before
+
+
 def test_a_copy_while_memory_is_not_written_is_in_its_place(pair: tuple[Node, Node]) -> None:
     """What was in memory before the gap is written after the copy that fills it."""
     node, peer = pair
