@@ -159,6 +159,15 @@ class TopicBook:
         except TimeoutError:
             return await self.find(name)  # the controllers are away: what is known still counts
 
+    async def is_split(self, key: QueueKey) -> bool:
+        """Looks the topic of a queue up again, and returns whether the queue was split. Raises as
+        `newest`."""
+        for route in list(self._cluster.routes.topics()):
+            if route.topic_id == key.topic_id:
+                topic = await self.renewed(route.name)
+                return any(queue.key == key for queue in topic.route.sealed)
+        return False
+
     def renew(self, name: str) -> None:
         """Looks a topic up again: what was known of it is old."""
         self._renew(name)

@@ -35,8 +35,9 @@ from semel.gateway.transactions.coordinator import (
     TransactionCoordinator,
 )
 from semel.gateway.transactions.standing import Producer, Standing, refusal, standing_of
-from semel.protos.errors import PermissionDenied, SemelError
+from semel.protos.errors import PermissionDenied, QueueSealed, SemelError
 from semel.protos.staging import TRANSACTION_ID_CHARACTERS_MAX, TTL_MS_MAX
+from semel.protos.v1 import control_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -52,11 +53,15 @@ TIMEOUT_MS_MAX: Final = TTL_MS_MAX - SLACK_MS
 class TransactionRefused(Exception):
     """A request about a transactional id cannot be served here."""
 
-    def __init__(self, code: ErrorCode, resource: str = "") -> None:
-        """`resource` is what the caller has no right to, as rules name it."""
+    def __init__(
+        self, code: ErrorCode, resource: str = "", split: control_pb2.SplitQueue | None = None
+    ) -> None:
+        """`resource` is what the caller has no right to, as rules name it; `split` is one that
+        whoever has asked did not know."""
         super().__init__(code.name)
         self.code = code
         self.resource = resource
+        self.split = split
 
 
 class _Coordinated:
@@ -271,6 +276,9 @@ def _check_name(transaction_id: str) -> None:
 
 
 def _refused(error: SemelError) -> TransactionRefused:
+    if isinstance(error, QueueSealed):
+        split = control_pb2.SplitQueue.FromString(error.split_record)
+        return TransactionRefused(error_code(error), split=split)
     if not isinstance(error, PermissionDenied):
         retriable = ErrorCode.coordinator_not_available
         return TransactionRefused(retriable if error.retriable else error_code(error))

@@ -7,7 +7,7 @@ Not here: what the answers are (`coordination/transaction_service.py`, `transact
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kio.schema.errors import ErrorCode
@@ -28,6 +28,9 @@ from semel.protos.errors import SemelError
 from semel.protos.security.rules import Kind, Resource
 from semel.protos.v1 import controller_pb2
 
+SPLITS_MAX = 20
+"""How often queues are opened while brokers tell of splits: each may tell of one more, and a queue
+of one slot has at most 16 behind it."""
 NO_PRODUCER = -1
 """The producer id of a client that has none."""
 FENCED_VERSION = 4
@@ -77,32 +80,12 @@ class TransactionHandlers:
     async def add_partitions(self, request: Any, context: RequestContext) -> Any:
         """AddPartitionsToTxn 0–1: all of them, or none."""
         topics = request.v3_and_below_topics
-        found: list[QueueRoute] = []
-        codes: dict[tuple[str, int], ErrorCode] = {}
-        for topic in topics:
-            for number in topic.partitions:
-                queue = await self._queue(topic.name, number)
-                if isinstance(queue, ErrorCode):
-                    codes[topic.name, number] = queue
-                else:
-                    found.append(queue)
-        rest = ErrorCode.operation_not_attempted
-        if not codes:
-            producer = Producer(
-                request.v3_and_below_transactional_id,
-                request.v3_and_below_producer_id,
-                request.v3_and_below_producer_epoch,
-            )
-            try:
-                rest = await self._service.add(producer, found, context.caller)
-            except TransactionRefused as refused:
-                codes = {
-                    (topic.name, number): refused.code
-                    for topic in topics
-                    for number in topic.partitions
-                    if refused.resource == str(Resource(Kind.TOPIC, topic.name))
-                }
-                rest = rest if codes else refused.code
+        producer = Producer(
+            request.v3_and_below_transactional_id,
+            request.v3_and_below_producer_id,
+            request.v3_and_below_producer_epoch,
+        )
+        codes, rest = await self._add(producer, topics, context)
         return answer(
             request,
             results_by_topic_v3_and_below=[
@@ -119,6 +102,42 @@ class TransactionHandlers:
                 for topic in topics
             ],
         )
+
+    async def _add(
+        self, producer: Producer, topics: Iterable[Any], context: RequestContext
+    ) -> tuple[dict[tuple[str, int], ErrorCode], ErrorCode]:
+        """Opens queues for a transaction. Returns what is wrong with some of them, and the code of
+        all others."""
+        for _ in range(SPLITS_MAX):
+            found: list[QueueRoute] = []
+            codes: dict[tuple[str, int], ErrorCode] = {}
+            for topic in topics:
+                for number in topic.partitions:
+                    queue = await self._queue(topic.name, number)
+                    if isinstance(queue, ErrorCode):
+                        codes[topic.name, number] = queue
+                    else:
+                        found.append(queue)
+            if codes:
+                break
+            try:
+                return {}, await self._service.add(producer, found, context.caller)
+            except TransactionRefused as refused:
+                if refused.split is not None:
+                    self._topics.on_split(refused.split.queue.topic_id, refused.split)
+                    continue
+                codes = {
+                    (topic.name, number): refused.code
+                    for topic in topics
+                    for number in topic.partitions
+                    if refused.resource == str(Resource(Kind.TOPIC, topic.name))
+                }
+                if not codes:
+                    return {}, refused.code
+                break
+        else:
+            return {}, ErrorCode.not_leader_or_follower
+        return codes, ErrorCode.operation_not_attempted
 
     async def _queue(self, name: str, partition: int) -> QueueRoute | ErrorCode:
         try:

@@ -81,7 +81,7 @@ class Producing:
 
     def __init__(self, cluster: Cluster, topics: TopicBook) -> None:
         self.numbered = KafkaProducers(cluster, topics.on_sealed)
-        self.staged = StageProducers(cluster, topics.on_sealed)
+        self.staged = StageProducers(cluster, topics.on_sealed, topics.is_split)
         self.plain = PlainProducers(cluster)
         self.records = 0
         """Records that were stored."""

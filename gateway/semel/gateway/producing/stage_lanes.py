@@ -23,7 +23,7 @@ Not here: who opens and commits stagers (`transactions/coordinator.py`), answers
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
 from semel.client.core.routing import QueueRoute
@@ -47,8 +47,9 @@ from semel.protos.errors import (
     SemelError,
     TransactionAborted,
     TransactionFenced,
+    Unavailable,
 )
-from semel.protos.ids import TopicId
+from semel.protos.ids import GroupId, QueueKey, TopicId
 from semel.protos.queue_refs import queue_key_of, queue_ref
 from semel.protos.v1 import transaction_records_pb2, transactions_pb2
 
@@ -94,8 +95,15 @@ class StageLane(KafkaLane):
 class StageProducers(KafkaProducers):
     """The transactional producers of one gateway. Lives on the client's I/O thread."""
 
-    def __init__(self, cluster: Cluster, on_sealed: Callable[[TopicId, QueueSealed], None]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        on_sealed: Callable[[TopicId, QueueSealed], None],
+        is_split: Callable[[QueueKey], Awaitable[bool]],
+    ) -> None:
+        """`is_split` looks up where a queue is, and returns whether it was split."""
         super().__init__(cluster, on_sealed)
+        self._is_split = is_split
         self._core = TransactionCore(cluster)
 
     def stage(
@@ -178,9 +186,32 @@ class StageProducers(KafkaProducers):
 
     async def _find(self, lane: StageLane) -> transactions_pb2.StagedTransaction:
         """Returns the stager that is open at the queue. Raises TransactionAborted,
-        TransactionFenced."""
+        TransactionFenced, Unavailable."""
+        home = self._cluster.routes.home(lane.route)
+        stager = await self._open_at(lane, home)
+        if stager is None:
+            # The coordinator may know of a split or a move that is not known here yet.
+            if await self._is_split(lane.key):
+                raise Unavailable(f"queue {lane.key.queue_id} was split: its children go on")
+            if (moved_to := self._cluster.routes.home(lane.route)) != home:
+                stager = await self._open_at(lane, moved_to)
+        if stager is not None:
+            return stager
+        known = await self._core.coordinated(lane.transaction_id)
+        name = f"transactional id {lane.transaction_id!r}"
+        for row in known.coordinated:
+            if kafka_epoch_of(row.epoch) != lane.producer.epoch:
+                raise TransactionFenced(f"{name} was taken over by another producer")
+        raise TransactionAborted(
+            f"no transaction of {name} is open at queue {lane.key.queue_id}; begin it again"
+        )
+
+    async def _open_at(
+        self, lane: StageLane, group: GroupId
+    ) -> transactions_pb2.StagedTransaction | None:
+        """Returns the newest stager that a broker group has open at the queue, or None."""
         reply: transactions_pb2.DescribeTransactionsReply = await self._cluster.call_master(
-            self._cluster.routes.home(lane.route),
+            group,
             "Describe",
             transactions_pb2.DescribeTransactionsRequest(transaction_id=lane.transaction_id),
             FENCE_TIMEOUT_S,
@@ -193,16 +224,7 @@ class StageProducers(KafkaProducers):
             and kafka_epoch_of(one.epoch) == lane.producer.epoch
             and lane.key in map(queue_key_of, one.queues)
         ]
-        if open_here:
-            return max(open_here, key=lambda one: one.epoch)
-        known = await self._core.coordinated(lane.transaction_id)
-        name = f"transactional id {lane.transaction_id!r}"
-        for row in known.coordinated:
-            if kafka_epoch_of(row.epoch) != lane.producer.epoch:
-                raise TransactionFenced(f"{name} was taken over by another producer")
-        raise TransactionAborted(
-            f"no transaction of {name} is open at queue {lane.key.queue_id}; begin it again"
-        )
+        return max(open_here, key=lambda one: one.epoch, default=None)
 
     async def _claim(self, lane: StageLane, stager: transactions_pb2.StagedTransaction) -> Place:
         """Returns the base of a queue, and how far it is. Raises SemelError."""
