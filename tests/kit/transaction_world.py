@@ -152,6 +152,9 @@ class ModelLedger:
     def __init__(self, world: TransactionWorld) -> None:
         self._world = world
 
+    async def check_level(self) -> None:
+        await self._world.late()
+
     async def row(self) -> Row:
         world = self._world
         await world.late()

@@ -85,6 +85,9 @@ STAGED_COMMITS_LEVEL: Final = 10
 """From here on a log may hold progress of consumer groups that is staged with a transaction."""
 SCRAM_LEVEL: Final = 10
 """From here on the controllers' metadata may hold what SCRAM checks passwords by."""
+KAFKA_TRANSACTIONS_LEVEL: Final = STAGED_COMMITS_LEVEL
+"""From here on Kafka's clients may have transactions: all programs tell of stagers what a gateway
+needs to know."""
 
 LEVEL_MIN: Final = 0
 """The lowest level that this program knows; a log that never needed another is at 0."""
@@ -105,8 +108,8 @@ _FEATURES: Final = {
     TIER_LEVEL: "tiers, memory topics, moves of compacted queues, splits of queues with delayed"
     " messages, rules of who may do what, users with passwords, mirrors of other"
     " clusters, groups of Kafka's clients, and contexts of whole batches,",
-    STAGED_COMMITS_LEVEL: "commits of consumer groups in transactions, the deletion of a"
-    " group's progress in some topics, and logins by SCRAM,",
+    STAGED_COMMITS_LEVEL: "commits of consumer groups in transactions, transactions of Kafka's"
+    " clients, the deletion of a group's progress in some topics, and logins by SCRAM,",
 }
 
 

@@ -24,6 +24,7 @@ def described(
     *,
     staged_bytes_max: int,
     log_time_us: int,
+    level: int,
 ) -> transactions_pb2.DescribeTransactionsReply:
     """The reply to a request."""
     wanted = request.transaction_id
@@ -40,6 +41,7 @@ def described(
         staged_bytes=staging.bytes,
         staged_bytes_max=staged_bytes_max,
         log_time_us=log_time_us,
+        level=level,
         truncated=limit is not None and max(len(names), len(pins), len(loose)) > limit,
     )
     for name in names[:limit]:

@@ -202,6 +202,7 @@ class TransactionsService(transactions_pb2_grpc.TransactionsServicer):
             request,
             staged_bytes_max=self._config.staged_bytes_max,
             log_time_us=self._replica.log_time_us(),
+            level=self._replica.state.feature_level,
         )
 
 

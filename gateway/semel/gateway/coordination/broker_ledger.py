@@ -21,6 +21,7 @@ from semel.gateway.transactions.ledger import Attempt, Found, Part, Pinned, Stag
 from semel.gateway.transactions.standing import Row
 from semel.protos.errors import PermissionDenied, QueueMoved
 from semel.protos.ids import GroupId
+from semel.protos.levels import KAFKA_TRANSACTIONS_LEVEL, lacking
 from semel.protos.queue_refs import queue_key_of, queue_ref
 from semel.protos.v1 import transaction_records_pb2, transactions_pb2
 
@@ -38,10 +39,27 @@ SESSION: Final = 0
 class BrokerLedger:
     """See the module's text. Lives on the client's I/O thread."""
 
-    def __init__(self, cluster: Cluster, core: TransactionCore, transaction_id: str) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        core: TransactionCore,
+        transaction_id: str,
+        risen: set[GroupId],
+    ) -> None:
+        """`risen` has broker groups that are known to be at the level that is needed, and gets
+        more of them."""
         self._cluster = cluster
         self._core = core
         self._id = transaction_id
+        self._risen = risen
+
+    async def check_level(self) -> None:
+        if self._risen.issuperset(self._cluster.routes.groups()):
+            return
+        for group, reply in (await self._core.described(self._id)).items():
+            if reply.level < KAFKA_TRANSACTIONS_LEVEL:
+                raise lacking(KAFKA_TRANSACTIONS_LEVEL, reply.level, f"broker group {group}")
+            self._risen.add(group)
 
     async def row(self) -> Row:
         return _row_of(await self._core.coordinated(self._id))

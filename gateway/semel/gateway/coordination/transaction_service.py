@@ -36,6 +36,7 @@ from semel.gateway.transactions.coordinator import (
 )
 from semel.gateway.transactions.standing import Producer, Standing, refusal, standing_of
 from semel.protos.errors import PermissionDenied, QueueSealed, SemelError
+from semel.protos.ids import GroupId
 from semel.protos.staging import TRANSACTION_ID_CHARACTERS_MAX, TTL_MS_MAX
 from semel.protos.v1 import control_pb2
 
@@ -87,6 +88,8 @@ class TransactionService:
         self._ids: dict[tuple[str, Caller], _Coordinated] = {}
         """By id and caller. What one does, who may perhaps do nothing, changes nothing for another:
         two that use one id are to each other like two gateways."""
+        self._risen: set[GroupId] = set()
+        """Broker groups that are at the feature level of transactions: they never go back."""
         self._task: asyncio.Task[None] | None = None
         self._expiring: set[asyncio.Task[None]] = set()
 
@@ -148,7 +151,7 @@ class TransactionService:
         TransactionRefused."""
         caller = caller or self._own
         _check_name(producer.transaction_id)
-        ledger = BrokerLedger(caller.session.cluster, caller.transactions, producer.transaction_id)
+        ledger = self._ledger(caller, producer.transaction_id)
         try:
             row = await caller.session.await_run(ledger.row())
         except SemelError as error:
@@ -205,9 +208,7 @@ class TransactionService:
     ) -> _Result:
         session = caller.session
         async with one.turn:
-            ledger = BrokerLedger(
-                session.cluster, caller.transactions, one.coordinator.transaction_id
-            )
+            ledger = self._ledger(caller, one.coordinator.transaction_id)
 
             async def on_its_loop() -> _Result:
                 return await call(one.coordinator, ledger)
@@ -217,6 +218,11 @@ class TransactionService:
             finally:
                 one.used_s = time.monotonic()
                 self._time(one)
+
+    def _ledger(self, caller: Caller, transaction_id: str) -> BrokerLedger:
+        return BrokerLedger(
+            caller.session.cluster, caller.transactions, transaction_id, self._risen
+        )
 
     # --- time -------------------------------------------------------------------------------------
 

@@ -122,6 +122,7 @@ class TransactionCoordinator:
     ) -> Initialised:
         """Answers InitProducerId. `shown` is the producer id and epoch that a client raises by
         itself. Raises SemelError."""
+        await ledger.check_level()
         row = await ledger.row()
         if shown is not None and not self._may_raise(row, shown):
             return Initialised(ErrorCode.invalid_producer_epoch)

@@ -78,6 +78,10 @@ class Found(NamedTuple):
 class Ledger(Protocol):
     """See the module's text."""
 
+    async def check_level(self) -> None:
+        """Raises UnsupportedVersion unless all broker groups are at the feature level that
+        transactions of Kafka's clients need."""
+
     async def row(self) -> Row:
         """Returns what the coordinating broker group knows now."""
 

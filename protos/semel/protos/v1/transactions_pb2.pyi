@@ -188,7 +188,7 @@ class StagedTransaction(_message.Message):
     def __init__(self, transaction_id: _Optional[str] = ..., epoch: _Optional[int] = ..., stager_id: _Optional[int] = ..., writer: _Optional[int] = ..., bytes: _Optional[int] = ..., messages: _Optional[int] = ..., expires_us: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[_transaction_records_pb2.StagedPart, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., session: _Optional[int] = ..., commits: _Optional[_Iterable[_Union[StagedProgress, _Mapping]]] = ...) -> None: ...
 
 class DescribeTransactionsReply(_message.Message):
-    __slots__ = ("coordinated", "pinned", "staged", "staged_bytes", "staged_bytes_max", "log_time_us", "truncated")
+    __slots__ = ("coordinated", "pinned", "staged", "staged_bytes", "staged_bytes_max", "log_time_us", "truncated", "level")
     COORDINATED_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
     STAGED_FIELD_NUMBER: _ClassVar[int]
@@ -196,6 +196,7 @@ class DescribeTransactionsReply(_message.Message):
     STAGED_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     LOG_TIME_US_FIELD_NUMBER: _ClassVar[int]
     TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
     coordinated: _containers.RepeatedCompositeFieldContainer[CoordinatedTransaction]
     pinned: _containers.RepeatedCompositeFieldContainer[PinnedTransaction]
     staged: _containers.RepeatedCompositeFieldContainer[StagedTransaction]
@@ -203,4 +204,5 @@ class DescribeTransactionsReply(_message.Message):
     staged_bytes_max: int
     log_time_us: int
     truncated: bool
-    def __init__(self, coordinated: _Optional[_Iterable[_Union[CoordinatedTransaction, _Mapping]]] = ..., pinned: _Optional[_Iterable[_Union[PinnedTransaction, _Mapping]]] = ..., staged: _Optional[_Iterable[_Union[StagedTransaction, _Mapping]]] = ..., staged_bytes: _Optional[int] = ..., staged_bytes_max: _Optional[int] = ..., log_time_us: _Optional[int] = ..., truncated: _Optional[bool] = ...) -> None: ...
+    level: int
+    def __init__(self, coordinated: _Optional[_Iterable[_Union[CoordinatedTransaction, _Mapping]]] = ..., pinned: _Optional[_Iterable[_Union[PinnedTransaction, _Mapping]]] = ..., staged: _Optional[_Iterable[_Union[StagedTransaction, _Mapping]]] = ..., staged_bytes: _Optional[int] = ..., staged_bytes_max: _Optional[int] = ..., log_time_us: _Optional[int] = ..., truncated: _Optional[bool] = ..., level: _Optional[int] = ...) -> None: ...
