@@ -185,14 +185,17 @@ class Consumption:
         """A move was given up."""
         self._frozen.discard(key)
 
-    def on_forwarded(self, key: QueueKey) -> None:
-        """A queue has left this broker group."""
+    def on_forwarded(self, key: QueueKey) -> dict[Place, Seen]:
+        """A queue has left this broker group, with all progress. It may come back without a group
+        that was deleted meanwhile."""
         self._frozen.discard(key)
         del self._ends[key]
         self._floors.pop(key, None)
-        for group in self._locks_of(key):
-            del self._locks[group, key]
+        places = [(group, key) for group in self._locks_of(key)]
+        for place in places:
+            del self._locks[place]
         self._note(self.staged.on_queue_gone(key))
+        return dict.fromkeys(places)
 
     def on_activated(self, key: QueueKey, job: int, copied: int) -> dict[Place, Seen]:
         """A queue has come with `copied` messages and all progress. Raises ConsumptionError."""
@@ -333,7 +336,7 @@ class Consumption:
             or place[1] in self._frozen
             or 0 < record.generation < lock.generation
             or lock.owner not in ("", record.member_id)
-            or self._unread(*place)
+            or (self._unread(*place) and not record.beside_parents)
         ):
             return {}
         self._locks[place] = lock

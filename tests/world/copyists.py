@@ -19,7 +19,8 @@ while transactions are under way; so nobody reads by it.
 What must hold
 1. At the end there is one copy of each message below the group's progress, and none of any other.
    What retention has taken away before anybody has read it has none.
-2. Who begins is told no less progress than what was acknowledged before.
+2. Who is told that its transaction is committed finds the progress there, and so does whoever
+   begins after it.
 
 Not here: progress after each entry, also of the second group (`consumption.py`,
 `staged_progress.py`), faults (`parts/copying.py`).
@@ -30,6 +31,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import Any, Final, NamedTuple
@@ -53,7 +55,7 @@ from semel.gateway.producing.stage_lanes import StageProducers
 from semel.gateway.transactions.standing import Producer
 from semel.protos.columns import Columns, encode_batch
 from semel.protos.compat import timeout
-from semel.protos.errors import SemelError, UnknownGroup
+from semel.protos.errors import SemelError, TopicExists, UnknownGroup
 from semel.protos.ids import ProducerId, QueueId, QueueKey, TopicId
 from semel.protos.levels import LEVEL_MIN
 from tests.checking.history import digest_of
@@ -108,7 +110,7 @@ class _Alone:
 
 class _Input(NamedTuple):
     partition: int
-    queue: int
+    queue: QueueKey
     offset: int
     next_offset: int
     """The partition's, behind it."""
@@ -128,9 +130,10 @@ class Copyist(ClientHost):
         self.mean_s = run.plan.send_mean_s
 
     async def work(self, client: Any) -> None:
-        await client.admin.create_topic(
-            COPIES, queues=_QUEUES, groups=self.run.home_groups, if_not_exists=True
-        )
+        with suppress(TopicExists):  # and was split
+            await client.admin.create_topic(
+                COPIES, queues=_QUEUES, groups=self.run.home_groups, if_not_exists=True
+            )
         async with connect_async(
             self.bootstrap,
             request_timeout_ms=4_000,
@@ -169,13 +172,14 @@ class Copyist(ClientHost):
                 continue
             spot = row.queue[1], row.offset
             found = copies.pop(digest_of(copy_of(spot, row.digest)), 0)
-            progress = self._progress(QueueKey(TopicId(ids[TOPIC]), QueueId(spot[0])))
+            progress = self.progress(QueueKey(TopicId(ids[TOPIC]), QueueId(spot[0])))
             due = int(row.offset < progress)
             if found != due and (found or spot not in self.desk.gone):
                 return f"there are {found} copies of {spot}, and progress is {progress}"
         return f"copies of nothing: {len(copies)}" if copies else ""
 
-    def _progress(self, key: QueueKey) -> int:
+    def progress(self, key: QueueKey) -> int:
+        """What the group has committed of a queue, as the logs say; -1 for nothing."""
         groups = (group.invariants.folded.consumption for group in self.run.groups)
         return max(group.progress(READERS, key) for group in groups)
 
@@ -272,7 +276,7 @@ class _Life:
                 copy = copy_of(spot, digest_of(message.value, message.key))
                 self._owner.desk.gone |= {(spot[0], each) for each in range(offset, spot[1])}
                 offset = spot[1] + 1
-                found.append(_Input(number, *spot, start + offset, copy))
+                found.append(_Input(number, queue.key, spot[1], start + offset, copy))
         return found
 
     async def _messages(self, queue: QueueRoute, offset: int) -> list[Any]:
@@ -290,12 +294,12 @@ class _Life:
     # --- one transaction
 
     async def _copy(self, inputs: list[_Input]) -> None:
-        self._world.tell(f"copies {[(each.queue, each.offset) for each in inputs]}")
+        self._world.tell(f"copies {[(each.queue.queue_id, each.offset) for each in inputs]}")
         await self._add(await self._homes())
         await self._write(inputs)
         staged = await self._stage(inputs)
-        if self._random.random() < 0.2:
-            await asyncio.sleep(self._random.uniform(0.1, 0.6))
+        if self._random.random() < (0.08 if self._owner.stopping else 0.2):
+            await asyncio.sleep(self._random.choice((0.1, 0.3, 1.5)))
         if staged and self._random.random() < 0.9:
             await self._commit(inputs)
             return
@@ -330,7 +334,7 @@ class _Life:
         """Raises OverError unless all copies are staged."""
         by_partition: dict[int, list[bytes]] = defaultdict(list)
         for each in inputs:
-            by_partition[(each.queue + each.offset) % self._copies.count].append(each.copy)
+            by_partition[(each.queue.queue_id + each.offset) % self._copies.count].append(each.copy)
         outcomes = [outcome for each in by_partition.items() for outcome in self._send_all(*each)]
         try:
             async with timeout(_ANSWER_S):
@@ -395,6 +399,8 @@ class _Life:
             await self._refused(code)
         self._world.count("copies committed")
         for each in inputs:
+            if (progress := self._owner.progress(each.queue)) <= each.offset:
+                self._world.loop.errors.append(f"{each} is committed, and progress is {progress}")
             self._at[each.partition] = each.next_offset
             known = self._owner.desk.acknowledged
             known[each.partition] = max(known[each.partition], each.next_offset)

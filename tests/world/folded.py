@@ -309,8 +309,8 @@ class Folded:
         if did is Did.ACTIVATED:
             return consumption.on_activated(key, step.job, self.places.ends[key])
         if did is Did.FORWARDED:
-            consumption.on_forwarded(key)
-        elif did is Did.GOES_ON:
+            return consumption.on_forwarded(key)
+        if did is Did.GOES_ON:
             consumption.on_goes_on(key)
         return {}
 
