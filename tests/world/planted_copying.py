@@ -14,10 +14,12 @@ from semel.broker.state.apply.staging import Staging
 from semel.broker.state.apply.transactions import Step, Transactions
 from semel.gateway.coordination import transaction_service
 from semel.gateway.coordination.broker_ledger import BrokerLedger
+from semel.gateway.coordination.committed_offsets import StagedIn
 from semel.gateway.transactions import coordinator
 from semel.gateway.transactions.ledger import Attempt, Stage
 from semel.gateway.transactions.standing import Producer, Row, Standing, standing_of
 from semel.protos.errors import LockLost
+from semel.protos.ids import QueueKey
 from semel.protos.v1 import transaction_records_pb2
 
 
@@ -105,17 +107,28 @@ def commits_messages_alone() -> AbstractContextManager[object]:
     return patch.object(BrokerLedger, "commit", bad)
 
 
+def ends_progress_early() -> AbstractContextManager[object]:
+    """Staged progress lives a second, whatever the transaction may take."""
+    opening = StagedIn.opening
+
+    def bad(self: StagedIn, group_id: str, queue: QueueKey) -> transaction_records_pb2.OpenStager:
+        return opening(self._replace(ttl_ms=1_000), group_id, queue)
+
+    return patch.object(StagedIn, "opening", bad)
+
+
 _PROGRESS = "has lock and progress"
 _STAGED = "has staged progress"
-_TWICE = "was acknowledged|copies of"
+_TWICE = "is committed, and progress is|was acknowledged|copies of"
 
 PLANTS: dict[str, tuple[Callable[[], AbstractContextManager[object]], str, int]] = {
-    "publishes progress on abort": (publishes_progress_on_abort, _PROGRESS, 1),
+    "publishes progress on abort": (publishes_progress_on_abort, _PROGRESS, 3),
     "gives up too much": (gives_up_too_much, _PROGRESS, 1),
-    "forgets progress in checkpoints": (forgets_progress_in_checkpoints, _STAGED, 9),
+    "forgets progress in checkpoints": (forgets_progress_in_checkpoints, _STAGED, 5),
     "stages under any token": (stages_under_any_token, _STAGED, 1),
     "keeps progress of deleted groups": (keeps_progress_of_deleted_groups, _STAGED, 7),
-    "obeys producers of the past": (obeys_producers_of_the_past, _TWICE, 3),
+    "obeys producers of the past": (obeys_producers_of_the_past, _TWICE, 0),
+    "ends progress early": (ends_progress_early, _TWICE, 14),
     "commits messages alone": (commits_messages_alone, _TWICE, 1),
 }
 """Each with a pattern of its error, and the seed that found it when it was planted."""

@@ -92,6 +92,10 @@ class StagedIn(NamedTuple):
     transaction_id: str
     epoch: int
     timeout_ms: int
+    """The transaction's, as far as it is known."""
+    ttl_ms: int
+    """How long the offsets live: at least as long as the transaction may last, for nobody would
+    miss them in its commit."""
 
     def opening(self, group_id: str, queue: QueueKey) -> transaction_records_pb2.OpenStager:
         """Returns what makes the stager of a group's progress known to the queue's brokers."""
@@ -100,7 +104,7 @@ class StagedIn(NamedTuple):
             epoch=self.epoch,
             stager_id=stager_id_of(self.transaction_id, self.epoch, queue, group_id),
             writer=self.timeout_ms,
-            ttl_ms=self.timeout_ms,
+            ttl_ms=self.ttl_ms,
         )
 
 

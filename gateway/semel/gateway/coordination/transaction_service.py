@@ -153,18 +153,24 @@ class TransactionService:
         _check_name(producer.transaction_id)
         ledger = self._ledger(caller, producer.transaction_id)
         try:
-            row = await caller.session.await_run(ledger.row())
+            found = await caller.session.await_run(ledger.find())
         except SemelError as error:
             raise _refused(error) from error
+        row = found.row
         standing = standing_of(row, producer)
         if standing is Standing.ENDED:
             raise TransactionRefused(ErrorCode.invalid_txn_state)
         if (code := refusal(standing)) is not ErrorCode.none:
             raise TransactionRefused(code)
+        # Only stagers of queues are sure to tell the transaction's own timeout.
+        known = [
+            one.timeout_ms for one in found.stages if one.epoch == row.begun_epoch and one.queues
+        ]
         return StagedIn(
             producer.transaction_id,
             row.begun_epoch,
-            TIMEOUT_MS_UNKNOWN,
+            timeout_ms=max(known, default=TIMEOUT_MS_UNKNOWN),
+            ttl_ms=SLACK_MS + max(known, default=TIMEOUT_MS_MAX),
         )
 
     async def end(self, producer: Producer, committed: bool, caller: Caller | None) -> ErrorCode:

@@ -454,7 +454,7 @@ async def test_a_planted_bug_is_caught(cluster: OneGroup) -> None:
     assert cluster.committed == 90
 
 
-TRANSACTION = StagedIn("copier", 5, 60_000)
+TRANSACTION = StagedIn("copier", 5, timeout_ms=60_000, ttl_ms=70_000)
 STAGER = stager_id_of("copier", 5, KEY, "k")
 
 
