@@ -227,17 +227,20 @@ class TransactionCoordinator:
         return self._learn(row, await ledger.find())
 
     def _learn(self, row: Row, found: Found) -> bool:
+        """Takes in what is open. Returns False if something of it is gone, or may be."""
         mine = _of(found, row.begun_epoch)
+        if any(stage.lost for stage in mine):
+            return False
+        queues = {key for each in mine for key in each.queues}
+        known = self._open
+        if known is not None and known.epoch == row.begun_epoch:
+            return known.queues <= queues
         if any(pinned.epoch == row.begun_epoch for pinned in found.pinned):
             return False
         if not mine and row.age_us > UNOPENED_US:
             return False
-        if any(stage.lost for stage in mine):
-            return False
         timeout_ms = max((stage.timeout_ms for stage in mine), default=self._timeout_ms)
-        self._open = _Open(
-            row.begun_epoch, timeout_ms, {key for each in mine for key in each.queues}
-        )
+        self._open = _Open(row.begun_epoch, timeout_ms, queues)
         return True
 
     # --- ends -------------------------------------------------------------------------------------
@@ -277,17 +280,13 @@ class TransactionCoordinator:
                 # Another gateway has pinned it and may be dead: what it has pinned is not known.
                 await ledger.ask(row.attempt)
                 return True
-            stages = _of(found, row.begun_epoch)
-            if known is None and not self._learn(row, found):
+            if not self._learn(row, found):
                 return False
             known = self._open
             assert known is not None
-            if known.queues - {key for stage in stages for key in stage.queues}:
-                return False
-            if any(stage.lost for stage in stages):
-                return False
             if row.age_us > known.timeout_ms * 1000:
                 return False
+            stages = _of(found, row.begun_epoch)
             known.pinned = stages
         try:
             await ledger.commit(begun, stages)
