@@ -11,7 +11,7 @@ from typing import Final
 
 import jwt
 
-from semel.client.login import _new_key
+from semel.client.certified import new_request
 from semel.controller.login.clients_ca import requested_key
 from semel.protos.errors import InvalidRequest
 from semel.protos.security.token_keys import key_id, new_key, public_keys
@@ -62,7 +62,7 @@ def login_targets() -> list[Target]:
         Target(name="token", corpus=_claims(), run=_run_token, seal=_sign),
         Target(
             name="signing request",
-            corpus=[_new_key()[1] for _ in range(4)],
+            corpus=[new_request()[1] for _ in range(4)],
             run=_run_signing_request,
         ),
     ]

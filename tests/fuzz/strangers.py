@@ -22,7 +22,7 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
-from semel.client.login import _new_key
+from semel.client.certified import new_request
 from semel.protos.framed import encode_head, encode_hello
 from semel.protos.rpc import CHANNEL_OPTIONS
 from semel.protos.security.credentials import login_channel
@@ -188,6 +188,6 @@ def _with_proofs(hints: Hints) -> Hints:
         "token": (forged, forged[:-1], "a.b.c", "x" * 7_000),
         "user": (GUARDED_USER, "admin", "nobody"),
         "password": ("wrong horse battery", "x" * 2_000),
-        "signing_request": (_new_key()[1],),
+        "signing_request": (new_request()[1],),
     }
     return Hints(values=values)

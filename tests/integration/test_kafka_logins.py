@@ -214,8 +214,10 @@ def test_nothing_is_served_before_a_login(logins: KafkaLogins) -> None:
         assert answered[0] == ILLEGAL_STATE
         assert not client.is_served()
     with raw(logins) as client:
-        assert client.handshake("SCRAM-SHA-256") == (
-            struct.pack(">hi", 33, 2) + b"\0\x05PLAIN" + b"\0\x0bOAUTHBEARER"
+        assert client.handshake("GSSAPI") == (
+            struct.pack(">hi", 33, 4)
+            + (b"\0\x05PLAIN" + b"\0\x0bOAUTHBEARER")
+            + (b"\0\x0dSCRAM-SHA-256" + b"\0\x0dSCRAM-SHA-512")
         )
         assert not client.is_served()
     with raw(logins) as client:

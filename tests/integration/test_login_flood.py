@@ -17,7 +17,7 @@ import grpc.aio
 import pytest
 
 from semel.client import Login, connect
-from semel.client.login import _new_key
+from semel.client.certified import new_request
 from semel.controller.login.attempt_rates import PER_ADDRESS
 from semel.controller.login.login_port import CONNECTIONS_PER_ADDRESS_MAX, MESSAGE_BYTES_MAX
 from semel.protos.errors import (
@@ -68,7 +68,7 @@ class Flood:
         self._began_s = time.monotonic()
         self._address = cluster.login_address(cluster.controller)
         self._ca = ca_of(cluster)
-        self._request = _new_key()[1]
+        self._request = new_request()[1]
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
 
     def __enter__(self) -> Flood:

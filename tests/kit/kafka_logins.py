@@ -9,7 +9,7 @@ import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, Producer
 
@@ -18,6 +18,7 @@ from tests.kit.authority import Authority
 from tests.kit.cluster import CLUSTER_ID
 from tests.kit.kafka_gateway import KafkaGatewayProcess
 from tests.kit.ruled_cluster import RuledCluster
+from tests.kit.scram_client import ScramClient
 
 HANDSHAKE, AUTHENTICATE, METADATA, API_VERSIONS = 17, 36, 3, 18
 
@@ -35,12 +36,14 @@ class KafkaLogins:
         file.write_text("\n".join([f'bootstrap = "{cluster.bootstrap}"', *files]))
         logins = directory / "login.toml"
         logins.write_text(
-            f'login = "{cluster.login_address(cluster.controller)}"\nca = "{own}/ca.pem"\n'
+            f'login = "{",".join(map(cluster.login_address, cluster.controllers))}"\n'
+            f'ca = "{own}/ca.pem"\n'
         )
         self.log = directory / "gateway.log"
         self.flags = (
             *("--client-config", str(file), "--sasl-logins", str(logins)),
-            *("--sasl", "plain,oauthbearer", "--certificate", str(both), "--key", str(both)),
+            *("--sasl", "plain,oauthbearer,scram-sha-256,scram-sha-512"),
+            *("--certificate", str(both), "--key", str(both)),
         )
         self.gateway = KafkaGatewayProcess(cluster.bootstrap, *self.flags, log=self.log)
 
@@ -63,6 +66,10 @@ class KafkaLogins:
             "sasl.password": password,
         }
 
+    def scram(self, user: str, password: str, mechanism: str) -> dict[str, Any]:
+        """librdkafka's settings."""
+        return self.plain(user, password) | {"sasl.mechanism": mechanism}
+
     def bearer(self, token: Callable[[], tuple[str, float]]) -> dict[str, Any]:
         """librdkafka's settings; `token` returns one and when it ends."""
         return self.tls() | {"sasl.mechanism": "OAUTHBEARER", "oauth_cb": lambda _: token()}
@@ -70,15 +77,24 @@ class KafkaLogins:
     def context(self) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=self.machine_ca)
 
-    def socket(self) -> RawClient:
-        return RawClient(self)
+    def socket(self, gateway: KafkaGatewayProcess | None = None) -> RawClient:
+        return RawClient(self, (gateway or self.gateway).address)
+
+
+class SaslAnswer(NamedTuple):
+    """An answer to SaslAuthenticate."""
+
+    code: int
+    error: str
+    answer: bytes
+    lifetime_ms: int
 
 
 class RawClient:
     """A client that sends what it likes."""
 
-    def __init__(self, logins: KafkaLogins) -> None:
-        host, _, port = logins.gateway.address.rpartition(":")
+    def __init__(self, logins: KafkaLogins, address: str) -> None:
+        host, _, port = address.rpartition(":")
         plain = socket.create_connection((host, int(port)), 20)
         self._socket = logins.context().wrap_socket(plain, server_hostname="127.0.0.1")
 
@@ -100,10 +116,30 @@ class RawClient:
 
     def authenticate(self, message: bytes) -> tuple[int, int] | None:
         """Returns the error code and the lifetime in milliseconds."""
+        found = self.say(message)
+        return None if found is None else (found.code, found.lifetime_ms)
+
+    def say(self, message: bytes) -> SaslAnswer | None:
+        """Sends a message of the mechanism."""
         found = self.ask(AUTHENTICATE, 1, struct.pack(">i", len(message)) + message)
         if found is None:
             return None
-        return struct.unpack(">h", found[:2])[0], struct.unpack(">q", found[-8:])[0]
+        error_bytes = max(0, struct.unpack_from(">h", found, 2)[0])
+        begin = 4 + error_bytes
+        (length,) = struct.unpack_from(">i", found, begin)
+        return SaslAnswer(
+            code=struct.unpack_from(">h", found)[0],
+            error=found[4:begin].decode(),
+            answer=found[begin + 4 : begin + 4 + length],
+            lifetime_ms=struct.unpack(">q", found[-8:])[0],
+        )
+
+    def scram(self, client: ScramClient) -> SaslAnswer | None:
+        """Logs in after a handshake; returns the last answer."""
+        begun = self.say(client.first)
+        if begun is None or begun.code:
+            return begun
+        return self.say(client.final(begun.answer))
 
     def is_served(self) -> bool:
         """Whether it is told about topics."""

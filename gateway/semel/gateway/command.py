@@ -59,7 +59,8 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
     "--sasl",
     metavar="MECHANISM[,…]",
     default="",
-    help="Clients log in by plain (a user with a password), oauthbearer (a token), or one of both,"
+    help="Clients log in by plain (a user with a password), scram-sha-256 or scram-sha-512 (the"
+    " same, and the gateway does not see the password), oauthbearer (a token), or one of several,"
     " and each acts with its own rights.",
 )
 @click.option(

@@ -39,8 +39,9 @@ class GatewayConfig:
     insecure: bool = False
     """Allow `listen` to be reached from a network without TLS."""
     sasl: str = ""
-    """Mechanisms by which clients log in, with commas between them: plain, oauthbearer. Each then
-    acts with its own rights; with none, all have those of the gateway."""
+    """Mechanisms by which clients log in, with commas between them: plain, oauthbearer,
+    scram-sha-256, scram-sha-512. Each then acts with its own rights; with none, all have those of
+    the gateway."""
     sasl_logins: Path | None = None
     """TOML file that says where the controllers log clients in, with `login` and `ca`."""
     sasl_without_tls: bool = False

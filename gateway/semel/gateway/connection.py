@@ -62,7 +62,6 @@ CHUNK_BYTES: Final = 256 << 10
 
 BARE: Final = RequestHead(ApiKey.SASL_AUTHENTICATE, -1, 0)
 """Stands for the head of a frame that has none: a message of SASL."""
-_BARE_ANSWER: Final = LENGTH.pack(0)
 
 
 class ConnectionOwner(Protocol):
@@ -292,7 +291,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         """A message of SASL without a head; what is wrong ends the connection without an answer."""
         assert self.gate is not None
         verdict = await self.gate.authenticate(frame, bare=True)
-        return None if verdict.refusal else Raw(())
+        return None if verdict.refusal else Raw((verdict.answer,))
 
     async def _run(self, running: _Running, work: Callable[[], Awaitable[Any]]) -> None:
         try:
@@ -300,7 +299,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
             if response is None:
                 running.parts = []
             elif running.head is BARE:
-                running.parts = [_BARE_ANSWER]
+                running.parts = [LENGTH.pack(sum(map(len, response.parts))), *response.parts]
             else:
                 running.parts = encode_response(running.head, response)
         except asyncio.CancelledError:

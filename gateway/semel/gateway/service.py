@@ -18,7 +18,7 @@ import signal
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import FrameType
 from typing import Final
@@ -32,7 +32,9 @@ from semel.gateway.coordination.callers import Caller
 from semel.gateway.coordination.group_service import GroupService
 from semel.gateway.coordination.transaction_service import TransactionService
 from semel.gateway.principals.principal_pool import PrincipalPool
+from semel.gateway.principals.proofs import Mechanism
 from semel.gateway.principals.sasl_gate import SaslGate
+from semel.gateway.principals.scram_level import ScramLevel
 from semel.gateway.probe import GatewayProbe
 from semel.gateway.server import KafkaServer
 from semel.gateway.services import Services
@@ -81,7 +83,7 @@ class KafkaGateway:
         if self._logins is not None:
             pool = PrincipalPool(self._logins, session.bootstrap, codec, groups, transactions)
             await self._stack.enter_async_context(pool)
-            new_gate = partial(SaslGate, pool=pool, mechanisms=self._config.mechanisms)
+            new_gate = partial(_new_gate, pool, await self._mechanisms(session))
         server = KafkaServer(
             self._config, client, groups.membership, own.dispatcher, self._tls, new_gate
         )
@@ -91,6 +93,15 @@ class KafkaGateway:
         self._stack.push_async_callback(server.stop)
         # Members that wait would keep the port from closing.
         self._stack.push_async_callback(groups.drain)
+
+    async def _mechanisms(self, session: Session) -> Callable[[], Sequence[Mechanism]]:
+        """Returns what tells the mechanisms that are offered now. Raises SemelError."""
+        wanted = self._config.mechanisms
+        if not any(each.is_scram for each in wanted):
+            return lambda: wanted
+        level = await self._stack.enter_async_context(ScramLevel(session.cluster))
+        others = tuple(each for each in wanted if not each.is_scram)
+        return lambda: wanted if level.reached else others
 
     async def _serve_metrics(
         self, server: KafkaServer, own: Services, pool: PrincipalPool | None, groups: GroupService
@@ -108,6 +119,12 @@ class KafkaGateway:
         """Ends in the opposite order."""
         await self._stack.aclose()
         self._listener.close()
+
+
+def _new_gate(
+    pool: PrincipalPool, mechanisms: Callable[[], Sequence[Mechanism]], connection: KafkaConnection
+) -> SaslGate:
+    return SaslGate(connection, pool, mechanisms())
 
 
 def serve(config: GatewayConfig, on_ready: Callable[[KafkaGateway], None]) -> None:

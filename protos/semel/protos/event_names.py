@@ -316,6 +316,8 @@ NAMES: Final[dict[str, str]] = {
     "leave failed": "gateway_leave_failed",
     "login refused": "gateway_login_refused",
     "login ended": "gateway_login_ended",
+    "SCRAM is not offered before the feature level rises": "gateway_scram_not_offered",
+    "the feature level was not heard": "gateway_level_not_heard",
     "a principal's client did not close": "gateway_client_not_closed",
     # --- Spark
     "data is lost, the read goes on without it": "spark_data_lost",

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from semel.client import AsyncClient
-from semel.client.login import LoggedIn
+from semel.client.certified import Certified
 from semel.client.session import Session
 from semel.gateway.coordination.callers import Caller
 from semel.gateway.principals.proofs import Mechanism
@@ -47,7 +47,7 @@ class Principal:
     """See the module's text. Lives on the client's I/O thread."""
 
     def __init__(
-        self, key: PrincipalKey, logged_in: LoggedIn, session: Session, services: Services
+        self, key: PrincipalKey, logged_in: Certified, session: Session, services: Services
     ) -> None:
         self.key = key
         self.logged_in = logged_in

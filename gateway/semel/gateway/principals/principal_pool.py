@@ -7,6 +7,10 @@ opens several connections; a proof that was right is taken again without asking,
 certificate that it brought has ended, and only while its principal is here. Proofs are remembered
 by a digest under a key of this process.
 
+With SCRAM the gateway has no proof to show again: it passes the client's two messages on, and gets
+the certificate at the end of the exchange. So every connection asks the controllers, and its
+session ends with the certificate, as with a token.
+
 A principal ends when nobody has been connected for a while, when the controllers refuse to renew
 its login, or when its certificate has ended; then its connections are closed.
 
@@ -30,12 +34,14 @@ import logging
 import os
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+from semel.client.certified import Certified
 from semel.client.client_file import LoginPlace
 from semel.client.login import LoggedIn, Login
+from semel.client.scram import ScramLogin
 from semel.client.session import Session
 from semel.gateway.coordination.group_service import GroupService
 from semel.gateway.coordination.transaction_service import TransactionService
@@ -48,8 +54,11 @@ from semel.gateway.services import Figures, Services, added, ended
 from semel.protos.errors import InvalidRequest, Unauthenticated, Unavailable
 from semel.protos.security.credentials import Security
 from semel.protos.security.login_facts import login_facts_of
+from semel.protos.security.scram import read_final, read_first
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 PRINCIPALS_MAX: Final = 256
 LOGINS_MAX: Final = 16
@@ -113,7 +122,7 @@ class PrincipalPool:
         self._principals: dict[PrincipalKey, Principal] = {}
         self._entries: OrderedDict[bytes, Entry] = OrderedDict()
         """By the digest of the proof; added last at the end."""
-        self._under_way: dict[bytes, asyncio.Task[Entry]] = {}
+        self._under_way: dict[bytes, asyncio.Task[Any]] = {}
         self._asking: Counter[str] = Counter()
         """Logins under way, by the host that they are for."""
         self._opening: dict[PrincipalKey, asyncio.Lock] = {}
@@ -147,27 +156,34 @@ class PrincipalPool:
         entry = self._entries.get(digest)
         if entry is not None and self._is_good(entry):
             return entry
-        if self._attempts.wait_s(host, time.monotonic()) > 0:
-            self.denied += 1
-            await asyncio.sleep(ANSWER_S)
-            raise Denied("too many wrong logins: come back later")
-        task = self._under_way.get(digest)
-        if task is None:
-            if self._asking[host] >= HOST_LOGINS_MAX:
-                raise Unavailable(f"{HOST_LOGINS_MAX} logins from {host} are under way")
-            self._asking[host] += 1
-            name = "semel-kafka-login"
-            task = asyncio.get_running_loop().create_task(self._ask(proof, digest), name=name)
-            self._under_way[digest] = task
-            task.add_done_callback(lambda done: self._on_asked(digest, host, done))
+        await self._check_patience(host)
+        return await self._shown(digest, host, lambda: self._ask(proof, digest))
+
+    async def begin_scram(
+        self, mechanism: Mechanism, message: bytes, host: str
+    ) -> tuple[ScramLogin, bytes]:
+        """Returns an exchange that the client has begun, and the answer to its first message.
+        Raises as `log_in`."""
+        await self._check_patience(host)
         try:
-            return await asyncio.shield(task)
-        except Unauthenticated as error:
-            logger.info("login refused peer=%s error=%s", host, error.message)
-            raise await self.wrong(host, WRONG) from None
-        except InvalidRequest as error:  # a name that is none, and the like
-            logger.info("login refused peer=%s error=%s", host, error.message)
-            raise await self.wrong(host, WRONG) from None
+            read_first(message)
+        except InvalidRequest as error:
+            raise await self.wrong(host, error.message) from None
+        return await self._shown(os.urandom(16), host, lambda: self._begin(mechanism, message))
+
+    async def finish_scram(
+        self, mechanism: Mechanism, exchange: ScramLogin, message: bytes, host: str
+    ) -> tuple[Entry, bytes]:
+        """Returns whose proof the client's final message is, and the answer to it. Raises as
+        `log_in`."""
+        await self._check_patience(host)
+        try:
+            read_final(message)
+        except InvalidRequest as error:
+            raise await self.wrong(host, error.message) from None
+        return await self._shown(
+            os.urandom(16), host, lambda: self._finish(mechanism, exchange, message)
+        )
 
     async def wrong(self, host: str, message: str) -> Denied:
         """Counts a wrong proof, and returns the refusal when it is time for it."""
@@ -177,6 +193,34 @@ class PrincipalPool:
         return Denied(message)
 
     # ------------------------------------------------------------------------------------- logins
+
+    async def _check_patience(self, host: str) -> None:
+        """Raises Denied for a host from where too many proofs were wrong."""
+        if self._attempts.wait_s(host, time.monotonic()) > 0:
+            self.denied += 1
+            await asyncio.sleep(ANSWER_S)
+            raise Denied("too many wrong logins: come back later")
+
+    async def _shown(self, key: bytes, host: str, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Shows something to the controllers; all that show the same at one time share a call.
+        Raises Denied, and SemelError if nobody can tell."""
+        task: asyncio.Task[T] | None = self._under_way.get(key)
+        if task is None:
+            if self._asking[host] >= HOST_LOGINS_MAX:
+                raise Unavailable(f"{HOST_LOGINS_MAX} logins from {host} are under way")
+            self._asking[host] += 1
+            name = "semel-kafka-login"
+            task = asyncio.get_running_loop().create_task(ask(), name=name)
+            self._under_way[key] = task
+            task.add_done_callback(lambda done: self._on_asked(key, host, done))
+        try:
+            return await asyncio.shield(task)
+        except Unauthenticated as error:
+            logger.info("login refused peer=%s error=%s", host, error.message)
+            raise await self.wrong(host, WRONG) from None
+        except InvalidRequest as error:  # a name that is none, and the like
+            logger.info("login refused peer=%s error=%s", host, error.message)
+            raise await self.wrong(host, WRONG) from None
 
     def _digest(self, proof: Proof) -> bytes:
         parts = (proof.mechanism.value, proof.user, proof.password, proof.token)
@@ -188,8 +232,8 @@ class PrincipalPool:
         principal = entry.principal
         return not principal.ended and not principal.why_not and time.monotonic() < entry.until_s
 
-    def _on_asked(self, digest: bytes, host: str, done: asyncio.Task[Entry]) -> None:
-        del self._under_way[digest]
+    def _on_asked(self, key: bytes, host: str, done: asyncio.Task[Any]) -> None:
+        del self._under_way[key]
         self._asking[host] -= 1
         if not self._asking[host]:
             del self._asking[host]
@@ -204,10 +248,7 @@ class PrincipalPool:
         key = _key_of(logged_in, proof.mechanism)
         if proof.user not in ("", key.user):
             raise Unauthenticated("the token is another user's than the one that was named")
-        self.logins += 1
-        lasts_s = logged_in.current().expires_at - time.time()
-        principal = await self._principal(key, logged_in)
-        until_s = time.monotonic() + lasts_s
+        principal, until_s = await self._taken(key, logged_in)
         renewed = proof.mechanism is Mechanism.PLAIN
         entry = Entry(principal, until_s, None if renewed else until_s)
         if renewed:  # an earlier password is good for nobody any more
@@ -218,12 +259,35 @@ class PrincipalPool:
             self._entries.popitem(last=False)
         return entry
 
+    async def _begin(self, mechanism: Mechanism, message: bytes) -> tuple[ScramLogin, bytes]:
+        """Raises SemelError."""
+        async with self._room:
+            exchange = await asyncio.to_thread(ScramLogin, self._place, mechanism.value)
+            return exchange, await exchange.begin(message, LOGIN_S)
+
+    async def _finish(
+        self, mechanism: Mechanism, exchange: ScramLogin, message: bytes
+    ) -> tuple[Entry, bytes]:
+        """Raises SemelError."""
+        async with self._room:
+            answer = await exchange.finish(message, LOGIN_S)
+        principal, until_s = await self._taken(_key_of(exchange, mechanism), exchange)
+        return Entry(principal, until_s, until_s), answer
+
+    async def _taken(self, key: PrincipalKey, logged_in: Certified) -> tuple[Principal, float]:
+        """Returns the principal of a login that the controllers took, and the monotonic time at
+        which its certificate ends. Raises SemelError."""
+        self.logins += 1
+        lasts_s = logged_in.current().expires_at - time.time()
+        principal = await self._principal(key, logged_in)
+        return principal, time.monotonic() + lasts_s
+
     def _login_of(self, proof: Proof) -> Login:
         if proof.mechanism is Mechanism.PLAIN:
             return self._place.login(user=proof.user, password=proof.password)
         return self._place.login(token=proof.token)
 
-    async def _principal(self, key: PrincipalKey, logged_in: LoggedIn) -> Principal:
+    async def _principal(self, key: PrincipalKey, logged_in: Certified) -> Principal:
         """Returns the principal that somebody has logged in as. Raises SemelError."""
         lock = self._opening.setdefault(key, asyncio.Lock())
         async with lock:
@@ -287,7 +351,7 @@ class PrincipalPool:
         task.add_done_callback(self._tasks.discard)
 
 
-def _key_of(logged_in: LoggedIn, mechanism: Mechanism) -> PrincipalKey:
+def _key_of(logged_in: Certified, mechanism: Mechanism) -> PrincipalKey:
     from cryptography import x509
 
     loaded = logged_in.current()

@@ -5,9 +5,11 @@ NUL, the password; all UTF-8. OAUTHBEARER (RFC 7628): a GS2 header, `n,a=USER,` 
 1; then pairs `NAME=VALUE` that each end in a byte 1, one of them `auth=Bearer TOKEN`; then one more
 byte 1.
 
-Both are one message of the client and one answer. RFC 7628 lets a server answer a bad token with a
-JSON object, which the client acknowledges before it is refused. Kafka's SaslAuthenticate has an
-error code for that, which every client reads, so a bad token is refused at once.
+Both are one message of the client and one answer; SCRAM's two messages (RFC 5802) go to the
+controllers as they are (`semel.protos.security.scram` reads them). RFC 7628 lets a server answer a
+bad token with a JSON object, which the client acknowledges before it is refused. Kafka's
+SaslAuthenticate has an error code for that, which every client reads, so a bad token is refused at
+once.
 
 Invariant: for any bytes, `read_proof` returns a proof or raises BadProof, and neither the error nor
 a repr has any of the bytes.
@@ -36,6 +38,13 @@ class Mechanism(Enum):
 
     PLAIN = "PLAIN"
     OAUTHBEARER = "OAUTHBEARER"
+    SCRAM_SHA_256 = "SCRAM-SHA-256"
+    SCRAM_SHA_512 = "SCRAM-SHA-512"
+
+    @property
+    def is_scram(self) -> bool:
+        """It takes two messages of the client, and the password is not among them."""
+        return self in (Mechanism.SCRAM_SHA_256, Mechanism.SCRAM_SHA_512)
 
 
 class BadProof(Exception):
@@ -54,7 +63,7 @@ class Proof:
 
 
 def read_proof(mechanism: Mechanism, message: bytes | memoryview) -> Proof:
-    """Reads a client's message. Raises BadProof."""
+    """Reads a client's message of PLAIN or OAUTHBEARER. Raises BadProof."""
     if len(message) > PROOF_BYTES_MAX:
         raise BadProof(f"a proof has {PROOF_BYTES_MAX} bytes at most, and this has {len(message)}")
     try:

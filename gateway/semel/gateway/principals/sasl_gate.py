@@ -15,10 +15,11 @@ import time
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+from semel.client.scram import ScramLogin
 from semel.gateway.principals.principal import Principal
-from semel.gateway.principals.principal_pool import Denied, PrincipalPool
+from semel.gateway.principals.principal_pool import Denied, Entry, PrincipalPool
 from semel.gateway.principals.proofs import PROOF_BYTES_MAX, BadProof, Mechanism, read_proof
-from semel.gateway.principals.sasl_state import OutOfOrder, SaslState, State
+from semel.gateway.principals.sasl_state import OutOfOrder, SaslState
 from semel.gateway.principals.sasl_verdict import Verdict
 from semel.gateway.versions import ApiKey
 from semel.protos.errors import InvalidRequest, SemelError
@@ -55,6 +56,8 @@ class SaslGate:
         self._connection = connection
         self._pool = pool
         self._state = SaslState(mechanisms)
+        self._exchange: ScramLogin | None = None
+        """SCRAM, between the client's two messages."""
         self._made_s = time.monotonic()
 
     @property
@@ -65,7 +68,7 @@ class SaslGate:
     @property
     def wants_bare(self) -> bool:
         """Whether the next frame is a message without a header of Kafka."""
-        return self._state.state is State.CHOSEN and self._state.bare
+        return self._state.wants_bare
 
     def sweep(self, now_s: float) -> None:
         """Closes the connection if nobody logs in, or if the session has ended."""
@@ -105,13 +108,8 @@ class SaslGate:
             mechanism = self._state.on_message(bare=bare)
         except OutOfOrder as error:
             return Verdict(str(error), out_of_order=True)
-        host = self._connection.host
         try:
-            try:
-                proof = read_proof(mechanism, message)
-            except BadProof as error:
-                raise await self._pool.wrong(host, str(error)) from None
-            entry = await self._pool.log_in(proof, host)
+            entry, answer = await self._ask(mechanism, message)
         except Denied as denied:
             self._state.on_wrong()
             return Verdict(denied.message)
@@ -122,6 +120,30 @@ class SaslGate:
         except asyncio.CancelledError:
             self._state.on_wrong()
             raise
+        if entry is None:
+            self._state.on_more()
+            return Verdict(answer=answer)
+        return self._on_proved(entry, answer)
+
+    async def _ask(
+        self, mechanism: Mechanism, message: bytes | memoryview
+    ) -> tuple[Entry | None, bytes]:
+        """Returns who it is and the mechanism's answer; None for the first message of two. Raises
+        Denied, and SemelError if nobody can tell."""
+        host = self._connection.host
+        if not mechanism.is_scram:
+            try:
+                proof = read_proof(mechanism, message)
+            except BadProof as error:
+                raise await self._pool.wrong(host, str(error)) from None
+            return await self._pool.log_in(proof, host), b""
+        exchange, self._exchange = self._exchange, None
+        if exchange is None:
+            self._exchange, answer = await self._pool.begin_scram(mechanism, bytes(message), host)
+            return None, answer
+        return await self._pool.finish_scram(mechanism, exchange, bytes(message), host)
+
+    def _on_proved(self, entry: Entry, answer: bytes) -> Verdict:
         principal = entry.principal
         if principal.ended:
             self._state.on_wrong()
@@ -135,8 +157,9 @@ class SaslGate:
             self.principal = principal
             principal.join(self, self._connection.close)
         if entry.ends_s is None:
-            return Verdict()
-        return Verdict(lifetime_ms=max(1, int((entry.ends_s - time.monotonic()) * 1000)))
+            return Verdict(answer=answer)
+        lifetime_ms = max(1, int((entry.ends_s - time.monotonic()) * 1000))
+        return Verdict(lifetime_ms=lifetime_ms, answer=answer)
 
     def on_lost(self) -> None:
         """The connection is gone."""

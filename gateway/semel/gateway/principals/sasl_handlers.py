@@ -51,6 +51,6 @@ async def sasl_authenticate(request: Any, context: RequestContext) -> Any:
         request,
         error_code=code,
         error_message=verdict.refusal or None,
-        auth_bytes=b"",
+        auth_bytes=verdict.answer,
         session_lifetime=verdict.lifetime_ms,
     )

@@ -4,6 +4,7 @@
 |---|---|---|---|---|
 | BEGUN | served | a known mechanism: CHOSEN, an unknown one: FAILED | FAILED | FAILED |
 | CHOSEN | served | FAILED | CHECKING | FAILED |
+| HALFWAY | served | FAILED | CHECKING | FAILED |
 | CHECKING | FAILED | FAILED | FAILED | FAILED |
 | KNOWN | served | its mechanism again: CHOSEN, another one: FAILED | FAILED | served |
 | FAILED | FAILED | FAILED | FAILED | FAILED |
@@ -12,8 +13,11 @@ A connection that is KNOWN goes back to CHOSEN when the client authenticates aga
 to be the same client then. Nothing but the authentication is served until that is done. A session
 that has ended leaves only the authentication and ApiVersions.
 
-*Bare messages.* After a SaslHandshake of version 0 the client's message is a frame without a header
-of Kafka, and so is the answer; there is no error code, and a wrong one ends the connection.
+A mechanism with two messages of the client (SCRAM) goes from CHECKING to HALFWAY once the first
+message is answered.
+
+*Bare messages.* After a SaslHandshake of version 0 the client's messages are frames without a head
+of Kafka, and so are the answers; there is no error code, and a wrong one ends the connection.
 
 Invariants
 1. `may_serve` is true for ApiVersions and SASL's own requests alone, unless somebody has proved who
@@ -42,6 +46,7 @@ class State(Enum):
 
     BEGUN = "begun"
     CHOSEN = "chosen"
+    HALFWAY = "halfway"
     CHECKING = "checking"
     KNOWN = "known"
     FAILED = "failed"
@@ -64,6 +69,13 @@ class SaslState:
         """When the session ends; None for never."""
         self.mechanism: Mechanism | None = None
         self._mechanisms = mechanisms
+        self._was_bare = False
+        """The message that is being checked was."""
+
+    @property
+    def wants_bare(self) -> bool:
+        """Whether the next frame is a message without a header of Kafka."""
+        return self.bare and self.state in (State.CHOSEN, State.HALFWAY)
 
     def may_serve(self, key: ApiKey, now_s: float) -> bool:
         """Whether a request of this API is served now."""
@@ -91,12 +103,17 @@ class SaslState:
 
     def on_message(self, *, bare: bool) -> Mechanism:
         """A message of the mechanism has come, which has to be checked. Raises OutOfOrder."""
-        if self.state is not State.CHOSEN or bare is not self.bare:
+        if self.state not in (State.CHOSEN, State.HALFWAY) or bare is not self.bare:
             self._fail("SaslAuthenticate follows a SaslHandshake of version 1")
         assert self.mechanism is not None
         self.state = State.CHECKING
-        self.bare = False
+        self._was_bare, self.bare = self.bare, False
         return self.mechanism
+
+    def on_more(self) -> None:
+        """The first of two messages is answered."""
+        assert self.state is State.CHECKING
+        self.state, self.bare = State.HALFWAY, self._was_bare
 
     def on_right(self, name: str, ends_s: float | None) -> bool:
         """The message was right; returns False if it is another client's than before."""

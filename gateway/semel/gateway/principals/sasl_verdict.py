@@ -6,14 +6,16 @@ from typing import NamedTuple, Protocol
 
 
 class Verdict(NamedTuple):
-    """The answer to a proof."""
+    """The answer to a message of a client that logs in."""
 
     refusal: str = ""
     """Why it is refused, for the client; empty if it is right."""
     out_of_order: bool = False
     """It is refused because it may not come now."""
     lifetime_ms: int = 0
-    """Milliseconds until it has to be proved again; 0 for never."""
+    """Milliseconds until it has to be proved again; 0 for never, and while it is not proved."""
+    answer: bytes = b""
+    """The mechanism's own answer."""
 
 
 class Gate(Protocol):

@@ -38,7 +38,7 @@ from semel.protos.errors import InvalidRequest
 HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 """The hash of each mechanism, by `hashlib`'s name."""
 ITERATIONS: Final = 65_536
-"""Rounds for new verifiers: some 30 ms of a client for each connection. RFC 7677 asks for 4,096 at
+"""Rounds for new verifiers: 30 to 60 ms of a client for each connection. RFC 7677 asks for 4,096 at
 least, and Kafka's clients take a million at most."""
 SALT_BYTES: Final = 16
 MESSAGE_BYTES_MAX: Final = 4_096

@@ -16,7 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from semel.client.login import _new_key
+from semel.client.certified import new_request
 from semel.controller.login import login_service
 from semel.controller.login.clients_ca import CLIENTS_CA_KEY, ClientsCa, requested_key
 from semel.controller.login.key_sets import FileSet, KeySets
@@ -111,7 +111,7 @@ class World:
         self, client: ScramClient, address: str = "ipv4:10.0.0.1:5"
     ) -> tuple[x509.Certificate, bytes]:
         """Both halves of an exchange."""
-        mechanism, first, signed = client.mechanism, client.first, _new_key()[1]
+        mechanism, first, signed = client.mechanism, client.first, new_request()[1]
         began = await self.service.BeginScram(
             BeginScramRequest(mechanism=mechanism, client_first=first, signing_request=signed),
             Called(address),
@@ -128,7 +128,7 @@ class World:
         return x509.load_pem_x509_certificate(done.certificate), done.server_final
 
     async def log_in(self, address: str = "ipv4:10.0.0.1:5", **proof: str) -> x509.Certificate:
-        request = LogInRequest(signing_request=_new_key()[1], **proof)
+        request = LogInRequest(signing_request=new_request()[1], **proof)
         reply = await self.service.LogIn(request, Called(address))
         return x509.load_pem_x509_certificate(reply.certificate)
 
@@ -159,7 +159,7 @@ async def test_a_token_gives_a_certificate_that_ends_with_it(world: World) -> No
 
 async def test_only_a_certificate_that_ends_with_its_token_needs_a_newer_one(world: World) -> None:
     for expires_s, expected in ((NOW_S + 60, True), (NOW_S + 86_400, False)):
-        request = LogInRequest(signing_request=_new_key()[1], token=token(expires_s=expires_s))
+        request = LogInRequest(signing_request=new_request()[1], token=token(expires_s=expires_s))
         reply = await world.service.LogIn(request, Called())
         assert reply.ends_with_token is expected
 

@@ -89,7 +89,7 @@ def test_what_is_no_bearer_message_is_refused(message: bytes) -> None:
     assert "secret" not in str(refused.value)
 
 
-@given(st.sampled_from(Mechanism), st.binary() | st.lists(PIECES, max_size=12).map(b"".join))
+@given(st.sampled_from([PLAIN, BEARER]), st.binary() | st.lists(PIECES, max_size=12).map(b"".join))
 def test_any_bytes_are_a_proof_or_refused(mechanism: Mechanism, message: bytes) -> None:
     try:
         proof = read_proof(mechanism, message)

@@ -13,13 +13,13 @@ from semel.gateway.principals.proofs import Mechanism
 from semel.gateway.principals.sasl_state import OPEN_KEYS, OutOfOrder, SaslState, State
 from semel.gateway.versions import ApiKey
 
-PLAIN, BEARER = Mechanism.PLAIN, Mechanism.OAUTHBEARER
+PLAIN, BEARER, SCRAM = Mechanism.PLAIN, Mechanism.OAUTHBEARER, Mechanism.SCRAM_SHA_256
 NOW_S = 100.0
 CLOSED_KEYS = set(ApiKey) - OPEN_KEYS
 
 
 def begun() -> SaslState:
-    return SaslState([PLAIN, BEARER])
+    return SaslState([PLAIN, BEARER, SCRAM])
 
 
 def chosen(*, bare: bool = False) -> SaslState:
@@ -31,6 +31,14 @@ def chosen(*, bare: bool = False) -> SaslState:
 def checking() -> SaslState:
     state = chosen()
     assert state.on_message(bare=False) is PLAIN
+    return state
+
+
+def halfway(*, bare: bool = False) -> SaslState:
+    state = begun()
+    assert state.on_handshake(SCRAM.value, 0 if bare else 1)
+    assert state.on_message(bare=bare) is SCRAM
+    state.on_more()
     return state
 
 
@@ -51,6 +59,7 @@ def failed() -> SaslState:
     [
         (begun, State.BEGUN, True, False),
         (chosen, State.CHOSEN, True, False),
+        (halfway, State.HALFWAY, True, False),
         (checking, State.CHECKING, False, False),
         (known, State.KNOWN, True, True),
         (failed, State.FAILED, False, False),
@@ -69,7 +78,7 @@ def test_what_is_served_in_which_state(
     )
 
 
-@pytest.mark.parametrize("made", [chosen, checking, failed])
+@pytest.mark.parametrize("made", [chosen, halfway, checking, failed])
 def test_a_handshake_out_of_order_is_the_end(made: Callable[[], SaslState]) -> None:
     state = made()
     with pytest.raises(OutOfOrder):
@@ -85,7 +94,7 @@ def test_a_message_out_of_order_is_the_end(made: Callable[[], SaslState]) -> Non
     assert state.state is State.FAILED
 
 
-@pytest.mark.parametrize("name", ["GSSAPI", "plain", "", "SCRAM-SHA-256"])
+@pytest.mark.parametrize("name", ["GSSAPI", "plain", "", "SCRAM-SHA-512", "SCRAM-SHA-256-PLUS"])
 def test_an_unknown_mechanism_is_the_end(name: str) -> None:
     state = begun()
     assert not state.on_handshake(name, 1)
@@ -101,6 +110,32 @@ def test_bare_messages_follow_the_old_handshake_alone(bare: bool) -> None:
     state = chosen(bare=bare)
     assert state.on_message(bare=bare) is PLAIN
     assert not state.bare
+
+
+@pytest.mark.parametrize("bare", [True, False])
+def test_two_messages_are_both_bare_or_neither(bare: bool) -> None:
+    state = halfway(bare=bare)
+    assert state.wants_bare is bare
+    with pytest.raises(OutOfOrder):
+        state.on_message(bare=not bare)
+    state = halfway(bare=bare)
+    assert state.on_message(bare=bare) is SCRAM
+    assert not state.wants_bare
+    assert state.on_right("alice", NOW_S + 1)
+    assert not state.wants_bare
+
+
+def test_a_client_halfway_through_proving_it_again_is_not_served() -> None:
+    state = halfway()
+    state.on_message(bare=False)
+    assert state.on_right("alice", NOW_S + 9)
+    state.on_handshake(SCRAM.value, 1)
+    state.on_message(bare=False)
+    state.on_more()
+    assert not state.may_serve(ApiKey.PRODUCE, NOW_S)
+    state.on_message(bare=False)
+    assert not state.on_right("bob", NOW_S + 9)
+    assert state.state is State.FAILED
 
 
 def test_a_client_proves_it_again_and_stays_who_it_is() -> None:
@@ -131,8 +166,11 @@ def test_a_session_ends() -> None:
 
 
 STEPS = st.one_of(
-    st.tuples(st.just("handshake"), st.sampled_from(["PLAIN", "OAUTHBEARER", "?"]), st.booleans()),
+    st.tuples(
+        st.just("handshake"), st.sampled_from(["PLAIN", "SCRAM-SHA-256", "?"]), st.booleans()
+    ),
     st.tuples(st.just("message"), st.just(""), st.booleans()),
+    st.tuples(st.just("more"), st.just(""), st.booleans()),
     st.tuples(st.just("right"), st.sampled_from(["alice", "bob"]), st.booleans()),
     st.tuples(st.just("wrong"), st.just(""), st.booleans()),
 )
@@ -155,6 +193,8 @@ def test_nothing_is_served_without_a_right_proof_in_any_order(steps: list[Any]) 
                     proved.add(name)
                     fresh = state.on_right(name, None)
                     dead |= not fresh
+                elif what == "more":
+                    state.on_more()
                 else:
                     state.on_wrong()
                     dead = True
