@@ -49,7 +49,7 @@ from tests.world.world import World
 _PIN_MS = 400
 T = TypeVar("T")
 BOOT_S = 20.0
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 """A run comes to rest within this time plus BACKLOG times what its plan took: messages that are to
 be tried again, under locks of 200 ms, take several times as long as sending them."""
 BACKLOG = 4
