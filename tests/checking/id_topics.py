@@ -107,11 +107,16 @@ class IdTopic:
         """The message with the number."""
         return self.arrivals[arrival - (self.base or 0)]
 
-    def begin(self, first_arrival: int) -> bool:
-        """Takes the first record's word for where arrivals begin; False if they do not go on so."""
-        if self.base is None and first_arrival >= self.floor:
+    def begin(self, first_arrival: int) -> str:
+        """Takes the first record's word for where arrivals begin. Returns why ids cannot arrive so;
+        nothing if they can."""
+        if self.base is None:
+            if first_arrival < self.floor:
+                return f"ids arrive as {first_arrival}, and earlier windows go up to {self.floor}"
             self.base = self.first_arrival = first_arrival
-        return first_arrival == self.next_arrival
+        if first_arrival != self.next_arrival:
+            return f"ids arrive as {first_arrival}, not {self.next_arrival}"
+        return ""
 
     def known(self, name: bytes) -> int | None:
         """The arrival of an id in the window whose message is not cancelled."""

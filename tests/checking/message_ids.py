@@ -314,8 +314,8 @@ class IdLog:
                 step.seed, [*self._sent.values(), *self._messages]
             )
         ids = translator.read(step)
-        if ids and not topic.begin(step.first_arrival):
-            self._wrong(f"ids arrive as {step.first_arrival}, not {topic.next_arrival}")
+        if ids and (problem := topic.begin(step.first_arrival)):
+            self._wrong(problem)
         covered = range(step.ids_from, step.ids_to)
         self.moves.taken.append(Taken(self._index, job, step.group_id, covered, ids))
         for message, place in ids:
@@ -421,8 +421,8 @@ class IdLog:
             return
         messages, sequences = messages_in(bytes(payload))
         delayed = is_delayed(header)
-        if not topic.begin(checked.first_arrival):
-            self._wrong(f"ids arrive as {checked.first_arrival}, not {topic.next_arrival}")
+        if problem := topic.begin(checked.first_arrival):
+            self._wrong(problem)
         for at, message in enumerate(messages):
             place = Place(queue[1], placed.base_offset + at, 0)
             if delayed:

@@ -129,8 +129,8 @@ class TransactionIdLog(IdLog):
             topic = self.topics.get(each.topic_id)
             if topic is None:
                 continue
-            if not topic.begin(each.first_arrival):
-                self._wrong(f"ids arrive as {each.first_arrival}, not {topic.next_arrival}")
+            if problem := topic.begin(each.first_arrival):
+                self._wrong(problem)
             own = (at for at in here if name_of(self._staged[at]).queue[0] == each.topic_id)
             for ids, entry, position in zip(each.ids, each.entries, each.positions, strict=True):
                 at = (entry, position) if entry else next(own, None)
