@@ -358,6 +358,13 @@ TARGETS: Final = {
         files=(f"{_GATEWAY}/transactions",),
         tests=("tests/unit/gateway/transactions",),
     ),
+    "kafka-producing": Target(
+        files=tuple(
+            f"{_GATEWAY}/producing/{name}.py"
+            for name in ("kafka_numbers", "kafka_window", "stage_lanes", "stage_window")
+        ),
+        tests=("tests/unit/gateway/producing",),
+    ),
     "kafka-groups": Target(
         files=(f"{_GATEWAY}/groups",),
         tests=("tests/unit/gateway/groups",),
@@ -389,6 +396,7 @@ LEFT_OUT: Final = frozenset().union(
     _in(_BROKER, "probe", "readiness", "resources"),
     _in(f"{_GATEWAY}/fetching", "fetch", "fetch_response", "queue_polls", "queue_reader"),
     _in(f"{_GATEWAY}/fetching", "queue_runs", "stored_batches"),
+    _in(f"{_GATEWAY}/producing", "kafka_lanes", "plain_producer", "produce", "produce_response"),
     _in(f"{_GATEWAY}/principals", "principal", "principal_pool", "sasl_gate", "sasl_handlers"),
     _in(f"{_GATEWAY}/principals", "sasl_verdict", "scram_level"),
     _in(f"{_BROKER}/background", "maintenance", "memory_bounds", "propose"),
