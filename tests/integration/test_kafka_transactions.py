@@ -52,6 +52,21 @@ def send_offsets(producer: Producer, consumer: Consumer) -> None:
     until(is_sent, what="the offsets to be sent")
 
 
+def reading(addresses: str, group: str, topic: str) -> Consumer:
+    """A member of a group that begins at the start, and commits nothing by itself."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": addresses,
+            "group.id": group,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+        }
+    )
+    consumer.subscribe([topic])
+    return consumer
+
+
 def messages(cluster: Cluster, topic: str) -> list[bytes]:
     """What a consumer of the SDK would get now, in no order; and the cluster's own proof."""
     with connect(cluster.bootstrap) as client:
@@ -203,16 +218,7 @@ def test_a_program_that_reads_and_writes_does_each_message_once(
     copied = 0
     for enough in (100, 200):  # the second goes on where the first has ended
         producer = transactional(addresses, "copier")
-        consumer = Consumer(
-            {
-                "bootstrap.servers": addresses,
-                "group.id": "copiers",
-                "auto.offset.reset": "earliest",
-                "enable.auto.commit": False,
-                "isolation.level": "read_committed",
-            }
-        )
-        consumer.subscribe(["orders"])
+        consumer = reading(addresses, "copiers", "orders")
         number = 0
         while copied < enough:
             found = consumer.consume(20, 5.0)
@@ -233,6 +239,40 @@ def test_a_program_that_reads_and_writes_does_each_message_once(
                 copied += len(found)
         consumer.close()
     assert sorted(messages(cluster, "copies")) == [b"%03d" % number for number in range(200)]
+
+
+def test_who_reads_on_after_another_has_left_is_the_only_one_who_commits(
+    cluster: Cluster, gateways: list[KafkaGatewayProcess]
+) -> None:
+    with connect(cluster.bootstrap) as client:
+        client.admin.create_topic("orders", queues=2)
+        client.admin.create_topic("copies", queues=1)
+    addresses = ",".join(each.address for each in gateways)
+    produce(addresses, "orders", [b"%03d" % number for number in range(50)])
+
+    def copy(consumer: Consumer, producer: Producer) -> None:
+        found: list[Any] = []
+        while len(found) < 50:
+            more = consumer.consume(50, WAIT_S)
+            assert more, f"nothing comes after {len(found)} records"
+            found += more
+        producer.begin_transaction()
+        for message in found:
+            producer.produce("copies", message.value(), partition=0)
+        send_offsets(producer, consumer)
+
+    gone, gone_producer = reading(addresses, "copiers", "orders"), transactional(addresses, "one")
+    copy(gone, gone_producer)
+    gone.close()  # and its transaction is open
+    consumer, producer = reading(addresses, "copiers", "orders"), transactional(addresses, "two")
+    copy(consumer, producer)
+    with pytest.raises(KafkaException) as refused:
+        gone_producer.commit_transaction(WAIT_S)
+    assert refused.value.args[0].txn_requires_abort()
+    gone_producer.abort_transaction(WAIT_S)
+    producer.commit_transaction(WAIT_S)
+    consumer.close()
+    assert sorted(messages(cluster, "copies")) == [b"%03d" % number for number in range(50)]
 
 
 def test_kafka_python_and_aiokafka_commit_and_abort(

@@ -158,7 +158,7 @@ async def test_neither_comes_if_nobody_decides(tmp_path: Path) -> None:
         await group.settled()
         assert {stored(node) for node in group.running.values()} == {(10, -1, b"")}
         staging = (await group.master()).replica.state.transactions.staging
-        assert (staging.stagers, staging.commits_cost, staging.bytes) == ({}, 0, 0)
+        assert (staging.stagers, staging.places.cost, staging.bytes) == ({}, 0, 0)
 
 
 async def test_a_stager_may_have_progress_only(group: BrokerGroup) -> None:

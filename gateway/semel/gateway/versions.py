@@ -64,7 +64,7 @@ TABLE: Final[dict[ApiKey, Served]] = {
     ApiKey.LIST_OFFSETS: Served(1, 5),
     ApiKey.METADATA: Served(0, 8),
     ApiKey.OFFSET_COMMIT: Served(2, 7),
-    ApiKey.OFFSET_FETCH: Served(1, 5),
+    ApiKey.OFFSET_FETCH: Served(1, 7),
     ApiKey.FIND_COORDINATOR: Served(0, 2),
     ApiKey.JOIN_GROUP: Served(0, 5),
     ApiKey.HEARTBEAT: Served(0, 3),

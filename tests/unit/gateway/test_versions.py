@@ -14,7 +14,7 @@ FROZEN = {
     "LIST_OFFSETS": (2, 1, 5),
     "METADATA": (3, 0, 8),
     "OFFSET_COMMIT": (8, 2, 7),
-    "OFFSET_FETCH": (9, 1, 5),
+    "OFFSET_FETCH": (9, 1, 7),
     "FIND_COORDINATOR": (10, 0, 2),
     "JOIN_GROUP": (11, 0, 5),
     "HEARTBEAT": (12, 0, 3),

@@ -49,6 +49,7 @@ class GroupOffsetCalls:
                     log_start_offset=queue.log_start_offset,
                     high_watermark=queue.log_end_offset,
                     metadata=row.metadata if request.group else b"",
+                    unsettled=bool(state.transactions.staging.places.at((group, queue.key))),
                 )
                 clock = self._replica.lock_clock
                 if row.owner and clock is not None:

@@ -26,7 +26,7 @@ from semel.broker.state import CommitApplied, LockGranted, LockRefused, unread_e
 from semel.broker.state.apply.splits import split_record_of
 from semel.protos.errors import InvalidRequest, UnknownQueue, to_detail
 from semel.protos.ids import QueueKey
-from semel.protos.levels import KAFKA_LEVEL, METADATA_LEVEL
+from semel.protos.levels import KAFKA_LEVEL, METADATA_LEVEL, STAGED_COMMITS_LEVEL
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import broker_pb2, common_pb2, control_pb2, transaction_records_pb2
 
@@ -70,6 +70,9 @@ class LockCalls:
             unread = unread_error(state.queues, state.groups, request.group, state.queues[key])
             if unread is not None:  # refused without an entry: members ask again and again
                 return broker_pb2.LockGrant(queue=ref, error=to_detail(unread))
+        drops = request.drop_staged and state.feature_level >= STAGED_COMMITS_LEVEL
+        if drops and (pinned := state.transactions.pinned_progress(request.group, key)) is not None:
+            return broker_pb2.LockGrant(queue=ref, error=to_detail(pinned))
         record = control_pb2.AcquireLock(
             group=request.group,
             queue=ref,
@@ -78,6 +81,7 @@ class LockCalls:
             lock_ms=request.lock_ms,
             session_ms=request.session_ms,
             beside_parents=request.beside_parents,
+            drop_staged=drops,
         )
         try:
             result = await self._replica.submit_control(

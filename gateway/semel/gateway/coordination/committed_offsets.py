@@ -14,12 +14,17 @@ Where a queue was split, a partition is a line of queues, and its progress that 
 (`line_progress.py`). The locks of children are acquired beside those of their parents: Kafka's
 consumers read a new partition whether or not another one has come to the place where it began.
 
+When a partition may have got another reader (`KafkaGroup.era`), the first fetch of it gives up what
+others have staged for the group with transactions that are open: the new reader does that work
+again, and the transaction of the one before it cannot be committed any more.
+
 A commit may go back, as in Kafka. It says so, and its token is used no more: a copy of it that was
 delayed on the way cannot undo a later commit.
 
 Invariants
 1. Every commit carries a token that was granted under the generation of this coordinator.
 2. Code after an await uses the lock that it sent, not the one that is there by then.
+3. What is staged by a member of an earlier era is never committed after an offset was fetched.
 
 Not here: who coordinates (`roles.py`), whether a member may commit (`groups/kafka_group.py`).
 """
@@ -32,18 +37,18 @@ import functools
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from semel.client.admin.resets import forget_progress
 from semel.client.core.retry import Backoff, BackoffPolicy
 from semel.client.core.routing import QueueRoute
 from semel.client.transactions.staging import SERVICE
 from semel.client.transport.cluster import Cluster
+from semel.gateway.coordination.group_lock import NO_ERA, GroupLock, lock_ref
 from semel.gateway.coordination.line_progress import STEPS, Progress, Stores, joined, own
+from semel.gateway.coordination.staged_in import StagedIn
 from semel.gateway.partitions import PartitionLine
 from semel.gateway.topic_book import TopicBook
-from semel.gateway.transactions.numbers import stager_id_of
 from semel.protos.errors import (
     InvalidRequest,
     LockLost,
@@ -60,7 +65,6 @@ from semel.protos.ids import GroupId, QueueKey
 from semel.protos.queue_refs import queue_key_of, queue_ref
 from semel.protos.v1 import (
     broker_pb2,
-    control_pb2,
     transaction_records_pb2,
 )
 
@@ -86,42 +90,8 @@ Place: TypeAlias = tuple[str, int]
 """A topic and a partition."""
 
 
-class StagedIn(NamedTuple):
-    """The transaction with which offsets are stored."""
-
-    transaction_id: str
-    epoch: int
-    timeout_ms: int
-    """The transaction's, as far as it is known."""
-    ttl_ms: int
-    """How long the offsets live: at least as long as the transaction may last, for nobody would
-    miss them in its commit."""
-
-    def opening(self, group_id: str, queue: QueueKey) -> transaction_records_pb2.OpenStager:
-        """Returns what makes the stager of a group's progress known to the queue's brokers."""
-        return transaction_records_pb2.OpenStager(
-            transaction_id=self.transaction_id,
-            epoch=self.epoch,
-            stager_id=stager_id_of(self.transaction_id, self.epoch, queue, group_id),
-            writer=self.timeout_ms,
-            ttl_ms=self.ttl_ms,
-        )
-
-
 class Deposed(Exception):
     """Another gateway coordinates the group."""
-
-
-@dataclass(slots=True)
-class _Lock:
-    route: QueueRoute
-    token: int
-    committed: int
-    """The offset that is committed, as far as it is known."""
-    split: control_pb2.SplitQueue | None = None
-    """How the queue was split, if it was when the lock was granted."""
-    version: int = 0
-    """The last version of metadata under this token."""
 
 
 class CommittedOffsets:
@@ -132,7 +102,7 @@ class CommittedOffsets:
         self._topics = topics
         self._group_id = group_id
         self._generation = generation
-        self._locks: dict[QueueKey, _Lock] = {}
+        self._locks: dict[QueueKey, GroupLock] = {}
         self._turn = asyncio.Lock()
         """Held while several queues of a partition are committed, one after the other."""
 
@@ -217,15 +187,19 @@ class CommittedOffsets:
                 failed |= _by_place(lines, await self._store(stores))
         return failed
 
-    async def fetch(self, wanted: Iterable[Place]) -> dict[Place, Progress | SemelError]:
-        """Returns what is committed, as no earlier coordinator can change it. Raises Deposed."""
+    async def fetch(self, wanted: Iterable[Place], era: int) -> dict[Place, Progress | SemelError]:
+        """Returns what is committed, as neither an earlier coordinator nor a transaction of an
+        earlier era can change it. Raises Deposed."""
         places = list(wanted)
         suffices = _never
         for _ in range(FETCH_ATTEMPTS):
             lines, refused = await self._resolve(places, suffices)
             found: dict[QueueKey, Progress] = {}
             queues = {queue.key: queue for line in lines.values() for queue in line.queues}
-            refused |= _by_place(lines, await self._hold(queues, found))
+            new = {key: queue for key, queue in queues.items() if self._era_of(key) != era}
+            known = {key: queue for key, queue in queues.items() if key not in new}
+            refused |= _by_place(lines, await self._hold(new, found, era))
+            refused |= _by_place(lines, await self._hold(known, found))
             if not any(self._was_split(line) for line in lines.values()):
                 break
             suffices = _always  # the controllers do not tell of the split yet: the locks have
@@ -297,7 +271,7 @@ class CommittedOffsets:
         return errors | lost | dict(zip(held, results, strict=True))
 
     async def _stage_one(
-        self, home: GroupId, lock: _Lock, progress: Progress, transaction: StagedIn
+        self, home: GroupId, lock: GroupLock, progress: Progress, transaction: StagedIn
     ) -> SemelError | None:
         """Stages progress on one queue, under a stager of its own (`transactions/coordinator.py`
         says why)."""
@@ -322,6 +296,8 @@ class CommittedOffsets:
         call = functools.partial(self._cluster.call_master, home, service=SERVICE)
         try:
             await call("Open", opening, CALL_S)
+            if not transaction.may_stage():
+                return StaleGeneration(f"group {self._group_id!r} has gone on without this member")
             reply = await call("StageCommits", request, CALL_S)
         except SemelError as error:
             return error
@@ -331,6 +307,10 @@ class CommittedOffsets:
             self._forget(lock)
             return LockLost(refusal.message)
         return refusal
+
+    def _era_of(self, key: QueueKey) -> int:
+        lock = self._locks.get(key)
+        return NO_ERA if lock is None else lock.era
 
     def _was_split(self, line: PartitionLine) -> bool:
         """Whether a line goes on, as its last lock has told; then routes show it from now on."""
@@ -376,13 +356,16 @@ class CommittedOffsets:
         return await self._everywhere({key: queue for key, (queue, _) in stores.items()}, at)
 
     async def _hold(
-        self, queues: Mapping[QueueKey, QueueRoute], found: dict[QueueKey, Progress]
+        self,
+        queues: Mapping[QueueKey, QueueRoute],
+        found: dict[QueueKey, Progress],
+        era: int = NO_ERA,
     ) -> dict[QueueKey, SemelError]:
-        """Acquires locks; what is committed there goes to `found`. Returns the errors. Raises
-        Deposed."""
+        """Acquires locks; what is committed there goes to `found`. With an era it gives up what was
+        staged before. Returns the errors. Raises Deposed."""
 
         async def at(home: GroupId, keys: Sequence[QueueKey]) -> _Errors:
-            errors = await self._acquire(home, [queues[key] for key in keys], found)
+            errors = await self._acquire(home, [queues[key] for key in keys], found, era)
             return {key: errors.get(key) for key in keys}
 
         return await self._everywhere(queues, at)
@@ -393,7 +376,7 @@ class CommittedOffsets:
             request = broker_pb2.RenewLocksRequest(
                 group=self._group_id,
                 member_id=OWNER,
-                locks=[_ref(lock) for lock in locks],
+                locks=[lock_ref(lock) for lock in locks],
             )
             try:
                 reply = await self._cluster.call_master(home, "RenewLocks", request, CALL_S)
@@ -416,7 +399,7 @@ class CommittedOffsets:
             (
                 home,
                 broker_pb2.ReleaseLocksRequest(
-                    group=self._group_id, member_id=OWNER, locks=[_ref(lock) for lock in locks]
+                    group=self._group_id, member_id=OWNER, locks=[lock_ref(lock) for lock in locks]
                 ),
             )
             for home, locks in by_home.items()
@@ -468,7 +451,7 @@ class CommittedOffsets:
         if missing:
             errors |= await self._acquire(home, missing, {})
         request = broker_pb2.CommitRequest(group=self._group_id)
-        sent: list[_Lock] = []
+        sent: list[GroupLock] = []
         for key, (_, progress) in wanted.items():
             lock = self._locks.get(key)
             if lock is None:
@@ -503,7 +486,9 @@ class CommittedOffsets:
             errors[lock.route.key] = self._judged(lock, wanted[lock.route.key][1].offset, refusal)
         return errors
 
-    def _judged(self, lock: _Lock, offset: int, refusal: SemelError | None) -> SemelError | None:
+    def _judged(
+        self, lock: GroupLock, offset: int, refusal: SemelError | None
+    ) -> SemelError | None:
         """Takes in the outcome of a commit; returns the error that it ends with, or LockLost for
         another attempt."""
         if refusal is None:
@@ -519,9 +504,13 @@ class CommittedOffsets:
         return refusal
 
     async def _acquire(
-        self, home: GroupId, routes: Iterable[QueueRoute], found: dict[QueueKey, Progress]
+        self,
+        home: GroupId,
+        routes: Iterable[QueueRoute],
+        found: dict[QueueKey, Progress],
+        era: int = NO_ERA,
     ) -> _Errors:
-        """Acquires locks; what is committed there goes to `found`. Raises Deposed."""
+        """Acquires locks, as `_hold` says. Raises Deposed."""
         wanted = {route.key: route for route in routes}
         request = broker_pb2.AcquireLocksRequest(
             group=self._group_id,
@@ -531,6 +520,7 @@ class CommittedOffsets:
             lock_ms=LOCK_MS,
             session_ms=SESSION_MS,
             beside_parents=True,
+            drop_staged=era != NO_ERA,
         )
         try:
             reply = await self._cluster.call_master(home, "AcquireLocks", request, CALL_S)
@@ -540,7 +530,13 @@ class CommittedOffsets:
         for (key, route), grant in zip(wanted.items(), reply.grants, strict=True):
             if grant.token:
                 split = grant.split if grant.HasField("split") else None
-                self._locks[key] = _Lock(route, grant.token, grant.committed_offset, split)
+                self._locks[key] = GroupLock(
+                    route,
+                    grant.token,
+                    grant.committed_offset,
+                    split,
+                    era=self._era_of(key) if era == NO_ERA else era,
+                )
                 found[key] = Progress(grant.committed_offset, grant.metadata)
                 continue
             refusal = errors[key] = from_detail(grant.error)
@@ -548,22 +544,18 @@ class CommittedOffsets:
                 raise Deposed(refusal.message)
         return errors
 
-    def _forget(self, lock: _Lock) -> None:
+    def _forget(self, lock: GroupLock) -> None:
         if self._locks.get(lock.route.key) is lock:
             del self._locks[lock.route.key]
 
-    def _by_home(self) -> dict[GroupId, list[_Lock]]:
-        found: dict[GroupId, list[_Lock]] = {}
+    def _by_home(self) -> dict[GroupId, list[GroupLock]]:
+        found: dict[GroupId, list[GroupLock]] = {}
         for lock in self._locks.values():
             found.setdefault(self._cluster.routes.home(lock.route), []).append(lock)
         return found
 
 
 _Errors: TypeAlias = dict[QueueKey, SemelError | None]
-
-
-def _ref(lock: _Lock) -> broker_pb2.LockRef:
-    return broker_pb2.LockRef(queue=queue_ref(lock.route.key), token=lock.token)
 
 
 _Suffices: TypeAlias = Callable[[Place, PartitionLine], bool]

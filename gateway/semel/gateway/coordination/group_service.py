@@ -32,13 +32,13 @@ from semel.gateway.coordination.callers import BEAT_S, FRESH_S, Caller
 from semel.gateway.coordination.committed_offsets import (
     Deposed,
     Place,
-    StagedIn,
 )
 from semel.gateway.coordination.gateway_membership import GatewayMembership
 from semel.gateway.coordination.line_progress import Progress
 from semel.gateway.coordination.offset_reads import read_offsets
 from semel.gateway.coordination.refused import Refused
 from semel.gateway.coordination.roles import Role, Roles, group_error, is_kafka
+from semel.gateway.coordination.staged_in import StagedIn
 from semel.gateway.dispatch import GatewayPlace
 from semel.gateway.groups.group_table import GroupTable, taken
 from semel.gateway.groups.kafka_group import KafkaGroup
@@ -221,12 +221,24 @@ class GroupService:
             error = group.check_commit(*member, _now_ms())
             if error is not GroupError.NONE:
                 raise Refused(error)
-        return await self._with(role, caller, role.offsets(caller).stage(wanted, transaction))
+
+        def may_stage() -> bool:
+            return member is None or group.judge_commit(*member) is GroupError.NONE
+
+        staged_in = transaction._replace(may_stage=may_stage)
+        return await self._with(role, caller, role.offsets(caller).stage(wanted, staged_in))
 
     async def fetch(
-        self, group_id: str, wanted: Iterable[Place] | None, caller: Caller | None = None
+        self,
+        group_id: str,
+        wanted: Iterable[Place] | None,
+        caller: Caller | None = None,
+        *,
+        stable: bool = False,
     ) -> dict[Place, Progress | SemelError]:
-        """Returns what is committed at these places, or wherever something is. Raises Refused."""
+        """Returns what is committed at these places, or wherever something is. Where a transaction
+        that has not ended may change it, it is Throttled if it has to be `stable`, or is about to
+        change. Raises Refused."""
         _check_name(group_id)
         caller = caller or self._own
         role, group = self._roles.held.get(group_id), self._table.find(group_id)
@@ -243,11 +255,11 @@ class GroupService:
             and await caller.may_be_member(group_id)
         ):
             role.used_s = time.monotonic()
-            return await self._with(role, caller, role.offsets(caller).fetch(wanted))
-        # Nobody is about to read by what is answered.
+            return await self._with(role, caller, role.offsets(caller).fetch(wanted, group.era))
+        # Nobody who is in the group is about to read by what is answered.
         session = caller.session
         try:
-            stored = await session.await_run(read_offsets(session.cluster, group_id))
+            stored = await session.await_run(read_offsets(session.cluster, group_id, stable=stable))
         except SemelError as error:
             raise Refused(group_error(error)) from error
         places = stored if wanted is None else wanted

@@ -12,13 +12,17 @@ from semel.client.transport.cluster import Cluster
 from semel.gateway.coordination.committed_offsets import CALL_S, Place
 from semel.gateway.coordination.line_progress import Progress, joined
 from semel.gateway.partitions import lineages_of
+from semel.protos.errors import SemelError, Throttled
 from semel.protos.ids import GroupId
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.v1 import broker_pb2, controller_pb2
 
 
-async def read_offsets(cluster: Cluster, group_id: str) -> dict[Place, Progress]:
-    """Returns all that a group has committed, without being its coordinator. Raises SemelError."""
+async def read_offsets(
+    cluster: Cluster, group_id: str, *, stable: bool = False
+) -> dict[Place, Progress | SemelError]:
+    """Returns all that a group has committed, without being its coordinator. If it has to be
+    `stable`, a place is Throttled while other progress is staged there. Raises SemelError."""
     routes = await cluster.controller("GetRoutes", controller_pb2.GetRoutesRequest())
     cluster.routes.on_routes(routes)
     request = broker_pb2.DescribeGroupOffsetsRequest(group=group_id)
@@ -30,12 +34,16 @@ async def read_offsets(cluster: Cluster, group_id: str) -> dict[Place, Progress]
     )
     states = {queue_key_of(state.queue): state for reply in replies for state in reply.states}
     found = {key: Progress(state.committed_offset, state.metadata) for key, state in states.items()}
-    result: dict[Place, Progress] = {}
+    result: dict[Place, Progress | SemelError] = {}
     for topic in map(topic_route, routes.topics):
         for number, lineage in enumerate(lineages_of(topic)):
             keys = [queue.key for queue in lineage.queues]
             ends = [states[key].high_watermark if key in states else -1 for key in keys]
             progress = joined(lineage.queues, found, ends.__getitem__)
-            if progress.offset >= 0:
+            if stable and any(key in states and states[key].unsettled for key in keys):
+                result[topic.name, number] = Throttled(
+                    f"a transaction that has not ended commits progress of group {group_id!r}"
+                )
+            elif progress.offset >= 0:
                 result[topic.name, number] = progress
     return result

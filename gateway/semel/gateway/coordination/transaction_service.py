@@ -26,7 +26,7 @@ from kio.schema.errors import ErrorCode
 from semel.client.core.routing import QueueRoute
 from semel.gateway.coordination.broker_ledger import SLACK_MS, BrokerLedger
 from semel.gateway.coordination.callers import Caller
-from semel.gateway.coordination.committed_offsets import StagedIn
+from semel.gateway.coordination.staged_in import StagedIn
 from semel.gateway.dispatch import GatewayPlace, Gateways
 from semel.gateway.refusals import error_code
 from semel.gateway.transactions.coordinator import (

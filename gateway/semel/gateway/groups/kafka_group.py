@@ -67,6 +67,9 @@ class KafkaGroup:
         self.group_id = group_id
         self.state = GroupState.EMPTY
         self.generation = 0
+        self.era = 0
+        """Rises when a partition may get another reader: with the generation, and with a static
+        member that comes as another process."""
         self.protocol_type = ""
         """That of its members; it stays when the last one has left."""
         self.protocol = ""
@@ -184,6 +187,7 @@ class KafkaGroup:
     def _replace_static(self, join: Join, ticket: Ticket, now_ms: int) -> None:
         """A static member is back, perhaps as another process: the one before it is fenced."""
         assert join.instance_id is not None
+        self.era += 1
         old = self.members.pop(self._static[join.instance_id])
         self._end_waits(old, GroupError.FENCED_INSTANCE_ID)
         old_id, was_leader = old.member_id, self.leader == old.member_id
@@ -281,6 +285,7 @@ class KafkaGroup:
         self._initial = False
         self._join_deadline_ms = None
         self.generation += 1
+        self.era += 1
         if not came:
             self.protocol, self.leader = "", ""
             self._become(GroupState.EMPTY)
@@ -406,6 +411,14 @@ class KafkaGroup:
         self, member_id: str, instance_id: str | None, generation: int, now_ms: int
     ) -> GroupError:
         """Whether an OffsetCommit counts. One of a member is a sign of life."""
+        error = self.judge_commit(member_id, instance_id, generation)
+        member, _ = self._member(member_id, instance_id)
+        if error is GroupError.NONE and member is not None:
+            self._heard_of(member, now_ms)
+        return error
+
+    def judge_commit(self, member_id: str, instance_id: str | None, generation: int) -> GroupError:
+        """The same, and changes nothing."""
         if self.state is GroupState.DEAD:
             return GroupError.COORDINATOR_NOT_AVAILABLE
         if generation < 0 and not self.members and not member_id and instance_id is None:
@@ -418,7 +431,6 @@ class KafkaGroup:
         if self.state is GroupState.COMPLETING:
             # What it commits was read under an assignment that is over.
             return GroupError.REBALANCE_IN_PROGRESS
-        self._heard_of(member, now_ms)
         return GroupError.NONE
 
     # --- time, and the end ------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from semel.gateway.dispatch import Handler, RequestContext
 from semel.gateway.groups.results import GroupError, Join, JoinResult, Leaver, Sync
 from semel.gateway.handlers.offset_requests import storage_code, told_by_place, wanted_progress
 from semel.gateway.versions import ApiKey
-from semel.protos.errors import SemelError
+from semel.protos.errors import SemelError, Throttled
 
 GROUP_KEY: Final = 0
 """What a FindCoordinator asks for: a group's coordinator. Version 0 knows nothing else."""
@@ -196,7 +196,7 @@ class GroupHandlers:
         )
 
     async def offset_fetch(self, request: Any, context: RequestContext) -> Any:
-        """OffsetFetch 1–5; without topics, from version 2 on, all that is committed."""
+        """OffsetFetch 1–7; without topics, from version 2 on, all that is committed."""
         wanted: list[Place] | None = None
         if request.topics is not None:
             wanted = [
@@ -206,11 +206,20 @@ class GroupHandlers:
             ]
         error = ErrorCode.none
         found: Mapping[Place, Progress | SemelError]
+        stable = getattr(request, "require_stable", False)
         try:
-            found = await self._service.fetch(request.group_id, wanted, context.caller)
+            found = await self._service.fetch(
+                request.group_id, wanted, context.caller, stable=stable
+            )
         except Refused as refused:
             error = _code(refused.error)
             found = {}
+        if any(
+            _passes(each) and not (stable and isinstance(each, Throttled))
+            for each in found.values()
+        ):
+            # Of a partition, consumers take most errors as final.
+            error, found = ErrorCode.coordinator_load_in_progress, {}
         places = found if wanted is None else wanted
         return answer(
             request,
@@ -327,7 +336,9 @@ def _milliseconds(duration: Any) -> int:
 
 def _fetched(number: int, found: Progress | SemelError, error: ErrorCode) -> dict[str, Any]:
     progress = found if isinstance(found, Progress) else Progress(-1, b"")
-    if isinstance(found, SemelError):
+    if isinstance(found, Throttled):
+        error = ErrorCode.unstable_offset_commit
+    elif isinstance(found, SemelError):
         error = storage_code(found)
     return {
         "partition_index": number,
@@ -336,6 +347,11 @@ def _fetched(number: int, found: Progress | SemelError, error: ErrorCode) -> dic
         "metadata": progress.metadata.decode(errors="replace"),
         "error_code": error,
     }
+
+
+def _passes(found: Progress | SemelError) -> bool:
+    """Whether it is an error that ends by itself."""
+    return isinstance(found, SemelError) and found.retriable
 
 
 def _by_topic(places: Iterable[Place]) -> dict[str, list[int]]:

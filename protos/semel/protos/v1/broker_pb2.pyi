@@ -349,7 +349,7 @@ class DescribeProducersReply(_message.Message):
     def __init__(self, rows: _Optional[_Iterable[_Union[ProducerRow, _Mapping]]] = ..., truncated: _Optional[bool] = ...) -> None: ...
 
 class AcquireLocksRequest(_message.Message):
-    __slots__ = ("group", "member_id", "generation", "queues", "lock_ms", "session_ms", "beside_parents")
+    __slots__ = ("group", "member_id", "generation", "queues", "lock_ms", "session_ms", "beside_parents", "drop_staged")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -357,6 +357,7 @@ class AcquireLocksRequest(_message.Message):
     LOCK_MS_FIELD_NUMBER: _ClassVar[int]
     SESSION_MS_FIELD_NUMBER: _ClassVar[int]
     BESIDE_PARENTS_FIELD_NUMBER: _ClassVar[int]
+    DROP_STAGED_FIELD_NUMBER: _ClassVar[int]
     group: str
     member_id: str
     generation: int
@@ -364,7 +365,8 @@ class AcquireLocksRequest(_message.Message):
     lock_ms: int
     session_ms: int
     beside_parents: bool
-    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., lock_ms: _Optional[int] = ..., session_ms: _Optional[int] = ..., beside_parents: _Optional[bool] = ...) -> None: ...
+    drop_staged: bool
+    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[_common_pb2.QueueRef, _Mapping]]] = ..., lock_ms: _Optional[int] = ..., session_ms: _Optional[int] = ..., beside_parents: _Optional[bool] = ..., drop_staged: _Optional[bool] = ...) -> None: ...
 
 class LockGrant(_message.Message):
     __slots__ = ("queue", "token", "committed_offset", "log_start_offset", "high_watermark", "error", "metadata", "split")
@@ -701,7 +703,7 @@ class DescribeGroupOffsetsRequest(_message.Message):
     def __init__(self, group: _Optional[str] = ...) -> None: ...
 
 class GroupQueueState(_message.Message):
-    __slots__ = ("group", "queue", "committed_offset", "token", "owner", "log_start_offset", "high_watermark", "metadata", "lock")
+    __slots__ = ("group", "queue", "committed_offset", "token", "owner", "log_start_offset", "high_watermark", "metadata", "lock", "unsettled")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -711,6 +713,7 @@ class GroupQueueState(_message.Message):
     HIGH_WATERMARK_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     LOCK_FIELD_NUMBER: _ClassVar[int]
+    UNSETTLED_FIELD_NUMBER: _ClassVar[int]
     group: str
     queue: _common_pb2.QueueRef
     committed_offset: int
@@ -720,7 +723,8 @@ class GroupQueueState(_message.Message):
     high_watermark: int
     metadata: bytes
     lock: LockAge
-    def __init__(self, group: _Optional[str] = ..., queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., committed_offset: _Optional[int] = ..., token: _Optional[int] = ..., owner: _Optional[str] = ..., log_start_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ..., metadata: _Optional[bytes] = ..., lock: _Optional[_Union[LockAge, _Mapping]] = ...) -> None: ...
+    unsettled: bool
+    def __init__(self, group: _Optional[str] = ..., queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., committed_offset: _Optional[int] = ..., token: _Optional[int] = ..., owner: _Optional[str] = ..., log_start_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ..., metadata: _Optional[bytes] = ..., lock: _Optional[_Union[LockAge, _Mapping]] = ..., unsettled: _Optional[bool] = ...) -> None: ...
 
 class LockAge(_message.Message):
     __slots__ = ("held_ms", "older", "uncommitted_ms", "lock_ms")

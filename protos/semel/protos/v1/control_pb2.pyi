@@ -239,7 +239,7 @@ class ExpireProducers(_message.Message):
     def __init__(self, queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., producer_ids: _Optional[_Iterable[int]] = ..., epoch_floor: _Optional[int] = ...) -> None: ...
 
 class AcquireLock(_message.Message):
-    __slots__ = ("group", "queue", "member_id", "generation", "lock_ms", "session_ms", "beside_parents")
+    __slots__ = ("group", "queue", "member_id", "generation", "lock_ms", "session_ms", "beside_parents", "drop_staged")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -247,6 +247,7 @@ class AcquireLock(_message.Message):
     LOCK_MS_FIELD_NUMBER: _ClassVar[int]
     SESSION_MS_FIELD_NUMBER: _ClassVar[int]
     BESIDE_PARENTS_FIELD_NUMBER: _ClassVar[int]
+    DROP_STAGED_FIELD_NUMBER: _ClassVar[int]
     group: str
     queue: _common_pb2.QueueRef
     member_id: str
@@ -254,7 +255,8 @@ class AcquireLock(_message.Message):
     lock_ms: int
     session_ms: int
     beside_parents: bool
-    def __init__(self, group: _Optional[str] = ..., queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., lock_ms: _Optional[int] = ..., session_ms: _Optional[int] = ..., beside_parents: _Optional[bool] = ...) -> None: ...
+    drop_staged: bool
+    def __init__(self, group: _Optional[str] = ..., queue: _Optional[_Union[_common_pb2.QueueRef, _Mapping]] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., lock_ms: _Optional[int] = ..., session_ms: _Optional[int] = ..., beside_parents: _Optional[bool] = ..., drop_staged: _Optional[bool] = ...) -> None: ...
 
 class ReleaseLock(_message.Message):
     __slots__ = ("group", "queue", "token")

@@ -192,12 +192,30 @@ def finish(group: Stage, epoch: int) -> object:
     return group.step(finish=record)
 
 
-def lock(group: Group, name: str = "g", *, member: str = "m", key: QueueKey = KEY) -> int:
-    """The token of a lock that a member of a consumer group gets."""
+def acquire(
+    group: Group,
+    name: str = "g",
+    *,
+    member: str = "m",
+    key: QueueKey = KEY,
+    drop_staged: bool = False,
+) -> Any:
+    """What a member of a consumer group hears that wants a lock."""
     record = control_pb2.AcquireLock(
-        group=name, queue=ref(key), member_id=member, lock_ms=500, session_ms=100
+        group=name,
+        queue=ref(key),
+        member_id=member,
+        lock_ms=500,
+        session_ms=100,
+        drop_staged=drop_staged,
     )
     (result,) = group.apply(control(acquire_lock=record))
+    return result
+
+
+def lock(group: Group, name: str = "g", **fields: Any) -> int:
+    """The token of a lock that a member of a consumer group gets; `fields` as of `acquire`."""
+    result = acquire(group, name, **fields)
     assert isinstance(result, LockGranted), result
     return result.token
 

@@ -17,6 +17,7 @@ from tests.unit.broker.state.staging import (
     A,
     B,
     Stage,
+    acquire,
     commits,
     lock,
     progress,
@@ -75,7 +76,7 @@ def test_a_stager_may_have_commits_only() -> None:
     assert isinstance(published, Published)
     assert (published.parts, progress(group)) == ((), 7)
     staging = group.state.transactions.staging
-    assert (staging.commits_cost, staging.pins) == (0, {})
+    assert (staging.places.cost, staging.pins) == (0, {})
 
 
 def test_each_commit_is_refused_for_what_an_ordinary_one_is() -> None:
@@ -177,6 +178,41 @@ def test_progress_is_stored_whoever_holds_the_lock_by_then_and_never_lowered() -
         assert commit(group, newer, 16) is None, "the lock is left alone"
 
 
+def test_whoever_relies_on_the_committed_offset_ends_what_is_staged_beside_it() -> None:
+    group, token = ready()
+    group.open(B)
+    assert stage_commits(group, token, 10) is None
+    assert stage_commits(group, token, 12, stager=B) is None
+    assert stage_commits(group, lock(group, "h"), 7, name="h", stager=B) is None
+    newer = lock(group, drop_staged=True)
+    assert isinstance(group.pin(winner(A, {}, commits=1)), errors.TransactionAborted)
+    assert isinstance(group.pin(winner(B, {}, commits=2)), errors.TransactionAborted)
+    assert group.pin(winner(B, {}, commits=1)) == (), "the other group's is left"
+    group.publish()
+    assert (progress(group), progress(group, "h")) == (-1, 7)
+    assert isinstance(stage_commits(group, token, 10, stager=B), errors.SemelError)
+    assert newer > token
+
+
+def test_nobody_relies_on_a_committed_offset_that_is_about_to_change() -> None:
+    group, token = ready()
+    assert stage_commits(group, token, 10) is None
+    group.pin(winner(A, {}, commits=1))
+    refused = acquire(group, drop_staged=True)
+    assert isinstance(refused.error, errors.Throttled)
+    assert acquire(group).token == token + 1, "others may have it"
+    group.publish()
+    granted = acquire(group, drop_staged=True)
+    assert (granted.token, granted.committed_offset) == (token + 2, 10)
+
+
+def test_below_its_level_nothing_staged_is_dropped() -> None:
+    group = Stage(level=STAGED_COMMITS_LEVEL - 1)
+    group.fence()
+    with pytest.raises(StateDiverged):
+        lock(group, drop_staged=True)
+
+
 def test_metadata_of_a_later_holder_stays() -> None:
     group, token = ready()
     stage_commits(group, token, 10, metadata=b"mine", metadata_version=5)
@@ -211,7 +247,7 @@ def test_progress_that_is_not_published_ends_with_its_stager() -> None:
     for ends in ({"drop_stagers": drop}, {"drop_pin": pin}, {}):
         group, token = ready()
         stage_commits(group, token, 10)
-        assert group.state.transactions.staging.commits_cost
+        assert group.state.transactions.staging.places.cost
         if "drop_pin" in ends:
             assert group.pin(winner(A, {}, commits=1)) == ()
         elif not ends:  # another one wins
@@ -219,7 +255,7 @@ def test_progress_that_is_not_published_ends_with_its_stager() -> None:
             assert group.pin(winner(B, {})) == ()
         if ends:
             group.step(**ends)
-        assert group.state.transactions.staging.commits_cost == 0
+        assert group.state.transactions.staging.places.cost == 0
         assert progress(group) == -1
 
 
@@ -251,7 +287,7 @@ def test_a_deleted_consumer_group_does_not_come_back() -> None:
     lock(group)  # it was made again
     published = group.publish()
     assert (published.progress, progress(group)) == ((), -1)
-    assert group.state.transactions.staging.commits_cost == 0
+    assert group.state.transactions.staging.places.cost == 0
 
     group, token = ready()
     stage_commits(group, token, 10)
@@ -347,7 +383,7 @@ def test_a_move_before_the_pin_aborts_the_commit() -> None:
     assert isinstance(source.pin(winner(A, {}, commits=1)), errors.TransactionAborted)
     assert isinstance(stage_commits(source, token, 11), errors.LockLost)
     assert progress(target) == -1
-    assert source.state.transactions.staging.commits_cost == 0
+    assert source.state.transactions.staging.places.cost == 0
 
 
 # --- limits, levels, bytes, clocks --------------------------------------------------------------
@@ -392,7 +428,7 @@ def test_a_checkpoint_keeps_what_is_staged_and_pinned() -> None:
     assert b"".join(copy.to_parts()) == data == b"".join(group.replayed().to_parts())
     staging, copied = group.state.transactions.staging, copy.transactions.staging
     assert copied.stagers == staging.stagers
-    assert copied.commits_cost == staging.commits_cost > 0
+    assert copied.places.cost == staging.places.cost > 0
     group.state = copy
     group.new_master()
     group.publish()

@@ -319,7 +319,7 @@ class World:
         for group in self.groups:
             staging = group.state.transactions.staging
             assert (staging.stagers, staging.pins, staging.bytes) == ({}, {}, 0), "left hanging"
-            assert staging.commits_cost == 0
+            assert staging.places.cost == 0
             assert group.replayed().digest() == group.state.digest()
         assert set(visible[0]) == set(visible[1]), "committed here and not there"
         assert sorted(set(visible[0])) == sorted(self.committed_epochs.values())

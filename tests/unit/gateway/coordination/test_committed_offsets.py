@@ -18,16 +18,18 @@ from semel.gateway.coordination.committed_offsets import (
     OWNER,
     CommittedOffsets,
     Deposed,
-    StagedIn,
 )
 from semel.gateway.coordination.line_progress import Progress
 from semel.gateway.coordination.offset_reads import read_offsets
+from semel.gateway.coordination.staged_in import StagedIn
 from semel.gateway.topic_book import TopicBook
 from semel.gateway.transactions.numbers import stager_id_of
 from semel.protos.errors import (
     OffsetOutOfRange,
     ParentUnread,
     SemelError,
+    StaleGeneration,
+    Throttled,
     TimedOut,
     UnknownQueue,
     UnknownTopic,
@@ -46,6 +48,7 @@ from semel.protos.v1 import (
 from tests.kit.state_log import KEY, Group, control, header, ref
 
 PLACE = ("orders", KEY.queue_id)
+ERA = 1
 
 
 class OneGroup:
@@ -140,6 +143,8 @@ class OneGroup:
                 lock_ms=request.lock_ms,
                 session_ms=request.session_ms,
                 beside_parents=request.beside_parents,
+                drop_staged=request.drop_staged
+                and self.log.state.feature_level >= STAGED_COMMITS_LEVEL,
             )
             result: Any = self.log.apply(control(acquire_lock=record))[0]
             error = getattr(result, "error", None)
@@ -208,6 +213,9 @@ class OneGroup:
                 committed_offset=row.committed_offset,
                 metadata=row.metadata,
                 high_watermark=queue.log_end_offset,
+                unsettled=bool(
+                    self.log.state.transactions.staging.places.at((request.group, queue.key))
+                ),
             )
         return reply
 
@@ -239,10 +247,10 @@ async def stored(offsets: CommittedOffsets, offset: int, metadata: bytes = b"") 
 
 async def test_what_is_committed_is_found_with_its_metadata(cluster: OneGroup) -> None:
     offsets = cluster.offsets(1)
-    assert await offsets.fetch([PLACE]) == {PLACE: Progress(-1, b"")}
+    assert await offsets.fetch([PLACE], ERA) == {PLACE: Progress(-1, b"")}
     assert await stored(offsets, 10, b"ten") == {}
     assert await stored(offsets, 20, b"") == {}
-    assert await offsets.fetch([PLACE]) == {PLACE: Progress(20, b"")}
+    assert await offsets.fetch([PLACE], ERA) == {PLACE: Progress(20, b"")}
     assert await stored(offsets, 30, b"thirty") == {}
     assert await read_offsets(cluster, "k") == {PLACE: Progress(30, b"thirty")}  # type: ignore[arg-type]
 
@@ -259,11 +267,11 @@ async def test_the_next_coordinator_gets_the_locks_at_once_and_fences_the_one_be
 ) -> None:
     before, after = cluster.offsets(1), cluster.offsets(2)
     await stored(before, 10, b"old")
-    assert await after.fetch([PLACE]) == {PLACE: Progress(10, b"old")}
+    assert await after.fetch([PLACE], ERA) == {PLACE: Progress(10, b"old")}
     with pytest.raises(Deposed):
         await stored(before, 90)
     with pytest.raises(Deposed):
-        await before.fetch([PLACE])
+        await before.fetch([PLACE], ERA)
     assert cluster.committed == 10
     assert await stored(after, 11) == {}
 
@@ -272,7 +280,7 @@ async def test_a_deposed_coordinator_hears_of_it_when_it_renews(cluster: OneGrou
     before, after = cluster.offsets(1), cluster.offsets(2)
     await stored(before, 10)
     await before.renew()
-    await after.fetch([PLACE])
+    await after.fetch([PLACE], ERA)
     with pytest.raises(Deposed):
         await before.renew()
     await after.renew()
@@ -323,7 +331,7 @@ async def test_a_reset_from_outside_is_followed(cluster: OneGroup) -> None:
         control(reset_offset=control_pb2.ResetOffset(group="k", queue=ref(), offset=5))
     )
     await offsets.renew()
-    assert await offsets.fetch([PLACE]) == {PLACE: Progress(5, b"")}
+    assert await offsets.fetch([PLACE], ERA) == {PLACE: Progress(5, b"")}
     assert await stored(offsets, 6) == {}
 
 
@@ -354,7 +362,10 @@ async def test_locks_are_given_back(cluster: OneGroup) -> None:
 async def test_commits_and_fetches_side_by_side_all_count(cluster: OneGroup) -> None:
     offsets = cluster.offsets(1)
     results = await asyncio.gather(
-        stored(offsets, 10), offsets.fetch([PLACE]), stored(offsets, 11), offsets.fetch([PLACE])
+        stored(offsets, 10),
+        offsets.fetch([PLACE], ERA),
+        stored(offsets, 11),
+        offsets.fetch([PLACE], ERA),
     )
     assert not any(isinstance(result.get(PLACE), SemelError) for result in results)
     assert cluster.committed in (10, 11)
@@ -375,17 +386,17 @@ async def test_a_split_partition_goes_on_and_goes_back(cluster: OneGroup) -> Non
     cluster.split()
     cluster.log.produce(header(99, last=149, key=HEIR))
     later = cluster.offsets(2)
-    assert await later.fetch([PLACE, NEW]) == {PLACE: Progress(60, b""), NEW: Progress(0, b"")}
+    assert await later.fetch([PLACE, NEW], ERA) == {PLACE: Progress(60, b""), NEW: Progress(0, b"")}
     assert await stored(later, 130, b"on") == {}
     assert (cluster.committed, on(cluster, HEIR)) == (100, 30)
-    assert await later.fetch([PLACE]) == {PLACE: Progress(130, b"on")}
+    assert await later.fetch([PLACE], ERA) == {PLACE: Progress(130, b"on")}
     assert await read_offsets(cluster, "k") == {  # type: ignore[arg-type]
         PLACE: Progress(130, b"on"),
         NEW: Progress(0, b""),
     }
     assert await stored(later, 40) == {}
     assert (cluster.committed, on(cluster, HEIR)) == (40, 0)
-    assert await cluster.offsets(3).fetch([PLACE]) == {PLACE: Progress(40, b"")}
+    assert await cluster.offsets(3).fetch([PLACE], ERA) == {PLACE: Progress(40, b"")}
 
 
 async def test_a_new_partition_is_read_beside_the_one_that_it_comes_from(
@@ -421,7 +432,7 @@ async def test_a_coordinator_hears_of_a_split_before_the_controllers_tell(
     assert await stored(before, 120) == {}
     cluster.published, cluster.tells_splits = False, tells
     after = cluster.offsets(2)
-    found = await after.fetch([PLACE])
+    found = await after.fetch([PLACE], ERA)
     assert found == {PLACE: Progress(120 if tells else 100, b"")}
     if tells:
         assert await stored(cluster.offsets(3), 100) == {}
@@ -449,7 +460,7 @@ async def test_a_planted_bug_is_caught(cluster: OneGroup) -> None:
     topics = TopicBook(cluster)  # type: ignore[arg-type]
     before = UnderNoGeneration(cluster, topics, "k", 1)
     await stored(before, 10)
-    await cluster.offsets(2).fetch([PLACE])
+    await cluster.offsets(2).fetch([PLACE], ERA)
     assert await stored(before, 90) == {}, "nobody fenced it: the tests above would fail"
     assert cluster.committed == 90
 
@@ -472,7 +483,55 @@ async def test_what_is_staged_is_not_committed_and_the_last_counts(cluster: OneG
         assert await offsets.stage({PLACE: Progress(offset, b"m")}, TRANSACTION) == {}
         assert staged(cluster) == [offset]
     assert cluster.committed == 10
-    assert await offsets.fetch([PLACE]) == {PLACE: Progress(10, b"")}
+    assert await read_offsets(cluster, "k") == {PLACE: Progress(10, b"")}  # type: ignore[arg-type]
+    found = await read_offsets(cluster, "k", stable=True)  # type: ignore[arg-type]
+    assert isinstance(found[PLACE], Throttled)
+
+
+async def test_who_reads_next_ends_what_the_one_before_has_staged(cluster: OneGroup) -> None:
+    cluster.log.raise_level(STAGED_COMMITS_LEVEL)
+    offsets = cluster.offsets(1)
+    assert await offsets.fetch([PLACE], ERA) == {PLACE: Progress(-1, b"")}
+    assert await offsets.stage({PLACE: Progress(30, b"")}, TRANSACTION) == {}
+    await offsets.fetch([PLACE], ERA)
+    assert staged(cluster) == [30], "whoever has staged it asks again"
+    await offsets.fetch([PLACE], ERA + 1)
+    assert staged(cluster) == []
+    assert await offsets.stage({PLACE: Progress(20, b"")}, TRANSACTION) == {}
+    await cluster.offsets(2).fetch([PLACE], ERA + 1)
+    assert staged(cluster) == [], "another coordinator knows nothing of eras"
+
+
+async def test_who_has_left_the_group_stages_nothing_after_the_next_has_read(
+    cluster: OneGroup,
+) -> None:
+    cluster.log.raise_level(STAGED_COMMITS_LEVEL)
+    offsets = cluster.offsets(1)
+    await offsets.fetch([PLACE], ERA)
+    is_in = True
+
+    async def go_on(method: str, request: Any) -> None:
+        nonlocal is_in
+        if method == "StageCommits" and is_in:
+            is_in = False
+            await offsets.fetch([PLACE], ERA + 1)
+
+    cluster.before = go_on
+    transaction = TRANSACTION._replace(may_stage=lambda: is_in)
+    failed = await offsets.stage({PLACE: Progress(30, b"")}, transaction)
+    assert isinstance(failed[PLACE], StaleGeneration)
+    assert staged(cluster) == []
+
+
+async def test_nobody_reads_while_progress_is_about_to_be_stored(cluster: OneGroup) -> None:
+    cluster.log.raise_level(STAGED_COMMITS_LEVEL)
+    offsets = cluster.offsets(1)
+    await offsets.fetch([PLACE], ERA)
+    assert await offsets.stage({PLACE: Progress(30, b"")}, TRANSACTION) == {}
+    cluster.log.state.transactions.staging.stagers[STAGER].pinned = True
+    found = await offsets.fetch([PLACE], ERA + 1)
+    assert isinstance(found[PLACE], Throttled)
+    assert staged(cluster) == [30]
 
 
 async def test_offsets_that_do_not_exist_are_not_staged(cluster: OneGroup) -> None:
@@ -489,7 +548,7 @@ async def test_a_deposed_gateway_stages_nothing(cluster: OneGroup) -> None:
     cluster.log.raise_level(STAGED_COMMITS_LEVEL)
     old = cluster.offsets(1)
     assert await old.commit({PLACE: Progress(10, b"")}) == {}
-    await cluster.offsets(2).fetch([PLACE])
+    await cluster.offsets(2).fetch([PLACE], ERA)
     with pytest.raises(Deposed):
         await old.stage({PLACE: Progress(50, b"")}, TRANSACTION)
     assert staged(cluster) == []

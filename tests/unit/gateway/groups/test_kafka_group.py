@@ -269,8 +269,10 @@ def test_a_static_member_is_back_without_a_rebalance_and_the_one_before_is_fence
     talk = GroupTalk()
     first = talk.joined(instance_id="i")
     talk.sync(first, **{first.member_id.replace("-", "_"): b"mine"})
+    era = talk.group.era
     back = talk.joined(instance_id="i")
     assert (back.error, back.generation) == (GroupError.NONE, first.generation)
+    assert talk.group.era > era, "another process reads what this one has read"
     assert back.member_id != first.member_id
     assert back.leader != back.member_id, "as the leader it would assign anew"
     assert talk.sync_answer(talk.sync(back)).assignment == b"mine"

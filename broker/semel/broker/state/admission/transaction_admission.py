@@ -249,7 +249,7 @@ def _admit_commits(
     if level < STAGED_COMMITS_LEVEL:
         return Refused(lacking(STAGED_COMMITS_LEVEL, level, "the broker group"))
     cost = cost_of_record(record)
-    if transactions.staging.commits_cost + pending.commits_coming + cost > COMMITS_BYTES_MAX:
+    if transactions.staging.places.cost + pending.commits_coming + cost > COMMITS_BYTES_MAX:
         return _full(f"{COMMITS_BYTES_MAX:,} bytes of staged commits")
     pending.use_commits(cost)
     return Accepted()

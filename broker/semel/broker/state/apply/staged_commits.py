@@ -68,9 +68,34 @@ def cost_of_record(record: transaction_records_pb2.StageCommits) -> int:
     return sum(cost_of(record.group, commit.metadata) for commit in record.commits)
 
 
-def cost_of_all(commits: Mapping[Place, StagedCommit]) -> int:
-    """What a stager's commits cost."""
-    return sum(cost_of(group, commit.metadata) for (group, _), commit in commits.items())
+class StagedPlaces:
+    """Which stagers have progress of each consumer group and queue, and what all of it costs.
+
+    Follows from the stagers, and so is in no checkpoint.
+    """
+
+    __slots__ = ("_stagers", "cost")
+
+    def __init__(self) -> None:
+        self.cost = 0
+        self._stagers: dict[Place, list[int]] = {}
+
+    def add(self, stager_id: int, place: Place, commit: StagedCommit) -> None:
+        """Counts a commit of a stager that has none at the place."""
+        self.cost += cost_of(place[0], commit.metadata)
+        self._stagers.setdefault(place, []).append(stager_id)
+
+    def remove(self, stager_id: int, place: Place, commit: StagedCommit) -> None:
+        """The inverse of `add`."""
+        self.cost -= cost_of(place[0], commit.metadata)
+        stagers = self._stagers[place]
+        stagers.remove(stager_id)
+        if not stagers:
+            del self._stagers[place]
+
+    def at(self, place: Place) -> list[int]:
+        """The stagers that have progress there."""
+        return list(self._stagers.get(place, ()))
 
 
 def unstageable(commit: transaction_records_pb2.StagedCommit) -> SemelError | None:

@@ -13,8 +13,8 @@ Invariants
    not split (the admission prevents it, the state machine checks it).
 3. `bytes` is the total length of all extents on hold, `bytes_of` that of one topic's. Each of them
    is live for cleaning and for snapshots.
-4. `commits_cost` is what all staged commits cost in memory. None is of a deleted consumer group, or
-   of a queue that is not here.
+4. `places` tells of all staged commits, and what they cost in memory. None is of a deleted consumer
+   group, or of a queue that is not here.
 
 Format. docs/formats/state.md.
 
@@ -39,8 +39,7 @@ from semel.broker.state.apply.splits import sealed_error
 from semel.broker.state.apply.staged_commits import (
     Place,
     StagedCommit,
-    cost_of,
-    cost_of_all,
+    StagedPlaces,
     left_queue,
 )
 from semel.broker.state.apply.stagers import (
@@ -87,14 +86,14 @@ that is repeated with the same receipts. Below this level such a commit is abort
 class Staging:
     """All stagers and pins of one broker group."""
 
-    __slots__ = ("_topic_bytes", "bytes", "commits_cost", "pins", "stagers")
+    __slots__ = ("_topic_bytes", "bytes", "pins", "places", "stagers")
 
     def __init__(self) -> None:
         self.stagers: dict[int, Stager] = {}
         self.pins: dict[str, Pin] = {}
         """By transaction id."""
         self.bytes = 0
-        self.commits_cost = 0
+        self.places = StagedPlaces()
         self._topic_bytes: dict[int, int] = {}
         """The part of `bytes` of each topic that has any."""
 
@@ -220,13 +219,14 @@ class Staging:
 
     def add_commit(self, stager: Stager, group: str, key: QueueKey, commit: StagedCommit) -> None:
         """Stages progress that a lock's holder may commit, unless a later one is staged."""
-        present = stager.commits.get((group, key))
+        place = group, key
+        present = stager.commits.get(place)
         if present is not None:
             if present.is_later_than(commit):
                 return
-            self.commits_cost -= cost_of(group, present.metadata)
-        stager.commits[group, key] = commit
-        self.commits_cost += cost_of(group, commit.metadata)
+            self.drop_commit(stager, place)
+        stager.commits[place] = commit
+        self.places.add(stager.stager_id, place, commit)
 
     # --- pins -------------------------------------------------------------------------------
 
@@ -483,7 +483,7 @@ class Staging:
         for stager in self.stagers.values():
             self._release(stager, key)
             for place in [place for place in stager.commits if place[1] == key]:
-                self._release_commit(stager, place)
+                self.drop_commit(stager, place)
 
     def remove_group(self, group: str, only: Collection[QueueKey] = ()) -> None:
         """Removes the staged progress of a deleted consumer group, on `only` these queues if any
@@ -491,16 +491,18 @@ class Staging:
         for stager in self.stagers.values():
             for place in list(stager.commits):
                 if place[0] == group and (not only or place[1] in only):
-                    self._release_commit(stager, place)
+                    self.drop_commit(stager, place)
 
     def _remove(self, number: int) -> None:
         stager = self.stagers.pop(number)
-        self.commits_cost -= cost_of_all(stager.commits)
+        for place in list(stager.commits):
+            self.drop_commit(stager, place)
         for key, staged in stager.queues.items():
             self._count(key.topic_id, -staged.bytes)
 
-    def _release_commit(self, stager: Stager, place: Place) -> None:
-        self.commits_cost -= cost_of(place[0], stager.commits.pop(place).metadata)
+    def drop_commit(self, stager: Stager, place: Place) -> None:
+        """Gives up what a stager has staged there."""
+        self.places.remove(stager.stager_id, place, stager.commits.pop(place))
 
     def _release(self, stager: Stager, key: QueueKey) -> None:
         staged = stager.queues.pop(key, None)
@@ -550,7 +552,8 @@ class Staging:
         for _ in range(reader.unpack(_COUNT)[0]):
             stager = read_stager(reader, version)
             staging.stagers[stager.stager_id] = stager
-            staging.commits_cost += cost_of_all(stager.commits)
+            for place, commit in stager.commits.items():
+                staging.places.add(stager.stager_id, place, commit)
             for key, staged in stager.queues.items():
                 staging._count(key.topic_id, staged.bytes)
         for _ in range(reader.unpack(_COUNT)[0]):

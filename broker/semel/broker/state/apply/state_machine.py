@@ -68,6 +68,7 @@ from semel.broker.state.apply.results import (
     GroupDeleted,
     IdsChecked,
     IdsEvicted,
+    LockGranted,
     Membership,
     MembershipApplied,
     NodeRef,
@@ -652,7 +653,15 @@ class State:
             self._check_level(KAFKA_LEVEL)
         elif queue is not None and queue.parent is not None:
             unread = unread_error(self.queues, self.groups, record.group, queue)
-        return self.groups.acquire(record, key, queue, unread, self.moves.barred(key, queue))
+        barred = self.moves.barred(key, queue)
+        if not record.drop_staged:
+            return self.groups.acquire(record, key, queue, unread, barred)
+        self._check_level(STAGED_COMMITS_LEVEL)
+        barred = barred or self.transactions.pinned_progress(record.group, key)
+        result = self.groups.acquire(record, key, queue, unread, barred)
+        if isinstance(result, LockGranted):
+            self.transactions.drop_progress(record.group, key)
+        return result
 
     def _release_lock(self, record: control_pb2.ReleaseLock) -> ApplyResult:
         return self.groups.release(record, queue_key_of(record.queue))

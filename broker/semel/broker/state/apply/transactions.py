@@ -54,7 +54,7 @@ from semel.broker.state.apply.stagers import Pin, StagedExtent, Stager
 from semel.broker.state.apply.staging import Staging
 from semel.protos.batch import BROKER_HEADER_BYTES, decode_broker_header, decode_header
 from semel.protos.delays import is_delayed
-from semel.protos.errors import SemelError
+from semel.protos.errors import SemelError, Throttled
 from semel.protos.ids import QueueKey
 from semel.protos.levels import DELAY_LEVEL
 from semel.protos.queue_refs import queue_key_of
@@ -62,6 +62,8 @@ from semel.protos.v1 import control_pb2, transaction_records_pb2
 
 Step = transaction_records_pb2.TransactionRecord
 Queues = QueueTable
+PINNED_RETRY_MS: Final = 20
+"""Pins end after some round trips, unless somebody died."""
 NO_WINDOWS: Final[Mapping[int, IdWindow]] = MappingProxyType({})
 
 
@@ -210,6 +212,27 @@ class Transactions:
                     " upgrade this node"
                 )
         return TransactionApplied(step=name, error=error, value=value)
+
+    def pinned_progress(self, group: str, key: QueueKey) -> Throttled | None:
+        """Why a lock cannot be granted to somebody who relies on the committed offset: progress of
+        the group is about to be stored. None if it is not."""
+        if not any(
+            self.staging.stagers[each].pinned for each in self.staging.places.at((group, key))
+        ):
+            return None
+        return Throttled(
+            f"progress of group {group!r} on queue {key.queue_id} is being committed with a"
+            " transaction; ask again",
+            retry_after_ms=PINNED_RETRY_MS,
+        )
+
+    def drop_progress(self, group: str, key: QueueKey) -> None:
+        """Gives up the progress of a group on a queue that is staged and not pinned: what it is
+        staged with cannot be committed any more."""
+        for number in self.staging.places.at((group, key)):
+            stager = self.staging.stagers[number]
+            if not stager.pinned:
+                self.staging.drop_commit(stager, (group, key))
 
     def _stage_commits(
         self,
