@@ -197,7 +197,8 @@ class _Gateway:
         self.cluster = client._session.cluster
         self.caller = Caller(client, checks=False)
         self.service = TransactionService(self.caller, _Alone(host))
-        self.stages = StageProducers(self.cluster, self.caller.topics.on_sealed)
+        topics = self.caller.topics
+        self.stages = StageProducers(self.cluster, topics.on_sealed, topics.is_split)
 
     def offsets(self, group: str, generation: int) -> CommittedOffsets:
         return CommittedOffsets(self.cluster, self.caller.topics, group, generation)
@@ -279,6 +280,12 @@ class _Life:
                 found.append(_Input(number, queue.key, spot[1], start + offset, copy))
         return found
 
+    @property
+    def _counts(self) -> tuple[int, ...]:
+        """How many messages are read at a time. When the run ends, that may be all that are left:
+        other programs may have sent many hundreds."""
+        return (1, 3, 8, 500) if self._owner.stopping else (1, 3, 8)
+
     async def _messages(self, queue: QueueRoute, offset: int) -> list[Any]:
         number = queue.key.queue_id
         known = (await list_offsets(self._gateway.cluster, [queue]))[number]
@@ -288,7 +295,7 @@ class _Life:
         async with self._gateway.client.reader(
             TOPIC, queues=[number], start={number: begin}, end="latest"
         ) as reader:
-            messages = await reader.poll(self._random.choice((1, 3, 8)), 0.5)
+            messages = await reader.poll(self._random.choice(self._counts), 0.5)
         return [message for message in messages if message.queue == number]
 
     # --- one transaction
@@ -352,7 +359,8 @@ class _Life:
         broke: all of them, in their order, and the new answers count."""
         base = self._sequences[partition]
         self._sequences[partition] += len(values)
-        pieces = {base + at: values[at : at + 2] for at in range(0, len(values), 2)}
+        size = max(2, len(values) // 4)
+        pieces = {base + at: values[at : at + size] for at in range(0, len(values), size)}
         first = self._random.randrange(2)
         answers = [self._send(first, partition, *each) for each in pieces.items()]
         if self._random.random() < 0.1:
