@@ -254,6 +254,27 @@ def test_users_are_added_changed_listed_and_removed(logins: Logins) -> None:
         logins.connect(user="carol", password_file=newer)
 
 
+def test_a_user_has_scram_if_somebody_says_so(logins: Logins) -> None:
+    def user(*arguments: str) -> None:
+        path = logins.password_file()
+        done = logins.console("security", "user", *arguments, "--password-file", str(path))
+        assert done.returncode == 0, done.stderr
+
+    def has_scram() -> bool:
+        listed = json.loads(logins.console("security", "user", "list", "--json").stdout)
+        (found,) = [one for one in listed["users"] if one["user"] == "frank"]
+        assert found.keys() == {"user", "changed_s", "scram"}  # and nothing of the password
+        return bool(found["scram"])
+
+    user("add", "frank")
+    for arguments, expected in ((["--scram"], True), ([], True), (["--no-scram"], False)):
+        user("passwd", "frank", *arguments)
+        assert has_scram() is expected
+    user("passwd", "frank")
+    assert not has_scram()
+    logins.connect(user="frank", password_file=logins.password_file()).close()
+
+
 def test_a_token_narrows_what_its_user_may_do(logins: Logins) -> None:
     path = logins.token("alice", "write topic:orders")
     with logins.connect(token_file=path) as client:
@@ -391,7 +412,7 @@ async def test_nobody_is_served_at_the_login_port_but_logins(logins: Logins) -> 
     ) as opened:
         for method in METHODS:
             got = await call_on(opened, method, naming(method, dict.fromkeys(Kind, "x"), 1))
-            if method.name == "LogIn":
+            if method.containing_service.name == "Login":
                 assert got == "InvalidRequest"
             else:
                 assert got in refusals(method), path_of(method)
