@@ -1,4 +1,5 @@
-"""What strangers show at a controller's port for logins: tokens, and requests for certificates.
+"""What strangers show at a controller's port for logins: tokens, requests for certificates, and
+messages of SCRAM.
 
 Not here: the other decoders of what comes over connections (`wire_targets.py`).
 """
@@ -14,6 +15,12 @@ import jwt
 from semel.client.certified import new_request
 from semel.controller.login.clients_ca import requested_key
 from semel.protos.errors import InvalidRequest
+from semel.protos.security.scram import (
+    final_answer,
+    nobodys_verifier,
+    read_final,
+    read_first,
+)
 from semel.protos.security.token_keys import key_id, new_key, public_keys
 from semel.protos.security.tokens import TokenVerifier, issuer_of, new_token
 from tests.fuzz.targets import Target
@@ -22,6 +29,14 @@ _KEY: Final = new_key()
 _CLUSTER: Final = "c"
 _VERIFIER: Final = TokenVerifier(_CLUSTER, public_keys(_KEY))
 _EXPIRES_S: Final = 2_000_000_000
+_FIRSTS: Final = (
+    b"n,,n=alice,r=fyko+d2lbbFgONRv9qkxdawL",
+    b"y,a=a=2Cb,n=a=2Cb,r=x,tokenauth=true",
+)
+_FINALS: Final = (
+    b"c=biws,r=xserver,p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ=",
+    b"c=eSws,r=xserver,e=1,p=AAAA",
+)
 
 
 def _claims() -> list[bytes]:
@@ -56,6 +71,14 @@ def _run_signing_request(data: bytes) -> None:
             raise
 
 
+def _run_final(data: bytes) -> None:
+    """Nobody's proof is right, whatever it says."""
+    final = read_final(data)
+    nobodys = nobodys_verifier(b"secret", "SCRAM-SHA-256", "alice")
+    first = read_first(b"n,,n=alice,r=x")
+    assert final_answer("SCRAM-SHA-256", nobodys, first, final) is None
+
+
 def login_targets() -> list[Target]:
     """All targets of this module."""
     return [
@@ -65,4 +88,6 @@ def login_targets() -> list[Target]:
             corpus=[new_request()[1] for _ in range(4)],
             run=_run_signing_request,
         ),
+        Target(name="SCRAM: first message", corpus=_FIRSTS, run=read_first),
+        Target(name="SCRAM: final message", corpus=_FINALS, run=_run_final),
     ]
