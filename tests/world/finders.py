@@ -14,7 +14,9 @@ from typing import Final
 
 FINDERS: Final[dict[str, int]] = {
     "acknowledges_before_it_has_bodies": 49,
+    "begins_windows_at_nought": 5,
     "believes_what_it_knew": 6,
+    "cancels_what_is_due": 8,
     "closes_gaps": 8,
     "dates_marks_early": 17,
     "decides_any_attempt": 11,
@@ -26,6 +28,7 @@ FINDERS: Final[dict[str, int]] = {
     "leaves_out_bodies": 7,
     "loses_marks": 3,
     "misses_what_the_window_left_behind": 6,
+    "releases_what_is_being_cancelled": 148,
     "tells_no_loss": 3,
     "tells_of_an_abort_that_is_none": 11,
     "trusts_its_tables_after_an_unknown_outcome": 236,

@@ -25,7 +25,7 @@ def test_delayed_messages_are_cancelled_under_faults() -> None:
     run_until_seen(SEEDS, RARE, more=("alone", "ids"))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", PLANTS)
 def test_a_planted_bug_of_cancels_is_found(name: str) -> None:
     plant, told, seeds = PLANTS[name]

@@ -28,6 +28,9 @@ DIGEST_MASK: Final = (1 << 64) - 1
 TRANSACTION_ID_CHARACTERS_MAX: Final = 249
 EPOCH_END: Final = 1 << 62
 """All epochs of transactions are below it."""
+TIMED_EPOCH_MIN: Final = 1 << 60
+"""Epochs from here on begin with the time (the Kafka gateway's), so those of an id that was
+forgotten never come again. Numbers of programs are below."""
 TTL_MS_MIN: Final = 1_000
 TTL_MS_MAX: Final = 7 * 24 * 3_600_000
 """The longest time for which staged batches may wait for their commit."""

@@ -14,7 +14,8 @@ Kafka's epoch of a producer is the lowest 15 bits of the incarnation, and its pr
 from the transactional id: every gateway knows both without asking.
 
 An incarnation is higher than all before it, and not below the time in units of four seconds: so a
-transactional id that brokers have forgotten begins above what it was.
+transactional id that brokers have forgotten begins above what it was. Such epochs are above all
+numbers of programs (`TIMED_EPOCH_MIN`) from 2004 on.
 
 Invariant: one epoch is one transaction of Kafka's client.
 """

@@ -15,7 +15,8 @@ from semel.broker.state import (
 )
 from semel.protos import errors
 from semel.protos.ids import QueueId, QueueKey, TopicId
-from semel.protos.levels import LEVEL_MAX
+from semel.protos.levels import LEVEL_MAX, STAGED_COMMITS_LEVEL
+from semel.protos.staging import TIMED_EPOCH_MIN
 from semel.protos.v1 import control_pb2, transaction_records_pb2
 from tests.kit.state_log import KEY, Group, control, header, ref
 from tests.unit.broker.state.staging import (
@@ -455,6 +456,25 @@ def test_idle_rows_are_forgotten_and_what_may_be_a_replay_is_refused() -> None:
     assert not coordination.rows
     assert isinstance(begin(group, epoch=7), errors.DedupStateExpired)
     assert begin(group, epoch=8) == (8, 2, -1), "above everything that was forgotten"
+
+
+@pytest.mark.parametrize("level", [STAGED_COMMITS_LEVEL - 1, STAGED_COMMITS_LEVEL])
+def test_a_forgotten_epoch_that_begins_with_the_time_bars_no_number_of_a_program(
+    level: int,
+) -> None:
+    group = Stage(level=level)
+    timed = TIMED_EPOCH_MIN + 5
+    begin(group, epoch=timed)
+    decide(group, timed, 1)
+    finish(group, timed)
+    group.step(forget=transaction_records_pb2.ForgetTransactions(transaction_ids=["t"]))
+    assert State.from_bytes(b"".join(group.state.to_parts())).digest() == group.state.digest()
+    assert isinstance(begin(group, epoch=timed), errors.DedupStateExpired)
+    small = begin(group, epoch=7)
+    if level < STAGED_COMMITS_LEVEL:
+        assert isinstance(small, errors.DedupStateExpired), "one number for both"
+    else:
+        assert small == (7, 2, -1)
 
 
 # --- at apply -----------------------------------------------------------------------------------

@@ -42,10 +42,13 @@ from semel.protos.errors import (
     TransactionConflict,
     TransactionFenced,
 )
+from semel.protos.levels import STAGED_COMMITS_LEVEL
+from semel.protos.staging import TIMED_EPOCH_MIN
 from semel.protos.v1 import transaction_records_pb2
 
 NO_EPOCH: Final = -1
 HEAD: Final = struct.Struct("<QqI")
+TIMED: Final = struct.Struct("<q")
 ROW: Final = struct.Struct("<qQqQqII")
 _GROUP: Final = struct.Struct("<I")
 RETRY_MS: Final = 50
@@ -83,13 +86,24 @@ class Row:
 class Coordination:
     """All transactions that one broker group coordinates."""
 
-    __slots__ = ("_closed", "_open", "forgotten_epoch", "next_attempt", "rows", "unpublished")
+    __slots__ = (
+        "_closed",
+        "_open",
+        "forgotten_epoch",
+        "forgotten_timed_epoch",
+        "next_attempt",
+        "rows",
+        "unpublished",
+    )
 
     def __init__(self) -> None:
         self.rows: dict[str, Row] = {}
         self.next_attempt = 1
         self.forgotten_epoch = NO_EPOCH
-        """The highest epoch of all rows that were ever forgotten."""
+        """The highest epoch of all rows that were ever forgotten; from feature level 10 on without
+        timed epochs, which would be above every number of a program."""
+        self.forgotten_timed_epoch = NO_EPOCH
+        """The highest timed one."""
         self.unpublished: dict[str, None] = {}
         """Ids whose epoch is not published everywhere, in the order of their decisions."""
         self._closed: OrderedDict[str, None] = OrderedDict()
@@ -105,12 +119,12 @@ class Coordination:
         row = self.rows.get(name)
         asked = record.epoch if record.HasField("epoch") else None
         if row is None:
-            if asked is not None and 0 < asked <= self.forgotten_epoch:
+            if asked is not None and 0 < asked <= self._floor_of(asked):
                 return DedupStateExpired(
                     f"transaction {name!r} is not known, or was idle for so long that it was"
                     f" forgotten: whether epoch {asked} was committed is unknown. Find out from the"
                     " messages, then use another transaction id",
-                    epoch_floor=min(self.forgotten_epoch, 0xFFFFFFFF),
+                    epoch_floor=min(self._floor_of(asked), 0xFFFFFFFF),
                 )
             row = Row(record.query_id)
         elif row.query_id != record.query_id:
@@ -216,19 +230,30 @@ class Coordination:
         names = (name for name in chain(self._closed, self._open) if name not in busy)
         return list(islice(names, count))
 
-    def forget(self, names: Iterable[str]) -> None:
+    def _floor_of(self, epoch: int) -> int:
+        """Returns the highest epoch of its kind that was forgotten."""
+        if epoch >= TIMED_EPOCH_MIN:
+            return max(self.forgotten_epoch, self.forgotten_timed_epoch)
+        return self.forgotten_epoch
+
+    def forget(self, names: Iterable[str], level: int) -> None:
         """Removes published rows. Their open attempts cannot be decided any more."""
         for name in names:
             row = self.rows.get(name)
             if row is not None and row.published:
-                self.forgotten_epoch = max(self.forgotten_epoch, row.epoch)
+                if row.epoch >= TIMED_EPOCH_MIN and level >= STAGED_COMMITS_LEVEL:
+                    self.forgotten_timed_epoch = max(self.forgotten_timed_epoch, row.epoch)
+                else:
+                    self.forgotten_epoch = max(self.forgotten_epoch, row.epoch)
                 del self.rows[name]
                 self._closed.pop(name, None)
                 self._open.pop(name, None)
 
-    def parts(self) -> list[bytes]:
-        """Canonical bytes; rows are ordered by transaction id."""
+    def parts(self, version: int) -> list[bytes]:
+        """Canonical bytes of a version of the state; rows are ordered by transaction id."""
         parts = [HEAD.pack(self.next_attempt, self.forgotten_epoch, len(self.rows))]
+        if version >= STAGED_COMMITS_LEVEL:
+            parts.append(TIMED.pack(self.forgotten_timed_epoch))
         for name in sorted(self.rows):
             row = self.rows[name]
             parts.append(
@@ -248,10 +273,12 @@ class Coordination:
         return parts
 
     @classmethod
-    def read_parts(cls, reader: Reader) -> Coordination:
+    def read_parts(cls, reader: Reader, version: int) -> Coordination:
         """The inverse of `parts`. Raises CorruptSegment."""
         made = cls()
         made.next_attempt, made.forgotten_epoch, count = reader.unpack(HEAD)
+        if version >= STAGED_COMMITS_LEVEL:
+            (made.forgotten_timed_epoch,) = reader.unpack(TIMED)
         for _ in range(count):
             epoch, decided, begun, attempt, changed_us, published, groups = reader.unpack(ROW)
             if published > 1:

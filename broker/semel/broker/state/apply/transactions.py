@@ -205,7 +205,7 @@ class Transactions:
             case "finish":
                 coordination.finish(step.finish)
             case "forget":
-                coordination.forget(step.forget.transaction_ids)
+                coordination.forget(step.forget.transaction_ids, level)
             case _:
                 raise StateDiverged(
                     f"entry {index} has a step of a transaction that this version does not know;"
@@ -374,14 +374,14 @@ class Transactions:
 
     def parts(self, version: int) -> list[bytes]:
         """Canonical bytes of a version of the state: staging, then coordination."""
-        return [*self.staging.parts(version), *self.coordination.parts()]
+        return [*self.staging.parts(version), *self.coordination.parts(version)]
 
     @classmethod
     def read_parts(cls, reader: Reader, version: int) -> Transactions:
         """The inverse of `parts`. Raises CorruptSegment."""
         made = cls()
         made.staging = Staging.read_parts(reader, version)
-        made.coordination = Coordination.read_parts(reader)
+        made.coordination = Coordination.read_parts(reader, version)
         return made
 
 
