@@ -50,8 +50,8 @@ class TransactionWorld:
     """By broker group and stager."""
     pins: dict[GroupId, tuple[int, int, frozenset[int]]] = field(default_factory=dict)
     """Epoch, attempt and stagers of what is pinned on a broker group."""
-    held: dict[GroupId, list[_Staged]] = field(default_factory=dict)
-    """The stagers that are pinned."""
+    held: dict[GroupId, dict[int, _Staged]] = field(default_factory=dict)
+    """The stagers that are pinned, by broker group and number."""
     moved: Counter[QueueKey] = field(default_factory=Counter)
     """How often each queue was moved."""
     published: list[tuple[int, str]] = field(default_factory=list)
@@ -87,8 +87,7 @@ class TransactionWorld:
         """Moves a queue to the other broker group; what is staged for it stays behind and is gone.
         A queue for which something is pinned does not move."""
         group = self.group_of(queue)
-        pinned = [each for where, held in self.held.items() if where == group for each in held]
-        if any(queue in one.values for one in pinned):
+        if any(queue in one.values for one in self.held.get(group, {}).values()):
             return
         for (where, _), one in self.staged.items():
             if where == group:
@@ -109,6 +108,8 @@ class TransactionWorld:
         if known is not None and known[1] > begun.number:
             raise TransactionFenced("a newer attempt has pinned")
         if known is not None and known[1] == begun.number:
+            if known[2] != claimed.keys():
+                raise TransactionAborted("the same attempt has pinned something else")
             return
         if known is not None and known[2] == claimed.keys():
             self.pins[group] = begun.epoch, begun.number, known[2]
@@ -118,7 +119,7 @@ class TransactionWorld:
             if one is None or sum(map(len, one.values.values())) != count:
                 raise TransactionAborted("what is staged is gone, or other than claimed")
         self.pins[group] = begun.epoch, begun.number, frozenset(claimed)
-        self.held[group] = [self.staged.pop((group, stager_id)) for stager_id in claimed]
+        self.held[group] = {number: self.staged.pop((group, number)) for number in claimed}
         for key in [key for key, each in self.staged.items() if each.epoch <= begun.epoch]:
             if key[0] == group:
                 del self.staged[key]
@@ -135,7 +136,7 @@ class TransactionWorld:
         for group in participants:
             epoch, attempt, _ = self.pins.pop(group)
             assert (epoch, attempt) == (begun.epoch, begun.number), "published what is not pinned"
-            for one in self.held.pop(group):
+            for one in self.held.pop(group).values():
                 for values in one.values.values():
                     self.published += [(epoch, value) for value in values]
 
@@ -182,7 +183,10 @@ class ModelLedger:
                     stages.append(_stage_of(group, stager_id, one))
             if group in world.pins:
                 epoch, attempt, _ = world.pins[group]
-                pinned.append(Pinned(group, epoch, attempt))
+                winners = [
+                    _stage_of(group, number, one) for number, one in world.held[group].items()
+                ]
+                pinned.append(Pinned(group, epoch, attempt, winners))
         return Found(await self.row(), stages, pinned)
 
     async def begin(self, epoch: int) -> Attempt:
@@ -227,19 +231,6 @@ class ModelLedger:
         world.decide(begun, claimed)
         await world.late()
         world.maybe_fails()
-
-    async def ask(self, attempt: int) -> bool:
-        world = self._world
-        await world.late()
-        world.maybe_fails()
-        if world.row.attempt == attempt:
-            world.row = Row(
-                epoch=world.row.epoch,
-                begun_epoch=world.row.begun_epoch,
-                attempt=0,
-                changed_us=world.now_us,
-            )
-        return world.decided == attempt
 
     async def published(self, epoch: int) -> None:
         await self._world.late()

@@ -71,7 +71,7 @@ class BrokerLedger:
             _row_of(replies[coordinator]),
             [stage_of(group, one) for group, reply in replies.items() for one in reply.staged],
             [
-                Pinned(group, pin.epoch, pin.attempt)
+                Pinned(group, pin.epoch, pin.attempt, [stage_of(group, one) for one in pin.winners])
                 for group, reply in replies.items()
                 for pin in reply.pinned
             ],
@@ -129,9 +129,6 @@ class BrokerLedger:
             if stage.parts or stage.commits
         ]
         await self._core.commit(self._id, QUERY_ID, begun.epoch, receipts, begun=Begun(*begun))
-
-    async def ask(self, attempt: int) -> bool:
-        return await self._core.abort_attempt(self._id, attempt)
 
     async def published(self, epoch: int) -> None:
         await self._core.published(self._id, epoch)

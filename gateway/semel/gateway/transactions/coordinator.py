@@ -224,19 +224,19 @@ class TransactionCoordinator:
         """Learns what is open, unless it is known. Returns False if the stager may be gone."""
         if self._open is not None and self._open.epoch == row.begun_epoch:
             return True
-        return self._learn(row, await ledger.find())
+        found = await ledger.find()
+        if any(pinned.epoch == row.begun_epoch for pinned in found.pinned):
+            return False  # it is being committed: nothing is added any more
+        return self._learn(row, _of(found, row.begun_epoch))
 
-    def _learn(self, row: Row, found: Found) -> bool:
+    def _learn(self, row: Row, mine: list[Stage]) -> bool:
         """Takes in what is open. Returns False if something of it is gone, or may be."""
-        mine = _of(found, row.begun_epoch)
         if any(stage.lost for stage in mine):
             return False
         queues = {key for each in mine for key in each.queues}
         known = self._open
         if known is not None and known.epoch == row.begun_epoch:
             return known.queues <= queues
-        if any(pinned.epoch == row.begun_epoch for pinned in found.pinned):
-            return False
         if not mine and row.age_us > UNOPENED_US:
             return False
         timeout_ms = max((stage.timeout_ms for stage in mine), default=self._timeout_ms)
@@ -276,17 +276,25 @@ class TransactionCoordinator:
         stages = None if known is None else known.pinned
         if stages is None:
             found = await ledger.find()
-            if any(pinned.epoch == row.begun_epoch for pinned in found.pinned):
-                # Another gateway has pinned it and may be dead: what it has pinned is not known.
-                await ledger.ask(row.attempt)
-                return True
-            if not self._learn(row, found):
+            stages = _of(found, row.begun_epoch)
+            # Another gateway has begun to commit, and may be dead. It looked whether all is there
+            # before it pinned anything, and a pin takes the stagers away that have nothing.
+            winners = [
+                stage
+                for pinned in found.pinned
+                if pinned.epoch == row.begun_epoch
+                for stage in pinned.stages
+            ]
+            stages += winners
+            if known is not None and winners:
+                if any(stage.lost for stage in stages):
+                    return False
+            elif not self._learn(row, stages):
                 return False
             known = self._open
             assert known is not None
             if row.age_us > known.timeout_ms * 1000:
                 return False
-            stages = _of(found, row.begun_epoch)
             known.pinned = stages
         try:
             await ledger.commit(begun, stages)

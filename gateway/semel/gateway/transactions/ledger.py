@@ -65,6 +65,8 @@ class Pinned(NamedTuple):
     group: GroupId
     epoch: int
     attempt: int
+    stages: Sequence[Stage]
+    """All that is pinned."""
 
 
 class Found(NamedTuple):
@@ -101,9 +103,6 @@ class Ledger(Protocol):
     async def commit(self, begun: Attempt, stages: Sequence[Stage]) -> None:
         """Commits stages, or an empty transaction, and returns when all see it.
         Raises TransactionAborted, TransactionFenced."""
-
-    async def ask(self, attempt: int) -> bool:
-        """Returns whether an attempt is committed; if it is not, it never will be."""
 
     async def published(self, epoch: int) -> None:
         """Returns when all see a committed epoch."""
