@@ -12,6 +12,7 @@ Invariants
 3. A commit counts under the current token of a held lock only, whatever the broker thought of it.
 4. A commit that was staged with a transaction counts in the entry that gives the transaction's
    messages their offsets, and at no other time. It never takes progress back, unless it says so.
+   Whoever acquires the lock with `drop_staged` ends it, and waits while it is pinned.
 
 Not here: what is staged (`staged_progress.py`), the sequence table (`folded.py`), the same at the
 end of a run (`tests/checking`).
@@ -337,8 +338,11 @@ class Consumption:
             or 0 < record.generation < lock.generation
             or lock.owner not in ("", record.member_id)
             or (self._unread(*place) and not record.beside_parents)
+            or (record.drop_staged and self.staged.is_pinned(place))
         ):
             return {}
+        if record.drop_staged:
+            self._note(self.staged.on_place_dropped(place))
         self._locks[place] = lock
         lock.token += 1
         lock.owner = record.member_id

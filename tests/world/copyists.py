@@ -74,6 +74,8 @@ _ANSWER_S: Final = 3.0
 _REST_S: Final = (0.05, 0.4, 1.5)
 """How long who was fenced rests, on average. If all began again at once, none would get on."""
 _TIMEOUTS_MS: Final = (1_000, 3_000, 60_000)
+_ERA: Final = 1
+"""Each producer is the only reader of its generation."""
 
 Spot = tuple[int, int]
 """A queue's number, and an offset."""
@@ -252,7 +254,7 @@ class _Life:
         if not missing:
             return
         before = dict(self._owner.desk.acknowledged)
-        found = await self._offsets.fetch(missing)
+        found = await self._offsets.fetch(missing, _ERA)
         for (_, number), progress in found.items():
             if isinstance(progress, SemelError):
                 raise progress

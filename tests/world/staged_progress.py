@@ -322,6 +322,14 @@ class StagedProgress:
         """A consumer group is deleted, on `only` these queues if any are named."""
         return self._forget(lambda place: place[0] == group and (not only or place[1] in only))
 
+    def is_pinned(self, place: Place) -> bool:
+        """Whether progress there is about to be published."""
+        return any(each.pinned and place in each.commits for each in self._stagers.values())
+
+    def on_place_dropped(self, place: Place) -> list[int]:
+        """Somebody else reads on there."""
+        return self._forget(lambda other: other == place)
+
     def _forget(self, ends: Callable[[Place], bool]) -> list[int]:
         changed = []
         for number, stager in self._stagers.items():
