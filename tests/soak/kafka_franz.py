@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from semel.gateway.versions import ApiKey
 from tests.kit.maven import Missing
 from tests.kit.verdicts import Outcome, Verdict
 from tests.soak.kafka_suites import Judged
@@ -26,8 +25,6 @@ VERSION: Final = "v1.22.3"
 SUM: Final = "h1:RHe35s34pKefMLyL+ZYJ6mQVtfFZz4zHDHVkTyACur0="
 """The module's checksum, as go.sum has it."""
 JUDGE: Final = f"franz-go {VERSION}"
-ENDLESS: Final = "TestTxnEtl"
-"""It waits for ever where there are no transactions."""
 _OPENS: Final = re.compile(r"newTestClient|testClientOpts|tmpTopic|tmpGroup|getSeedBrokers|adm\(\)")
 _TEST: Final = re.compile(r"^func (Test\w+)\(")
 
@@ -76,9 +73,6 @@ def run(judged: Judged) -> Iterator[Verdict]:
         for name in talking(Path(found["Dir"], "pkg", "kgo"))
         if judged.only.lower() in name.lower()
     ]
-    if ENDLESS in tests and not hasattr(ApiKey, "ADD_PARTITIONS_TO_TXN"):
-        tests.remove(ENDLESS)
-        yield Verdict(JUDGE, ENDLESS, Outcome.LEFT_OUT, "it would wait for ever")
     if not tests:
         return
     command = [go, "test", "-json", "-count=1", "-timeout=50m", f"-run=^({'|'.join(tests)})$"]

@@ -29,7 +29,6 @@ from tests.kit.waiting import until
 from tests.soak.kafka_run import chosen, two_gateways
 
 JUDGE: Final = f"Kafka's tools {VERSION}"
-TRANSACTIONS: Final = "AddPartitionsToTxn"
 _OUTSIDE: Final = re.compile(r"^(SLF4J|WARN|\[|OpenJDK)")
 
 
@@ -324,9 +323,10 @@ def in_order(tool: RunningTool) -> None:
 
 def main(arguments: list[str]) -> int:
     """Runs all tests, or those that are named; returns the exit status."""
-    names = ["topics", "console", "codecs", "offsets", "perf", "groups", "members", "kills"]
+    names = ["topics", "console", "codecs", "offsets", "perf", "groups", "members"]
+    names += ["transactions", "kills"]
     about = (__doc__ or "").partition(": ")[2]
-    tests = chosen("./run soak kafka-java", about, arguments, names, "transactions")
+    tests = chosen("./run soak kafka-java", about, arguments, names)
     verdicts = Verdicts()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="semel-kafka-java-") as directory:
@@ -338,16 +338,9 @@ def main(arguments: list[str]) -> int:
             return 1
         with two_gateways(scratch) as served:
             judged = Judged(*served, tools, scratch)
-            apis = judged.run("kafka-broker-api-versions").out
+            judged.run("kafka-broker-api-versions")
             verdicts.add(Verdict(JUDGE, "kafka-broker-api-versions", Outcome.PASSED))
-            transactional = re.search(rf"{TRANSACTIONS}\(\d+\): (?!UNSUPPORTED)", apis) is not None
-            if transactional and not tests:
-                names.append("transactions")
             for name in tests or names:
                 verdicts.add(verdict_of(JUDGE, name, getattr(judged, name)))
-    if not transactional:
-        verdicts.add(
-            Verdict(JUDGE, "transactions", Outcome.LEFT_OUT, "the gateway serves no transactions")
-        )
     print(f"{time.monotonic() - began:.0f} s")
     return 1 if verdicts.failed else 0
