@@ -14,7 +14,7 @@ from semel.broker.state.apply.staging import Staging
 from semel.broker.state.apply.transactions import Step, Transactions
 from semel.gateway.coordination import transaction_service
 from semel.gateway.coordination.broker_ledger import BrokerLedger
-from semel.gateway.coordination.committed_offsets import StagedIn
+from semel.gateway.coordination.staged_in import StagedIn
 from semel.gateway.transactions import coordinator
 from semel.gateway.transactions.ledger import Attempt, Stage
 from semel.gateway.transactions.standing import Producer, Row, Standing, standing_of
@@ -80,6 +80,11 @@ def keeps_progress_of_deleted_groups() -> AbstractContextManager[object]:
     return patch.object(Staging, "remove_group", lambda *_: None)
 
 
+def lets_the_reader_before_commit() -> AbstractContextManager[object]:
+    """The next reader of a partition leaves what the one before has staged."""
+    return patch.object(Transactions, "drop_progress", lambda *_: None)
+
+
 def obeys_producers_of_the_past() -> AbstractContextManager[object]:
     """A gateway takes a producer that was fenced for the newest one: a zombie commits."""
 
@@ -122,6 +127,7 @@ _STAGED = "has staged progress"
 _TWICE = "is committed, and progress is|was acknowledged|copies of"
 
 PLANTS: dict[str, tuple[Callable[[], AbstractContextManager[object]], str, int]] = {
+    "lets the reader before commit": (lets_the_reader_before_commit, _STAGED, 16),
     "publishes progress on abort": (publishes_progress_on_abort, _PROGRESS, 20),
     "gives up too much": (gives_up_too_much, _PROGRESS, 1),
     "forgets progress in checkpoints": (forgets_progress_in_checkpoints, _STAGED, 30),
