@@ -37,7 +37,7 @@ class ScramLevel:
         await self._look()
         if not self.reached:
             logger.warning(
-                "SCRAM is not offered before the feature level rises level=%d", SCRAM_LEVEL
+                "SCRAM is not offered before the feature level rises needed=%d", SCRAM_LEVEL
             )
             self._task = asyncio.get_running_loop().create_task(self._run(), name="semel-scram")
         return self
