@@ -71,7 +71,7 @@ class CancelGroup(IdGroup):
             return None
         key = QueueKey(KEY.topic_id, QueueId(place.queue_id))
         log: Any = self
-        return read_row(log, candidates(self.state, key, place), message_id)
+        return read_row(log, candidates(self.state, key, place), message_id, place.due_us)
 
     def cancel_record(self, message_id: bytes) -> control_pb2.CancelDelayed | None:
         """The record that cancels the message, as the applied state knows it."""

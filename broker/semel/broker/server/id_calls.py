@@ -174,7 +174,7 @@ class IdCalls:
                     break
             return reply, place.arrival, None
         row = await replica.in_reader(
-            lambda: read_row(log, among, message_id), replica.pools.clients
+            lambda: read_row(log, among, message_id, place.due_us), replica.pools.clients
         )
         if row is None:
             # Another id with the same fingerprint, if the message cannot have gone.

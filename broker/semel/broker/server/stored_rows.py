@@ -89,12 +89,17 @@ def _delayed(state: State, queue: QueueState, due_us: int, entry: int) -> list[C
     return [*(_of_delayed(key, each) for each in waiting), *(_of_extent(key, e) for e in released)]
 
 
-def read_row(log: Log, among: Sequence[Candidate], message_id: bytes) -> FoundRow | None:
+def read_row(
+    log: Log, among: Sequence[Candidate], message_id: bytes, due_us: int = 0
+) -> FoundRow | None:
     """BLOCKING. The message with the id; None if none of the batches has it.
 
-    Raises CorruptBatch, CorruptSegment.
+    Of a message that was due at `due_us`, the batch with that time is looked for first: an entry
+    that came with a move may hold an older message with the same id, which the window had left
+    behind, and both may have been released in one moment. Raises CorruptBatch, CorruptSegment.
     """
     wanted = pa.scalar(message_id, pa.binary())
+    other: FoundRow | None = None
     for each in among:
         stored = read_batch(log, (each.entry, each.position, each.length), "a batch is")
         data = stored[BROKER_HEADER_BYTES:]
@@ -107,15 +112,18 @@ def read_row(log: Log, among: Sequence[Candidate], message_id: bytes) -> FoundRo
         row = pc.index(columns.message_ids, wanted).as_py()
         if row < 0:
             continue
-        if each.extent is None:
+        if each.extent is None:  # found by the time for which it waits
             if each.first_row <= row < each.first_row + each.count:
                 return FoundRow(candidate=each, stored=stored, row=row, offset=-1)
             continue
         base_offset = each.extent.base_offset
         offsets = offsets_of_rows(columns, base_offset, each.first_row, each.count)
         if offsets[row] >= 0:
-            return FoundRow(candidate=each, stored=stored, row=row, offset=int(offsets[row]))
-    return None
+            found = FoundRow(candidate=each, stored=stored, row=row, offset=int(offsets[row]))
+            if not due_us or header.deliver_at_us == due_us:
+                return found
+            other = other or found
+    return other
 
 
 def cold_row(batch: ColdBatch, message_id: bytes) -> tuple[int, int] | None:
