@@ -72,7 +72,8 @@ class Bucket:
         self._fill(now_s)
         missing = mark - self._filled
         if missing > 0 and self._gaps:
-            missing -= sum(end - begin for begin, end in self._gaps if begin < mark)
+            # What costs nothing may have its mark within a gap: it is behind a part of it alone.
+            missing -= sum(min(end, mark) - begin for begin, end in self._gaps if begin < mark)
         left_s = missing / self._rate
         return left_s if left_s > ROUNDED_S else 0.0
 
@@ -87,11 +88,8 @@ class Bucket:
         if at > 0 and gaps[at - 1][1] == begin:
             at -= 1
             begin = gaps.pop(at)[0]
-        if end == self._reserved:  # nothing waits behind it
-            self._reserved = begin
-        else:
-            gaps.insert(at, (begin, end))
-            self._jump()
+        gaps.insert(at, (begin, end))
+        self._jump()
         self._cut()
 
     def is_full(self, now_s: float) -> bool:

@@ -80,10 +80,26 @@ def test_what_gives_up_helps_those_behind_it_and_nobody_in_front() -> None:
     assert bucket.wait_s(3.0) == pytest.approx(1.0)
 
 
+def test_what_costs_nothing_waits_for_those_in_front_though_both_its_neighbours_give_up() -> None:
+    bucket = Bucket(100, 0.0)
+    bucket.reserve(300, 0.0)
+    before = bucket.reserve(100, 0.0)
+    free = bucket.reserve(0, 0.0)
+    after = bucket.reserve(400, 0.0)
+    bucket.reserve(100, 0.0)
+    bucket.put_back(before, 100)
+    bucket.put_back(after, 400)
+    assert bucket.left_s(free, 0.0) == 2.0
+    assert bucket.wait_s(0.0) == 3.0
+    assert bucket.left_s(free, 2.0) == 0.0
+
+
 @given(
     st.floats(10, 1e5),
     st.lists(
-        st.tuples(st.floats(0, 0.5), st.integers(0, 5_000), st.none() | st.floats(0, 3)),
+        st.tuples(
+            st.floats(0, 0.5), st.just(0) | st.integers(0, 5_000), st.none() | st.floats(0, 3)
+        ),
         min_size=1,
         max_size=40,
     ),
