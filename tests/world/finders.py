@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Final
 
 FINDERS: Final[dict[str, int]] = {
-    "acknowledges_before_it_has_bodies": 49,
+    "acknowledges_before_it_has_bodies": 131,
     "begins_windows_at_nought": 5,
     "believes_what_it_knew": 6,
     "cancels_what_is_due": 8,

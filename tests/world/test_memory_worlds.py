@@ -38,7 +38,7 @@ def test_topics_in_memory_beside(others: tuple[str, ...]) -> None:
         (
             planted.acknowledges_before_it_has_bodies,
             "though one node died at a time",
-            range(46, 52),
+            range(128, 134),
         ),
         (planted.leaves_out_bodies, "is gone, and nobody was told", range(8)),
         (planted.believes_a_look_that_began_too_early, "is gone, and nobody", range(100, 112)),
