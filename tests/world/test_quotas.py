@@ -43,7 +43,7 @@ PLANTS: list[tuple[Plant, range]] = [
     (planted.reads_for_nothing, range(5)),
     (planted.serves_all_calls, range(5)),
     (planted.counts_calls_twice, range(5)),
-    (planted.keeps_the_first_limit, range(3)),
+    (planted.keeps_the_first_limit, range(12)),
     (planted.hears_quotas_once, range(3)),
     (planted.opens_any_number, range(5)),
     (planted.counts_producers_for_ever, range(5)),
