@@ -67,7 +67,10 @@ def test_a_week_and_a_year_ahead_are_listed_counted_cancelled_and_survive_a_rest
 
         ids, counts, dues = look()
         assert set(ids[:3]) == {b"week 0", b"week 1", b"week 2"}
-        assert counts in ({"7 d": 3, "later": 3}, {"30 d": 3, "later": 3})
+        # A week from when each was sent, as the log's clock sees it, which may be a little behind.
+        weeks = {due: count for due, count in counts.items() if due != "later"}
+        assert counts["later"] == sum(weeks.values()) == 3
+        assert weeks.keys() <= {"7 d", "30 d"}
         for due_us, ahead in zip(dues, [WEEK] * 3 + [YEAR] * 3, strict=True):
             late = datetime.fromtimestamp(due_us / 1e6, UTC) - began - ahead
             assert timedelta(0) <= late < timedelta(minutes=2)

@@ -46,7 +46,7 @@ def test_tiers_beside(others: tuple[str, ...]) -> None:
         (planted.takes_any_number, "does not follow", range(8)),
         (planted.forgets_what_is_not_tiered, "its tier ends at", range(4)),
         (planted.believes_that_puts_succeed, "not whole|is damaged", range(14, 22)),
-        (planted.collects_by_copies_alone, "is deleted|not there", range(61, 62)),
+        (planted.collects_by_copies_alone, "is deleted|not there", range(4, 50)),
         (planted.collects_young_objects, "is deleted|not there", range(12)),
         (planted.loses_the_last_row, "tier:", range(4)),
         (planted.names_by_content_alone, "is deleted|not there", range(132, 133)),
@@ -61,5 +61,5 @@ def test_a_planted_bug_of_tiers_is_found(plant: Plant, told: str, seeds: range) 
 def test_files_that_a_deletion_leaves_behind_are_found() -> None:
     plant = planted.remembers_no_deletions
     first_failure(
-        range(5, 8), plant, match="unfinished clients: .'ja1'", more=("deletions", "tiers")
+        range(5, 20), plant, match="unfinished clients: .'ja1'", more=("deletions", "tiers")
     )
