@@ -29,6 +29,7 @@ FINDERS: Final[dict[str, int]] = {
     "leaves_out_bodies": 7,
     "loses_marks": 3,
     "misses_what_the_window_left_behind": 6,
+    "names_by_content_alone": 319,
     "releases_what_is_being_cancelled": 148,
     "remembers_no_deletions": 9,
     "tells_no_loss": 3,
