@@ -28,7 +28,7 @@ from semel.broker.replica.replica import Replica
 from semel.broker.server import produce as produce_module
 from semel.broker.server.fetch import FetchHandler, _Outlet
 from semel.broker.server.produce import ProduceStream, _Arrival
-from semel.protos.batch import BROKER_HEADER_BYTES, BatchHeader, check_batch, decode_header
+from semel.protos.batch import BatchHeader, check_batch, decode_header
 from semel.protos.errors import SemelError, Throttled
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.security.call_quotas import CallQuotas
@@ -154,7 +154,7 @@ class Watch:
         self.passes(item, "quota: a batch waited for its topic")
         kind = _kind_of(header)
         if kind is not None and name is not None:
-            self._amounts_of(name, kind).on_way[id(header)] = _stored_length(header)
+            self._amounts_of(name, kind).on_way[id(header)] = header.stored_length
 
     def answered(self, header: BatchHeader) -> None:
         process = PROCESS.get()
@@ -198,7 +198,7 @@ class Watch:
         amounts.recent.append((now_s, stored, sum(amounts.on_way.values())))
         while amounts.recent[0][0] < now_s - _FULL_S:
             amounts.recent.popleft()
-        length = _stored_length(header)
+        length = header.stored_length
         if refusal is not None:
             most = max(had for at_s, had, _ in amounts.recent if at_s >= now_s - _FRESH_S)
             most += sum(size for at_s, size in amounts.taken if at_s >= now_s - _FRESH_S)
@@ -283,10 +283,6 @@ def _kind_of(header: BatchHeader) -> QuotaKind | None:
     if header.producer_id >= STAGER_ID_MIN:
         return QuotaKind.STAGED_BYTES
     return QuotaKind.DELAYED_BYTES if header.deliver_at_us else None
-
-
-def _stored_length(header: BatchHeader) -> int:
-    return BROKER_HEADER_BYTES + header.batch_length
 
 
 def _stored(replica: Replica, topic_id: int, kind: QuotaKind) -> int:

@@ -137,6 +137,11 @@ class BatchHeader:
         return HEADER_BYTES + self.body_length
 
     @property
+    def stored_length(self) -> int:
+        """The batch behind the broker's header, as it is in the log."""
+        return BROKER_HEADER_BYTES + self.batch_length
+
+    @property
     def queue_key(self) -> QueueKey:
         return QueueKey(self.topic_id, self.queue_id)
 

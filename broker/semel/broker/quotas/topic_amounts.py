@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from semel.broker.state import State
-from semel.protos.batch import BROKER_HEADER_BYTES, BatchHeader
+from semel.protos.batch import BatchHeader
 from semel.protos.errors import Throttled
 from semel.protos.ids import QueueKey
 from semel.protos.security.meters import Meters
@@ -62,7 +62,7 @@ class TopicAmounts:
         if limit is None:
             return None
         amount = self._amount(kind, header.topic_id)
-        length = BROKER_HEADER_BYTES + header.batch_length
+        length = header.stored_length
         if amount.bytes + length <= limit.limit:
             amount.bytes += length
             return None

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from semel.broker.quotas import topic_amounts
 from semel.broker.quotas.topic_amounts import TopicAmounts
-from semel.protos.batch import BROKER_HEADER_BYTES
 from semel.protos.errors import Throttled
 from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.security.quotas import QuotaKind
@@ -62,7 +61,7 @@ def batch(topic: TopicId, size: int, *, staged: bool = False, delayed: bool = Tr
         queue_key=QueueKey(topic, QueueId(0)),
         producer_id=STAGER_ID_MIN if staged else 7,
         deliver_at_us=0 if staged or not delayed else 1,
-        batch_length=size - BROKER_HEADER_BYTES,
+        stored_length=size,
     )
 
 

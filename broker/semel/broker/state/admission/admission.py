@@ -441,7 +441,7 @@ class Admission:
         ) or no_room_to_stage(header, room)
         if refused is not None:
             return refused
-        self._staging_bytes += header.batch_length + BROKER_HEADER_BYTES
+        self._staging_bytes += header.stored_length
         return Accepted()
 
     def admit_transaction(

@@ -194,7 +194,7 @@ def rewritten(index: int, position: int, payload: memoryview, term: int) -> Rewr
         or batch.deliver_at_us
         or not head.span
         or head.term != term
-        or len(payload) != BROKER_HEADER_BYTES + batch.batch_length
+        or len(payload) != batch.stored_length
     ):
         raise StateDiverged(f"entry {index} at {position}: {batch} is no compacted batch")
     place = RecordPlace(index, position, len(payload))

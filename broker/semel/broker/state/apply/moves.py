@@ -326,7 +326,7 @@ class Moves:
         """
         head = decode_broker_header(payload)
         batch = decode_header(payload, BROKER_HEADER_BYTES)
-        key, length = batch.queue_key, BROKER_HEADER_BYTES + batch.batch_length
+        key, length = batch.queue_key, batch.stored_length
         place, incoming = self.places.get(key), self.incoming.get(key)
         error: SemelError | None = None
         if place is None or incoming is None or place.state not in TAKING:

@@ -80,7 +80,7 @@ def parted(index: int, position: int, payload: memoryview, term: int) -> Parted:
         or head.term != term
         or not is_delayed(batch)
         or batch.flags & BatchFlags.OFFSET
-        or len(payload) != BROKER_HEADER_BYTES + batch.batch_length
+        or len(payload) != batch.stored_length
     ):
         raise StateDiverged(f"entry {index} at {position}: {batch} is no part of a delayed batch")
     return Parted(batch.queue_key, batch.deliver_at_us, batch.count, position, len(payload))
