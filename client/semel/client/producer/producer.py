@@ -111,6 +111,8 @@ class ProducerCore:
         self._opening: dict[str, asyncio.Task[ProducerTopic]] = {}
         self._links: dict[GroupId, Link] = {}
         self._lanes_to_fence: list[Lane] = []
+        self._forgotten_session = 0
+        """The highest session of the lanes of forgotten topics."""
         self._inside: list[Chunk] = []
         """Chunks on their way that did not pass the intake: position marks, a relay's copies."""
         self._flushing = 0
@@ -256,7 +258,9 @@ class ProducerCore:
 
     def lane_to(self, queue: QueueRoute) -> Lane:
         """Returns a new lane, which is not yet part of its link."""
-        return Lane(self, queue, self._link(queue.group_id))
+        lane = Lane(self, queue, self._link(queue.group_id))
+        lane.session = self._forgotten_session
+        return lane
 
     def _link(self, group_id: GroupId) -> Link:
         link = self._links.get(group_id)
@@ -528,12 +532,16 @@ class ProducerCore:
         return next((name for name, topic in self._topics.items() if topic.has(lane)), "")
 
     def _forget(self, name: str, topic: ProducerTopic, error: SemelError) -> None:
+        """Forgets a topic that is said to be unknown. It may be known again: a user may have been
+        forbidden to see it for a moment. Batches that were in flight may be stored even then, so
+        later fences need a higher session."""
         del self._topics[name]
         self._cluster.on_topic_gone(name, topic.route.topic_id)
         self.intake.forget(name)
         for lane in topic.lanes:
             lane.link.remove(lane)
             self._fail_lane(lane, error)
+            self._forgotten_session = max(self._forgotten_session, lane.session)
 
     # --- chunks in ------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from semel.client.core.batching import Chunk, Part
 from semel.client.core.routing import QueueRoute, TopicRoute, topic_route
 from semel.client.producer.intake import Intake
 from semel.client.producer.producer import ProducerCore
-from semel.protos.errors import Closed
+from semel.protos.errors import Closed, UnknownTopic
 from semel.protos.ids import GroupId, QueueKey
 from semel.protos.v1 import broker_pb2, controller_pb2
 
@@ -64,6 +64,8 @@ class TwoGroups:
             )
         self._topic = topic_route(message)
         self._wires = {group_id: Wire(group_id) for group_id in self.answers}
+        self.sessions: list[int] = []
+        """Of the fences that were asked for."""
 
     @property
     def links(self) -> list[Any]:
@@ -80,6 +82,9 @@ class TwoGroups:
         await self.route_known.wait()
         return self._topic
 
+    def on_topic_gone(self, name: str, topic_id: int) -> None:
+        """Nothing is remembered of topics."""
+
     def home(self, queue: QueueRoute) -> GroupId:
         return queue.group_id
 
@@ -95,6 +100,7 @@ class TwoGroups:
     async def call_master(
         self, group_id: GroupId, method: str, request: Any, timeout_s: float
     ) -> broker_pb2.FenceProducerReply:
+        self.sessions.append(request.session)
         await self.answers[group_id].wait()
         reply = broker_pb2.FenceProducerReply()
         for _ in request.queues:
@@ -149,3 +155,20 @@ async def test_a_producer_that_is_closed_while_a_topic_opens_leaves_no_lanes_beh
         await opening
     assert cluster.links == []
     assert core._topics == {}
+
+
+async def test_a_topic_that_is_known_again_is_fenced_with_a_higher_session() -> None:
+    """A user may be forbidden to see a topic for a moment. What was in flight then may be stored
+    later: under the same session, the next message would be taken for it and be lost."""
+    cluster = TwoGroups()
+    core = producer(cluster)
+    for session in (1, 2):
+        topic = await core.open_topic("t")
+        lane = topic.lane(topic.route.queues[0].key)
+        core._fence_later(lane)
+        await settled()
+        assert lane.window is not None
+        assert lane.window.session == session
+        core._fail_lane(lane, UnknownTopic("there is no topic 't'"))
+        assert core._topics == {}
+    assert cluster.sessions == [1, 2]
