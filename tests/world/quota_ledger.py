@@ -54,6 +54,7 @@ class Account:
     def __init__(self, name: str, rate: float, now_s: float) -> None:
         self.name = name
         self.rate = rate
+        self.begun_s = now_s
         self.gone_s: float | None = None
         """When its quota was removed."""
         self.debt_since_s = self.debt_until_s = -1.0
@@ -266,16 +267,28 @@ class Ledger:
         if account is not None:
             account.enter(cost, now_s, passed=True)
 
-    def reads(self, owner: str, size: int, now_s: float, *, excused: bool = False) -> None:
-        """An answer with so many bytes of a user or a topic leaves."""
+    def reads(
+        self,
+        owner: str,
+        size: int,
+        now_s: float,
+        *,
+        read_s: float | None = None,
+        excused: bool = False,
+    ) -> None:
+        """An answer with so many bytes of a user or a topic leaves. The node began to read them at
+        `read_s`, now if it is None: what began before there was a quota does not count."""
+        read_s = now_s if read_s is None else read_s
         kinds = _OF_READS[:1] if owner.startswith("topic:") else _OF_READS
         for kind in kinds:
             account = self._account(owner, kind, now_s)
-            if account is None or excused:
+            if account is None or excused or account.begun_s > read_s:
                 continue
             if account.debt_since_s < now_s - READ_S and account.debt_s(now_s) > EPSILON:
                 raise Wrong(f"{self.name}: {size} bytes are read beyond {account.name}")
-        self.takes(owner, QuotaKind.READ_BYTES, size, now_s)
+        account = self._account(owner, QuotaKind.READ_BYTES, now_s)
+        if account is not None and account.begun_s <= read_s:
+            account.enter(size, now_s, passed=True)
 
     def waited(self, owner: str, seconds: float, now_s: float, *, excused: bool = False) -> None:
         """An answer leaves that has waited for a quota of its user, or of a topic that this node

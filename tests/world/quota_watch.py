@@ -58,6 +58,7 @@ _STILL_S: Final = 0.05
 _FULL_S: Final = 1.0
 """What was on its way into the log so long ago may be missing in the sum."""
 _MESSAGE: ContextVar[Item] = ContextVar("item of the message that is worked on")
+_ANSWER_S: ContextVar[float] = ContextVar("when the node began to make the answer")
 
 
 class _Amounts:
@@ -246,8 +247,8 @@ class Watch:
 
     # --- reads and calls
 
-    def fetched(self, out: Any, reply: bytes) -> None:
-        """An answer to a fetch leaves."""
+    def fetched(self, out: Any, reply: bytes, read_s: float) -> None:
+        """An answer to a fetch leaves, which the node began to read at `read_s`."""
         header, _ = decode_fetch_header(reply)
         replica: Replica = out.sim_replica
         sizes: dict[str, int] = {}
@@ -268,7 +269,11 @@ class Watch:
         if sizes:
             sizes[out.sim_owner] = sum(sizes.values())
         for owner, size in sizes.items():
-            self.note(partial(self.ledger.reads, owner, size, self.now_s, excused=excused))
+            self.note(
+                partial(
+                    self.ledger.reads, owner, size, self.now_s, read_s=read_s, excused=excused
+                )
+            )
 
     def asked(self) -> None:
         """A fetch has come."""
@@ -411,7 +416,7 @@ def _of_batches(watch: Watch, exchange: Exchange) -> None:
 
 
 def _of_reads(watch: Watch, exchange: Exchange) -> None:
-    fetch, poll = FetchHandler._fetch, FetchHandler._poll
+    fetch, poll, answer = FetchHandler._fetch, FetchHandler._poll, FetchHandler._answer
     made, write, write_now = _Outlet.__init__, _Outlet.write, _Outlet.write_now
     of_stream: ContextVar[FetchHandler] = ContextVar("handler of the stream")
 
@@ -429,18 +434,23 @@ def _of_reads(watch: Watch, exchange: Exchange) -> None:
         self.sim_owner = calling_principal()
         self.sim_replica = of_stream.get()._node
 
+    async def answered(self: FetchHandler, *arguments: Any) -> bool:
+        _ANSWER_S.set(watch.now_s)
+        return await answer(self, *arguments)
+
     async def wrote(self: Any, reply: bytes) -> None:
-        watch.fetched(self, reply)
+        watch.fetched(self, reply, _ANSWER_S.get(watch.now_s))
         await write(self, reply)
 
     def wrote_now(self: Any, reply: bytes) -> bool:
         done = write_now(self, reply)
         if done:
-            watch.fetched(self, reply)
+            watch.fetched(self, reply, watch.now_s)
         return done
 
     exchange(FetchHandler, "_fetch", fetched)
     exchange(FetchHandler, "_poll", polled)
+    exchange(FetchHandler, "_answer", answered)
     exchange(_Outlet, "__init__", make)
     exchange(_Outlet, "write", wrote)
     exchange(_Outlet, "write_now", wrote_now)
