@@ -277,15 +277,17 @@ def test_a_wrong_password_fails_kafka_python(world: World) -> None:
 
 
 def test_nonsense_is_refused_and_who_sends_it_is_not_listened_to(world: World) -> None:
-    with world.new_gateway() as gateway:
-        for message in (b"", b"n,,", b"p=tls-unique,,n=alice,r=x", b"\xff" * 10, bytes(20_000)):
-            with world.raw(SHA_256, gateway) as raw:
-                found = raw.say(message)
-                assert found is not None
-                assert found.code == FAILED
-                assert not raw.is_served()
-        refused = world.log_in(gateway, "alice")
+    with world.new_gateway() as gateway, contextlib.ExitStack() as stack:
+        raws = [stack.enter_context(world.raw(SHA_256, gateway)) for _ in range(6)]
+        nonsense = (b"", b"n,,", b"p=tls-unique,,n=alice,r=x", b"\xff" * 10, bytes(20_000))
+        for raw, message in zip(raws, nonsense, strict=False):
+            found = raw.say(message)
+            assert found is not None
+            assert found.code == FAILED
+        refused = raws[-1].scram(ScramClient("alice", PASSWORD))
+        assert refused is not None
         assert (refused.code, "come back" in refused.error) == (FAILED, True)
+        assert not any(raw.is_served() for raw in raws)
 
 
 def test_a_password_that_is_changed_counts_for_scram_at_once(

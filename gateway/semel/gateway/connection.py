@@ -56,6 +56,10 @@ OVERLAP_MAX: Final = 16
 """Requests of one connection that are under way together."""
 WAITING_MAX: Final = 16
 """Requests of one connection that wait for their turn, before no more are read."""
+LINGER_S: Final = 1.0
+"""Seconds between the last response to a client that is refused and the end of its connection.
+kafka-python throws a response away that it reads together with the end, so it would try again
+instead of telling that the password is wrong."""
 CHUNK_BYTES: Final = 256 << 10
 """Memory for the first bytes of a frame; it doubles as they come."""
 
@@ -140,6 +144,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
         """The socket takes responses."""
         self._reading = True
         self._draining = False
+        self._closing: asyncio.TimerHandle | None = None
+        """Set once a draining connection has sent its last response."""
 
     # ------------------------------------------------------------------ asyncio.BufferedProtocol
 
@@ -192,6 +198,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
             if running.task is not None:
                 running.task.cancel()
         self._running.clear()
+        if self._closing is not None:
+            self._closing.cancel()
         if self.gate is not None:
             self.gate.on_lost()
         self._owner.on_lost(self)
@@ -218,7 +226,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._transport.abort()
 
     def drain(self) -> None:
-        """Reads no more, and closes once everything that was begun is answered."""
+        """Reads no more, and closes a little after everything that was begun is answered."""
         self._draining = True
         self._mind_reading()
         self._flush()
@@ -326,8 +334,9 @@ class KafkaConnection(asyncio.BufferedProtocol):
             self._owner.on_bytes(-first.frame_bytes)
             self._owner.on_answered(ApiKey(first.head.api_key), now - first.came)
         if self._draining and not self._running:
-            if self._transport is not None:
-                self._transport.close()
+            if self._transport is not None and self._closing is None:
+                loop = asyncio.get_running_loop()
+                self._closing = loop.call_later(LINGER_S, self._transport.close)
             return
         self._begin()
         self._mind_reading()

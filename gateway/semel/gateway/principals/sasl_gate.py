@@ -3,7 +3,7 @@ after a refusal.
 
 Invariants
 1. The connection acts as a principal only while it is among the principal's connections.
-2. After a refusal is answered, the connection closes.
+2. A little after a refusal is answered, the connection closes; nothing is read from it any more.
 
 Not here: the order of messages (`sasl_state.py`), who is right (`principal_pool.py`).
 """
