@@ -464,10 +464,11 @@ class Guest(Sender):
         self._revoked_s = self.world.now
 
     async def _use(self, producer: Any, reader: Any) -> None:
-        """Uses its streams; whatever comes of it is right."""
+        """Uses its streams; whatever comes of it is right. What the reader has by now is its own,
+        so it has to take all of that before it is checked."""
         self.send(producer)
         try:
-            await reader.poll(max_messages=16, timeout=0.05)
+            await reader.poll(max_messages=10_000, timeout=0.05)
         except SemelError as error:
             self.world.tell(f"guest: {error!r}")
         await asyncio.sleep(0.1)
