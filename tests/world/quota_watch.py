@@ -270,9 +270,7 @@ class Watch:
             sizes[out.sim_owner] = sum(sizes.values())
         for owner, size in sizes.items():
             self.note(
-                partial(
-                    self.ledger.reads, owner, size, self.now_s, read_s=read_s, excused=excused
-                )
+                partial(self.ledger.reads, owner, size, self.now_s, read_s=read_s, excused=excused)
             )
 
     def asked(self) -> None:

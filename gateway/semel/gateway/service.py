@@ -39,9 +39,9 @@ from semel.gateway.probe import GatewayProbe
 from semel.gateway.server import KafkaServer
 from semel.gateway.services import Services
 from semel.protos.addresses import Address
-from semel.protos.errors import InvalidRequest
 from semel.protos.listening import cannot_listen
 from semel.protos.metrics import MetricsServer
+from semel.protos.security.port_files import port_context
 
 logger = logging.getLogger(__name__)
 
@@ -165,19 +165,10 @@ def _signals() -> Iterator[threading.Event]:
 
 
 def _tls_of(config: GatewayConfig) -> ssl.SSLContext | None:
-    """Raises InvalidRequest."""
-    if config.certificate is None:
+    """BLOCKING. Raises InvalidRequest."""
+    if config.certificate is None or config.key is None:
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(config.certificate, config.key)
-        if config.clients_ca is not None:
-            context.load_verify_locations(config.clients_ca)
-            context.verify_mode = ssl.CERT_REQUIRED
-    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        raise InvalidRequest(f"certificate {config.certificate} cannot be used: {error}") from None
-    return context
+    return port_context(config.certificate, config.key, config.clients_ca)
 
 
 def _listening(address: Address) -> socket.socket:

@@ -17,6 +17,7 @@ import uvicorn
 
 from semel.protos.addresses import Address
 from semel.protos.errors import Unavailable
+from semel.protos.security.port_files import port_context
 from semel.web.access import Access
 from semel.web.app import make_app
 from semel.web.config import WebConfig
@@ -38,22 +39,24 @@ def serve(
         url = f"{'https' if config.https else 'http'}://{Address(host, port)}/"
         if access.key:
             url += f"login?key={access.key}"
-        server = _Server(
-            uvicorn.Config(
-                make_app(config, access),
-                lifespan="on",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                date_header=False,
-                proxy_headers=False,
-                limit_concurrency=CONNECTIONS_MAX,
-                ws="none",
-                timeout_graceful_shutdown=END_S,
-                ssl_certfile=config.certificate,
-                ssl_keyfile=config.key,
-            )
+        tls = None
+        if config.certificate is not None and config.key is not None:
+            tls = port_context(config.certificate, config.key)
+        settings = uvicorn.Config(
+            make_app(config, access),
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            proxy_headers=False,
+            limit_concurrency=CONNECTIONS_MAX,
+            ws="none",
+            timeout_graceful_shutdown=END_S,
         )
+        settings.load()
+        settings.ssl = tls
+        server = _Server(settings)
         server.on_ready = lambda: on_ready(url)
         server.run(sockets=[listener])
 

@@ -65,7 +65,7 @@ class TwoGroups:
         self._topic = topic_route(message)
         self._wires = {group_id: Wire(group_id) for group_id in self.answers}
         self.sessions: list[int] = []
-        """Of the fences that were asked for."""
+        """The sessions of the fences that were asked for."""
 
     @property
     def links(self) -> list[Any]:
