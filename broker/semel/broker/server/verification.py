@@ -91,6 +91,8 @@ class _Wanted:
     """How many of their messages are cancelled, by the ordinals of the batches."""
     inherited: dict[int, tuple[int, int]]
     """For a child: epoch and last sequence of each row that its parent ended with."""
+    parent_expired: Expired
+    """For a child: the producers whose row in the parent has expired."""
     parted: Container[int]
     """For a child: the entries that may have parts of its parent's delayed batches."""
     gaps: bool
@@ -171,6 +173,7 @@ def _capture(replica: Replica, key: QueueKey) -> _Wanted:
             for ordinal, rows in (delayed.cancelled.batches if delayed else {}).items()
         },
         inherited=_inherited(state, queue),
+        parent_expired=_parent_expired(state, queue),
         parted=_parted(state, queue),
         gaps=state.id_windows.may_have_dropped(key.topic_id) or _has_parted(state, queue),
         gaps_to=queue.compaction.gaps_to,
@@ -227,6 +230,14 @@ def _inherited(state: State, queue: QueueState) -> dict[int, tuple[int, int]]:
     parent = QueueKey(queue.key.topic_id, QueueId(queue.parent))
     rows = state.producers.rows(parent)
     return {row.producer_id: (row.epoch, row.last_sequence) for row in rows if row.window}
+
+
+def _parent_expired(state: State, queue: QueueState) -> Expired:
+    """The producers whose row in a child's parent has expired: what it ended with is not known."""
+    if queue.parent is None:
+        return Expired()
+    parent = state.queues.get(QueueKey(queue.key.topic_id, QueueId(queue.parent)))
+    return Expired() if parent is None else parent.expired.copy()
 
 
 def _base(log: Log, index: int) -> State | None:
@@ -414,6 +425,7 @@ def _read_queue(
         one.log_end_offset,
         expired=one.expired,
         inherited=one.inherited,
+        parent_expired=one.parent_expired,
         gaps=one.gaps,
         gaps_to=one.gaps_to,
     )

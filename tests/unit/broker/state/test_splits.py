@@ -19,6 +19,7 @@ from semel.broker.state import (
     StateDiverged,
     TableVerifier,
 )
+from semel.broker.state.apply.expired import Expired
 from semel.protos import errors
 from semel.protos.frames import iter_records
 from semel.protos.ids import ProducerId, QueueId, QueueKey, TopicId
@@ -391,9 +392,20 @@ def test_a_reset_to_the_start_puts_the_children_behind_the_parent_again(group: G
 # --- verification ---------------------------------------------------------------------------------
 
 
-def verify_child(group: Group, key: QueueKey, inherited: dict[int, tuple[int, int]]) -> Any:
+def verify_child(
+    group: Group,
+    key: QueueKey,
+    inherited: dict[int, tuple[int, int]],
+    parent_expired: Expired | None = None,
+) -> Any:
     queue = group.state.queues[key]
-    verifier = BatchVerifier(key, queue.log_start_offset, queue.log_end_offset, inherited=inherited)
+    verifier = BatchVerifier(
+        key,
+        queue.log_start_offset,
+        queue.log_end_offset,
+        inherited=inherited,
+        parent_expired=parent_expired,
+    )
     for extent in queue.extents_from(queue.log_start_offset, 1 << 40):
         records = {at: bytes(data) for at, _, data in iter_records(group.frames[extent.index - 1])}
         verifier.feed(extent.base_offset, extent.count, records[extent.position])
@@ -435,3 +447,17 @@ def test_verification_sees_a_batch_behind_a_split(group: Group) -> None:
         spoiled.apply(batch_record(header(19), 20, group.now_us, group.term))
     table.feed(spoiled.frames[-1])
     assert "after the queue was split" in table.problems[0]
+
+
+def test_verification_of_a_child_does_not_miss_what_an_expired_row_of_the_parent_knew(
+    group: Group,
+) -> None:
+    split(group)
+    group.produce(header(19, last=24, crc=7, key=LEFT))
+    assert verify_child(group, LEFT, {}).missing == 20
+    expired = Expired()
+    expired.add(1, 1, stored=True)
+    assert verify_child(group, LEFT, {}, expired).ok
+    newer = Expired()
+    newer.add(2, 1, stored=True)
+    assert verify_child(group, LEFT, {}, newer).missing == 20, "another producer's"

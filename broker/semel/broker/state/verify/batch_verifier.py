@@ -92,15 +92,17 @@ class BatchVerifier:
         *,
         expired: Expired | None = None,
         inherited: Mapping[int, tuple[int, int]] | None = None,
+        parent_expired: Expired | None = None,
         gaps: bool = False,
         gaps_to: int = 0,
     ) -> None:
         """`expired` is that of the queue, or a copy.
 
         For a child of a split, `inherited` says with which epoch and last sequence the row of each
-        producer ended in the parent. `gaps` says that whole batches may have been dropped because
-        of their message ids, or cancelled, or handed to children: a producer's sequences may then
-        have gaps. Compaction may have removed messages below `gaps_to`.
+        producer ended in the parent, and `parent_expired` whose row there has expired. `gaps` says
+        that whole batches may have been dropped because of their message ids, or cancelled, or
+        handed to children: a producer's sequences may then have gaps. Compaction may have removed
+        messages below `gaps_to`.
         """
         gaps = gaps or gaps_to > log_start_offset
         self._key = key
@@ -109,7 +111,11 @@ class BatchVerifier:
         self._next = log_start_offset
         self._expired = expired or Expired()
         self._chains = Chains(
-            log_start_offset, self._expired.highest_epoch(), inherited or {}, gaps=gaps
+            log_start_offset,
+            self._expired.highest_epoch(),
+            inherited or {},
+            parent_expired or Expired(),
+            gaps=gaps,
         )
         self._messages = 0
         self._delayed = 0

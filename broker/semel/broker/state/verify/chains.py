@@ -6,6 +6,9 @@ between two of them may be *delayed*: those come later in the queue, or have no 
 gap is noted first, and what delayed batches have not filled in the end is missing. A delayed batch
 may come at any later offset. It was stored twice if it overlaps another batch of its producer.
 
+A child's chains begin where the rows of its parent ended. If the parent's row has expired since, it
+is not known where, and the first batch that is read begins the chain.
+
 What a child of a split got of its parent's delayed batches is no link of the child's chains, which
 begin where the parent's ended. Each sequence may be in one such part.
 
@@ -25,6 +28,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from semel.broker.state.apply.expired import Expired
 from semel.protos.batch import BatchFlags, BatchHeader
 
 
@@ -87,6 +91,8 @@ class _Chain:
     """Epoch of the newest batch that was not delayed."""
     last: int | None = None
     """Last sequence of that batch; None if there was none yet."""
+    from_start: bool = True
+    """Whether nothing can have been stored before the first batch that is read."""
     whole: bool = True
     """Whether everything since `last` was read, too."""
     contiguous: bool = True
@@ -110,22 +116,24 @@ class Chains:
         log_start_offset: int,
         floor: int,
         inherited: Mapping[int, tuple[int, int]],
+        parent_expired: Expired,
         *,
         gaps: bool,
     ) -> None:
-        """`inherited` and `gaps` are as in `BatchVerifier`; `floor` is the highest epoch of an
-        expired row."""
+        """`inherited`, `parent_expired` and `gaps` are as in `BatchVerifier`; `floor` is the
+        highest epoch of an expired row."""
         self._gaps = gaps
         self._from_start = not log_start_offset
         self._floor = floor
         self._chains: dict[int, _Chain] = {}
         self._inherited = inherited
+        self._parent_expired = parent_expired
         self._parted: dict[tuple[int, int], Spans] = {}
         """The sequences of parts, by producer and epoch."""
         self.duplicates = 0
         self.missing = 0
         for producer, (epoch, last) in inherited.items():
-            chain = self._chains[producer] = _Chain((epoch, 0), epoch, last, self._from_start)
+            chain = self._chains[producer] = _Chain((epoch, 0), epoch, last, whole=self._from_start)
             if last >= 0:
                 chain.spans.setdefault(epoch, Spans()).add(0, last)
 
@@ -135,7 +143,10 @@ class Chains:
         Batches come in the order of their offsets; those without offsets come last.
         """
         producer, epoch = batch.producer_id, batch.epoch
-        chain = self._chains.setdefault(producer, _Chain())
+        chain = self._chains.get(producer)
+        if chain is None:
+            begins = self._from_start and epoch > self._parent_expired.floor_of(producer)
+            chain = self._chains[producer] = _Chain(from_start=begins)
         incarnation = epoch, batch.session
         chain.contiguous = not (self._gaps or batch.flags & BatchFlags.SOURCE_POSITIONS)
         if delayed:
@@ -154,7 +165,7 @@ class Chains:
         of those. `floor` is the highest epoch of an expired row of the producer."""
         inherited = self._inherited.get(batch.producer_id)
         if inherited is None:
-            return batch.epoch <= floor
+            return batch.epoch <= max(floor, self._parent_expired.floor_of(batch.producer_id))
         epoch, last = inherited
         return batch.epoch < epoch or (batch.epoch == epoch and batch.last_sequence <= last)
 
@@ -180,7 +191,7 @@ class Chains:
         )
         chain.last = batch.last_sequence
         if last is None:
-            if self._from_start and previous != -1 and chain.contiguous:
+            if chain.from_start and previous != -1 and chain.contiguous:
                 chain.gaps.append(_Gap(where, 0, previous, batch.epoch, batch.epoch))
         elif base <= last:
             expired = before <= self._floor and batch.epoch > before
@@ -248,7 +259,7 @@ class Chains:
 
     def _below_delayed(self, chain: _Chain) -> Iterator[_Gap]:
         """The gap between the last batch that was not delayed and the last delayed one."""
-        last = -1 if chain.last is None and self._from_start else chain.last
+        last = -1 if chain.last is None and chain.from_start else chain.last
         tops = [
             spans.highest
             for epoch, spans in chain.late_of.items()
