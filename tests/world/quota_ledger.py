@@ -67,6 +67,11 @@ class Account:
         """All that came, but for those in front that have passed."""
         self._number = 0
 
+    @property
+    def at_s(self) -> float:
+        """Up to when it is filled in."""
+        return self._at_s
+
     def enter(self, cost: float, now_s: float, *, passed: bool = False) -> int:
         """Somebody comes, or has passed already; returns its number."""
         self._fill(now_s)
@@ -99,8 +104,7 @@ class Account:
 
     def debt_s(self, now_s: float) -> float:
         """Seconds until nobody has to wait any more; 0 for now."""
-        self._fill(now_s)
-        return max(0.0, (self._total - self._filled) / self.rate)
+        return max(0.0, (self._total - self._filled) / self.rate - (now_s - self._at_s))
 
     def set_rate(self, rate: float, now_s: float) -> None:
         """Another quota counts from now on; what is owed stays owed."""
@@ -288,7 +292,9 @@ class Ledger:
                 raise Wrong(f"{self.name}: {size} bytes are read beyond {account.name}")
         account = self._account(owner, QuotaKind.READ_BYTES, now_s)
         if account is not None and account.begun_s <= read_s:
-            account.enter(size, now_s, passed=True)
+            # Nodes count what they read before all of it is read: a full account is filled again
+            # from then on.
+            account.enter(size, max(read_s, account.at_s), passed=True)
 
     def waited(self, owner: str, seconds: float, now_s: float, *, excused: bool = False) -> None:
         """An answer leaves that has waited for a quota of its user, or of a topic that this node

@@ -136,6 +136,16 @@ def test_what_a_node_counts_from_then_on_has_a_seconds_worth_by_the_quota_of_tha
     made.waited("", 0.1, 1.6)
 
 
+def test_what_is_read_counts_from_when_a_node_began_to_read_it() -> None:
+    made = ledger()
+    made.hear(2, {("topic:t", QuotaKind.READ_BYTES): 100}, 1.0)
+    made.reads("topic:t", 1_000, 1.5, read_s=0.9)  # when there was no quota yet
+    made.reads("topic:t", 300, 2.5, read_s=2.0)  # a second's worth is there, so the debt ends at 4
+    made.reads("topic:t", 300, 4.0, read_s=4.0)
+    with pytest.raises(Wrong, match="10 bytes are read beyond"):
+        made.reads("topic:t", 10, 6.9, read_s=6.9)
+
+
 def test_a_debt_that_ends_lets_all_read_who_waited_for_it() -> None:
     made = ledger()
     made.hear(2, {("topic:t", QuotaKind.READ_BYTES): 100}, 1.0)
