@@ -25,6 +25,9 @@ LOOK_S: Final = 0.45
 """A stream that waits looks so often whether it still has to, at the latest."""
 READ_S: Final = 1.0
 """What was about to be read when a quota was used up leaves within this time."""
+PARTS_S: Final = 0.05
+"""A node takes the parts of an answer out while it reads them, and is told of the whole here: a full
+account gets what comes meanwhile once more there, and not here."""
 POLL_S: Final = 10.0
 """A fetch that has waited for a quota may wait so long for news before it is answered."""
 EPSILON: Final = 1e-6
@@ -288,12 +291,10 @@ class Ledger:
             account = self._account(owner, kind, now_s)
             if account is None or excused or account.begun_s > read_s:
                 continue
-            if account.debt_since_s < now_s - READ_S and account.debt_s(now_s) > EPSILON:
+            if account.debt_since_s < now_s - READ_S and account.debt_s(now_s) > PARTS_S:
                 raise Wrong(f"{self.name}: {size} bytes are read beyond {account.name}")
         account = self._account(owner, QuotaKind.READ_BYTES, now_s)
         if account is not None and account.begun_s <= read_s:
-            # Nodes count what they read before all of it is read: a full account is filled again
-            # from then on.
             account.enter(size, max(read_s, account.at_s), passed=True)
 
     def waited(self, owner: str, seconds: float, now_s: float, *, excused: bool = False) -> None:
