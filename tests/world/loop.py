@@ -102,6 +102,17 @@ def _make_task(
     return task
 
 
+def _close(task: asyncio.Task[Any]) -> None:
+    """Closes a task's coroutine in a world that has ended. Each `finally` that awaits there, and
+    each exit of a stack, holds it up once."""
+    for _ in range(100):
+        try:
+            task.get_coro().close()
+        except BaseException:
+            continue
+        return
+
+
 class SimLoop(asyncio.BaseEventLoop):
     """Run it with `run`."""
 
@@ -315,10 +326,7 @@ class SimLoop(asyncio.BaseEventLoop):
                 for task in process.tasks:
                     task._log_destroy_pending = False  # type: ignore[attr-defined]
                     if not task.done():
-                        try:
-                            task.get_coro().close()
-                        except BaseException:  # a `finally` that awaits, in a world that has ended
-                            continue
+                        _close(task)
                 process.tasks.clear()
         finally:
             events._set_running_loop(None)
