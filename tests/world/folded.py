@@ -215,13 +215,14 @@ class Folded:
         return touched
 
     def _fold_places(self, frame: bytes) -> dict[QueueKey, tuple[At, int] | None]:
-        """The group's part in the queues that the entry moves."""
+        """The group's part in the queues that the entry moves or deletes."""
         found: dict[QueueKey, tuple[At, int] | None] = {}
         for _, kind, payload in iter_records(frame):
             if kind is RecordKind.CONTROL:
                 record = control_pb2.ControlRecord.FromString(bytes(payload))
-                if record.WhichOneof("record") == "move_queue":
-                    key = key_of(record.move_queue.queue)
+                which = record.WhichOneof("record")
+                if which in ("move_queue", "delete_queue"):
+                    key = key_of(getattr(record, which).queue)
                     found[key] = self.places.places.get(key)
         return found
 
