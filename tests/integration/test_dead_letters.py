@@ -58,6 +58,25 @@ def back(client: Client, topic: str) -> list[Message]:
         return [message for message in reader if letters.read(message.headers).redriven]
 
 
+def test_a_commit_between_a_seek_back_and_the_next_message_loses_no_letter(
+    client: Client, topic: str
+) -> None:
+    """The note to reject the message is void then, so a commit past it would lose it."""
+    (value,) = fill(client, topic, 1)
+    with client.consumer("seeks", topic, retry=RetryPolicy()) as consumer:
+        (message,) = take(consumer, 1)
+        consumer.reject(message, "first")
+        consumer.seek(topic, message.queue, message.offset)
+        consumer.commit()
+    with client.consumer("seeks", topic, retry=RetryPolicy()) as consumer:
+        (message,) = take(consumer, 1)
+        consumer.reject(message, "second")
+        consumer.commit()
+    assert [(one.value, one.reason) for one in client.admin.dead_letters("seeks")] == [
+        (value, "second")
+    ]
+
+
 def test_a_group_that_is_called_like_its_topic_has_its_own_letters(
     client: Client, topic: str
 ) -> None:

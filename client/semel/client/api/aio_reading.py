@@ -261,9 +261,21 @@ class AsyncConsumer(_AsyncPulling):
         return await self._session.await_run(self._core.position(topic, queue))
 
     async def seek(self, topic: str, queue: int, offset: int) -> None:
-        """Continues at another offset of a queue that is held. The committed offset stays."""
+        """Continues at another offset of a queue that is held. The committed offset stays.
+
+        What is given out again after a seek back is not committed before that, and a `retry` or
+        `reject` of it is void.
+        """
         await self._check()
-        await self._session.await_run(self._core.seek(topic, queue, offset))
+        carried_out = True  # perhaps also if this call is interrupted
+        try:
+            await self._session.await_run(self._core.seek(topic, queue, offset))
+        except SemelError:
+            carried_out = False
+            raise
+        finally:
+            if carried_out:
+                self._puller.outstanding.on_seek(topic, queue, offset)
 
     async def pause(self, topic: str, queue: int) -> None:
         """Stops fetching a queue, whose lock is kept."""

@@ -240,9 +240,21 @@ class Consumer(_Pulling):
         return self._session.run(self._core.position(topic, queue))
 
     def seek(self, topic: str, queue: int, offset: int) -> None:
-        """Continues at another offset of a queue that is held. The committed offset stays."""
+        """Continues at another offset of a queue that is held. The committed offset stays.
+
+        What is given out again after a seek back is not committed before that, and a `retry` or
+        `reject` of it is void.
+        """
         self._check()
-        self._session.run(self._core.seek(topic, queue, offset))
+        carried_out = True  # perhaps also if this call is interrupted
+        try:
+            self._session.run(self._core.seek(topic, queue, offset))
+        except SemelError:
+            carried_out = False
+            raise
+        finally:
+            if carried_out:
+                self._puller.outstanding.on_seek(topic, queue, offset)
 
     def pause(self, topic: str, queue: int) -> None:
         """Stops fetching a queue, whose lock is kept."""

@@ -12,7 +12,8 @@ a caller that was interrupted in between would leave messages out.
 
 Invariants
 1. Only the caller's thread reads and writes it, so no other thread can remove anything unseen.
-2. A span ends after the message that was given out last. After a seek back it shrinks to that.
+2. A span ends after the message that was given out last, and at the offset of a seek back: what is
+   given out again is covered by no commit before that.
 
 Not here: which locks are held (`consumer/locks.py`), what a commit does (`consumer/commits.py`).
 """
@@ -95,6 +96,13 @@ class Outstanding:
             span.start, span.end = min(span.start, offset), offset
         return span
 
+    def on_seek(self, topic: str, number: int, offset: int) -> None:
+        """Messages of a queue from `offset` on are given out again."""
+        for key, spans in self._open.items():
+            span = spans[-1]
+            if span.topic == topic and key.queue_id == number and offset < span.end:
+                span.end = max(span.start, offset)
+
     def spans(self) -> list[Span]:
         """Returns everything that was given out and is not committed."""
         return [
@@ -102,9 +110,17 @@ class Outstanding:
         ]
 
     def up_to(self, message: Message) -> list[Span]:
-        """Returns the span up to and including a message, for a commit."""
+        """Returns the span up to and including a message, for a commit.
+
+        Raises InvalidRequest when the message is to be given out again, after a seek back.
+        """
         rows, end = message.rows, message.offset + 1
         span = self._find(rows.queue, rows.token)
+        if span is not None and message.offset >= span.end:
+            raise InvalidRequest(
+                f"offset {message.offset} of queue {message.queue} of topic {message.topic!r} is"
+                " given out again, since you sought back: commit what comes then"
+            )
         start = end if span is None else min(span.start, end)
         return [Span(rows.topic, rows.queue, rows.token, start, end)]
 

@@ -123,3 +123,30 @@ def test_after_a_failure_everything_is_to_be_given_back_first() -> None:
     assert out.back == [span(4, 10), span(3, 4, key=B)]
     out.on_given_back()
     assert (out.must_give_back, out.in_doubt, out.back) == (False, False, [])
+
+
+def test_what_a_seek_back_gives_out_again_is_committed_by_nothing_before_that() -> None:
+    """Its notes, to retry or reject it, are void: a commit past it would lose it."""
+    out = Outstanding()
+    give(out, 0, 4, key=B)
+    last = give(out, 5, 10)
+    out.settle([span(5, 6)])
+    out.on_seek("t", 0, 8)
+    assert out.spans() == [span(0, 4, key=B), span(6, 8)]
+    with pytest.raises(InvalidRequest, match="offset 9 of queue 0 of topic 't' is given out again"):
+        out.up_to(last)
+    assert out.up_to(message(7)) == [span(6, 8)]
+    give(out, 8, 10)
+    assert out.up_to(last) == [span(6, 10)]
+    out.on_seek("t", 0, 2)
+    assert out.spans() == [span(0, 4, key=B)], "also what was committed is given out again"
+    give(out, 2, 3)
+    assert out.spans()[1:] == [span(2, 3)]
+
+
+def test_a_seek_forward_leaves_what_was_given_out() -> None:
+    out = Outstanding()
+    give(out, 5, 10)
+    out.on_seek("t", 0, 20)
+    out.on_seek("other", 0, 0)
+    assert out.spans() == [span(5, 10)]
