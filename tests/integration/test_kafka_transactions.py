@@ -117,6 +117,22 @@ def test_a_transaction_is_seen_as_a_whole_and_an_aborted_one_never(
     assert len(messages(cluster, "orders")) == 90
 
 
+def test_none_of_many_transactions_is_refused(
+    cluster: Cluster, gateways: list[KafkaGatewayProcess]
+) -> None:
+    with connect(cluster.bootstrap) as client:
+        client.admin.create_topic("diary", queues=2)
+    addresses = ",".join(each.address for each in gateways)
+    producer = transactional(addresses, "writer")
+    for number in range(20):
+        producer.begin_transaction()
+        for partition in range(2):
+            producer.produce("diary", b"%d" % number, partition=partition)
+        producer.commit_transaction(WAIT_S)
+    found = [message.value() for message in consume(addresses, "diary", 2, 40)]
+    assert sorted(found) == sorted(b"%d" % number for number in range(20) for _ in range(2))
+
+
 def test_a_second_producer_of_the_same_id_fences_the_first(
     cluster: Cluster, gateways: list[KafkaGatewayProcess]
 ) -> None:

@@ -27,7 +27,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
 from semel.client.core.routing import QueueRoute
-from semel.client.core.sequences import Decision, Failed
+from semel.client.core.sequences import Decision, Failed, Settled
 from semel.client.transactions.commit import TransactionCore
 from semel.client.transactions.staging import SERVICE
 from semel.client.transport.cluster import Cluster
@@ -58,6 +58,7 @@ PROBE: Final = 0
 TTL_MS: Final = 60_000
 """The life of a stager that has ended since it was asked for: what it stages belongs to nothing."""
 REBINDS_MAX: Final = 8
+"""How often batches that nobody stages go to another stager, before they fail."""
 
 
 class Place(NamedTuple):
@@ -90,6 +91,7 @@ class StageLane(KafkaLane):
         self.bound_epoch = -1
         """Epoch of its stager; -1 until that is found."""
         self.rebinds = 0
+        """How often a stager was searched anew since a batch was staged."""
 
 
 class StageProducers(KafkaProducers):
@@ -132,6 +134,8 @@ class StageProducers(KafkaProducers):
             ):
                 self._rebind(lane, decision)
                 return
+            if isinstance(decision, Settled):
+                lane.rebinds = 0
         super().perform(lane, decisions)
 
     def _rebind(self, lane: StageLane, failed: Failed) -> None:

@@ -305,6 +305,22 @@ def test_searching_anew_has_an_end() -> None:
     run(scene)
 
 
+def test_a_producer_has_as_many_transactions_as_it_likes() -> None:
+    """Each has another stager, and its first batch finds that of the one before gone."""
+
+    async def scene(world: StagingWorld) -> None:
+        gateway = Gateway(world)
+        for number in range(3 * REBINDS_MAX):
+            world.drop()
+            world.begin(epoch_of(EPOCH, 2 * number + 1))
+            told = gateway.put(EPOCH, number, [b"%d" % number])
+            await settle()
+            assert error_of(told) is None, f"in transaction {number}"
+            assert world.staged(epoch_of(EPOCH, 2 * number + 1)) == [b"%d" % number]
+
+    run(scene)
+
+
 def test_who_takes_its_own_batch_for_the_first_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     async def careless(self: StageProducers, lane: Any, stager: Any) -> Place:
         session = lane.waiting[0].base_sequence + 1
@@ -325,3 +341,16 @@ def test_who_goes_back_to_an_older_stager_is_caught(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(StageProducers, "_open_at", forgetful)
     with pytest.raises(AssertionError):
         test_a_stager_of_before_is_never_gone_back_to()
+
+
+def test_who_counts_over_all_transactions_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = StageProducers.perform
+
+    def counting(self: StageProducers, lane: Any, decisions: Any) -> None:
+        before = lane.rebinds
+        real(self, lane, decisions)
+        lane.rebinds = before
+
+    monkeypatch.setattr(StageProducers, "perform", counting)
+    with pytest.raises(AssertionError):
+        test_a_producer_has_as_many_transactions_as_it_likes()
