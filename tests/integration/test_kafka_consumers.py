@@ -23,6 +23,8 @@ from tests.kit.kafka_reader import LIBRARIES, ReaderProcess
 from tests.kit.waiting import until
 
 PARTITIONS = 4
+STILL_S = 4.0
+"""Less than a gateway's session."""
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +109,47 @@ def test_a_group_goes_on_at_the_other_gateway_when_its_coordinator_is_killed(
         until(lambda: client.admin.describe_group(topic).lag == 0, what="the last commit")
         (member,) = client.admin.describe_group(topic).members
         assert not member.client.endswith(coordinator.address)
+
+
+def test_a_coordinator_that_stands_still_for_some_seconds_keeps_its_groups(
+    gateway: KafkaGatewayProcess, client: Client, topic: str
+) -> None:
+    """It was taken for dead, and all members had to join again."""
+    values = fill(client, topic, 20)
+    told: list[str] = []
+    consumer = Consumer(
+        {
+            "bootstrap.servers": gateway.address,
+            "group.id": topic,
+            "auto.offset.reset": "earliest",
+            "session.timeout.ms": 20_000,
+            "heartbeat.interval.ms": 500,
+        }
+    )
+    with contextlib.closing(consumer):
+        consumer.subscribe(
+            [topic],
+            on_assign=lambda *_: told.append("assigned"),
+            on_revoke=lambda *_: told.append("revoked"),
+            on_lost=lambda *_: told.append("lost"),
+        )
+        found: list[bytes] = []
+
+        def all_read() -> bool:
+            found.extend(each.value() or b"" for each in consumer.consume(100, 0.5))
+            return len(found) >= len(values)
+
+        until(all_read, what="the first messages")
+        gateway.pause()
+        time.sleep(STILL_S)
+        gateway.resume()
+        values += fill(client, topic, 20, first=20)
+        until(all_read, what="the other messages")
+        ends = time.monotonic() + 3  # more than a heartbeat of its and of ours
+        while time.monotonic() < ends:
+            consumer.poll(0.1)
+        assert texts(found) == texts(values)
+        assert told == ["assigned"]
 
 
 def test_whoever_comes_next_goes_on_where_the_group_has_stopped(

@@ -41,8 +41,9 @@ from semel.protos.v1.metadata_pb2 import GroupKind
 
 logger = logging.getLogger(__name__)
 
-SESSION_MS: Final = 2_000
-"""A gateway that dies leaves its groups without a coordinator for this long."""
+SESSION_MS: Final = 6_000
+"""A gateway whose machine dies leaves its groups without a coordinator for this long. One that is
+taken for dead while it is only slow forgets their members, which is worse: all join again."""
 CALL_S: Final = 2.0
 START_S: Final = 30.0
 """Seconds for which a gateway that starts waits for the controllers, which may be electing."""
