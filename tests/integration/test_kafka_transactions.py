@@ -15,6 +15,7 @@ from kafka import KafkaProducer  # type: ignore[import-untyped]
 
 from semel.client import connect
 from tests.kit.cluster import Cluster
+from tests.kit.console_inside import InsideConsole
 from tests.kit.kafka_gateway import KafkaGatewayProcess, await_acquainted, consume, produce
 from tests.kit.waiting import until
 
@@ -65,6 +66,17 @@ def reading(addresses: str, group: str, topic: str) -> Consumer:
     )
     consumer.subscribe([topic])
     return consumer
+
+
+def check_shown(cluster: Cluster, name: str, topic: str) -> None:
+    """The console names the topic of the offsets that a transaction has staged, and the group."""
+    semel = InsideConsole(cluster.bootstrap)
+    shown = semel.json("transaction", "describe", name)["progress"]
+    assert {(one["topic"], one["consumer_group"]) for one in shown} == {(topic, "copiers")}
+    out = semel("transaction", "describe", name).out
+    lines = [line.split() for line in out.splitlines() if "copiers" in line]
+    assert len(lines) == len(shown)
+    assert all(topic in line for line in lines), out
 
 
 def messages(cluster: Cluster, topic: str) -> list[bytes]:
@@ -279,6 +291,7 @@ def test_who_reads_on_after_another_has_left_is_the_only_one_who_commits(
 
     gone, gone_producer = reading(addresses, "copiers", "orders"), transactional(addresses, "one")
     copy(gone, gone_producer)
+    check_shown(cluster, "one", "orders")
     gone.close()  # and its transaction is open
     consumer, producer = reading(addresses, "copiers", "orders"), transactional(addresses, "two")
     copy(consumer, producer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,7 +11,7 @@ from semel.console import completion, render
 from semel.console.options import client_options, confirm, examples, open_client, yes_option
 
 if TYPE_CHECKING:
-    from semel.client import TransactionInfo
+    from semel.client import Client, TransactionInfo
 
 
 @click.group()
@@ -46,6 +47,7 @@ def describe(name: str, bootstrap: str, as_json: bool) -> int:
     """Shows one transaction, and what it has staged, by broker group."""
     with open_client(bootstrap) as client:
         found = client.transactions.describe(name)
+        names = _topic_names(client) if found is not None and found.progress else {}
     if found is None:
         return _unknown(name)
     title = (
@@ -57,9 +59,12 @@ def describe(name: str, bootstrap: str, as_json: bool) -> int:
         [list(part) for part in found.parts],
         title=title,
     )
+    value = found.as_dict()
+    for each in value["progress"]:
+        each["topic"] = names.get(each["topic_id"])
     if found.progress:
-        drawn = _with_progress(drawn, found)
-    render.Output(as_json=as_json).show(found.as_dict(), drawn)
+        drawn = _with_progress(drawn, found, names)
+    render.Output(as_json=as_json).show(value, drawn)
     return 0
 
 
@@ -111,12 +116,20 @@ def abort(name: str, yes: bool, bootstrap: str, as_json: bool) -> int:
     return 0
 
 
-def _with_progress(drawn: Any, found: TransactionInfo) -> Any:
+def _topic_names(client: Client) -> dict[int, str]:
+    """The names of all topics that the caller may see, by id."""
+    return {topic.topic_id: topic.name for topic in client.admin.list_topics()}
+
+
+def _with_progress(drawn: Any, found: TransactionInfo, names: Mapping[int, str]) -> Any:
     from rich.console import Group
 
     table = render.table(
-        ["group", "state", "consumer group", "topic id", "queue", "offset"],
-        [list(one) for one in found.progress],
+        ["group", "state", "consumer group", "topic", "queue", "offset"],
+        [
+            [*one[:3], names.get(one.topic_id, f"id {one.topic_id}"), one.queue, one.offset]
+            for one in found.progress
+        ],
         title="commits of consumer groups",
     )
     return Group(drawn, table)
