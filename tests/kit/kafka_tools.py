@@ -7,6 +7,7 @@ without the script.
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ TOOLS: Final[Mapping[str, str]] = {
     "kafka-topics": "org.apache.kafka.tools.TopicCommand",
     "kafka-get-offsets": "org.apache.kafka.tools.GetOffsetShell",
     "kafka-broker-api-versions": "org.apache.kafka.tools.BrokerApiVersionsCommand",
+    "transactional-message-copier": "org.apache.kafka.tools.TransactionalMessageCopier",
     "kafka-e2e-latency": "org.apache.kafka.tools.EndToEndLatency",
     "connect-standalone": "org.apache.kafka.connect.cli.ConnectStandalone",
     "connect-distributed": "org.apache.kafka.connect.cli.ConnectDistributed",
@@ -157,6 +159,14 @@ class RunningTool:
         self._process.kill()
         self._finish()
 
+    def pause(self) -> None:
+        """Freezes it (SIGSTOP)."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Lets a frozen one go on (SIGCONT)."""
+        self._process.send_signal(signal.SIGCONT)
+
     def wait(self, timeout: float) -> int:
         """Waits for its own end; returns the exit status."""
         status = self._process.wait(timeout)
@@ -184,7 +194,7 @@ class RunningTool:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if line.startswith("{"):
+            if line.startswith("{") and line.endswith("\n"):  # else it was killed in the middle
                 self.events.append(json.loads(line))
 
     def _hear(self) -> None:

@@ -8,6 +8,7 @@ A life that was killed may have stored more than it knew.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -17,12 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 _VALUE: Final = struct.Struct(">IIQ")
+_WHOLE: Final = re.compile(rb"[0-9a-f]{%d}" % (2 * _VALUE.size))
 _FIELDS: Final = np.dtype([("life", ">u4"), ("partition", ">u4"), ("number", ">u8")])
 
 
 def value_of(life: int, partition: int, number: int) -> bytes:
-    """The message."""
-    return _VALUE.pack(life, partition, number)
+    """The message: digits, since programs of others take it for text."""
+    return _VALUE.pack(life, partition, number).hex().encode()
 
 
 class Findings(NamedTuple):
@@ -49,10 +51,10 @@ class NumberedJudge:
 
     def take(self, partition: int, values: Sequence[bytes]) -> None:
         """Takes in the next messages of a partition."""
-        whole = [value for value in values if len(value) == _VALUE.size]
+        whole = [value for value in values if _WHOLE.fullmatch(value)]
         self._stored += len(values)
         self._invented += len(values) - len(whole)
-        found = np.frombuffer(b"".join(whole), _FIELDS)
+        found = np.frombuffer(bytes.fromhex(b"".join(whole).decode()), _FIELDS)
         here = found[found["partition"] == partition]
         self._invented += len(found) - len(here)
         for life in np.unique(here["life"]):

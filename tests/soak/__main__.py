@@ -80,6 +80,10 @@ SOAKS: Final = {
         "tests.soak.kafka_kills",
         "an idempotent librdkafka while masters, gateways and it itself are killed",
     ),
+    "kafka-transactions": (
+        "tests.soak.kafka_transactions",
+        "copies by transactions of librdkafka and Java while all of them are killed or frozen",
+    ),
     "pythons": (
         "tests.soak.pythons",
         "all units and many worlds on every other Python of the machine",

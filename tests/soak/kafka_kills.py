@@ -3,11 +3,11 @@ kafka-kills`.
 
 How it works. Two gateways stand before a broker group of three. A program stores numbered messages
 through them (`tests/kit/kafka_writer.py`), while a seed chooses what is killed or frozen next: the
-master, a gateway, both at once, the program itself; or a gateway that is frozen first, so that what
-it has passed on is stored and the program never hears of it. After each strike every partition must
-be acknowledged again. A program that was killed goes on as another one, with a producer id of its
-own. A round ends with `semel verify` and with reading the topic by librdkafka: lost 0, twice 0,
-order kept (`tests/kit/numbered.py`).
+master, a gateway, both at once, the controller, the program itself; or a gateway that is frozen
+first, so that what it has passed on is stored and the program never hears of it. After each strike
+every partition must be acknowledged again. A program that was killed goes on as another one, with a
+producer id of its own. A round ends with `semel verify` and with reading the topic by librdkafka:
+lost 0, twice 0, order kept (`tests/kit/numbered.py`).
 
 With `--plant` gateways have a bug, and the run succeeds if that is noticed.
 """
@@ -32,19 +32,15 @@ from tests.kit.kafka_writer import WriterProcess
 from tests.kit.numbered import Findings, NumberedJudge
 from tests.kit.waiting import until
 from tests.soak.kafka_run import two_gateways
+from tests.soak.kafka_strikes import MUTE, strike
+from tests.soak.kafka_strikes import STRIKES as ON_CLUSTER
 
 PARTITIONS: Final = 4
 """A new topic has so many."""
 PARTITIONS_MAX: Final = 16
 SPLIT: Final = "split"
-MUTE: Final = "gateway that answers no more"
-"""It is frozen before it is killed: what it has passed on is stored, and the client never hears."""
-STRIKES: Final = (
-    *("master", "gateway", "gateway", "writer", "master and gateway", "all gateways"),
-    *("pause master", "pause gateway", MUTE, SPLIT, SPLIT),
-)
+STRIKES: Final = (*ON_CLUSTER, "writer", SPLIT, SPLIT)
 RESUME_S: Final = 60.0
-FROZEN_S: Final = 0.3
 
 
 class Round:
@@ -107,9 +103,9 @@ class Round:
             self._writer.wait_for_more(RESUME_S)
             while time.monotonic() < until:
                 time.sleep(self._rng.uniform(0.2, 2.0))
-                strike = self._rng.choice(self._choices)
-                self.strikes[strike] += 1
-                self._strike(strike)
+                name = self._rng.choice(self._choices)
+                self.strikes[name] += 1
+                self._strike(name)
                 self._writer.wait_for_more(RESUME_S)
             self._writer.stop()
         finally:
@@ -120,48 +116,18 @@ class Round:
         self.acked[self._writer.life] = self._writer.acked
         self.wrong += self._writer.wrong
 
-    def _strike(self, strike: str) -> None:
-        rest_s = self._rng.uniform(0.1, 3.0)
-        match strike:
+    def _strike(self, name: str) -> None:
+        match name:
             case "writer":
                 self._writer.kill()
                 self._end_of_life()
                 self._writer = self._start()
-            case _ if strike == SPLIT:
+            case _ if name == SPLIT:
                 queues = self._open_queues()
                 if len(queues) < PARTITIONS_MAX:
                     self._client.admin.split_queue(self.topic, self._rng.choice(queues))
-            case "pause master":
-                master = self._cluster.master()
-                self._cluster.pause(master)
-                time.sleep(rest_s)
-                self._cluster.resume(master)
-            case "pause gateway":
-                gateway = self._rng.choice(self._gateways)
-                gateway.pause()
-                time.sleep(rest_s)
-                gateway.resume()
-            case _ if strike == MUTE:
-                gateway = self._rng.choice(self._gateways)
-                gateway.pause()
-                time.sleep(FROZEN_S)
-                gateway.kill()
-                gateway.start()
             case _:
-                gateways = {
-                    "master": [],
-                    "all gateways": self._gateways,
-                }.get(strike, [self._rng.choice(self._gateways)])
-                masters = [self._cluster.master()] if "master" in strike else []
-                for gateway in gateways:
-                    gateway.kill()
-                for master in masters:
-                    self._cluster.kill(master)
-                time.sleep(rest_s)
-                for master in masters:
-                    self._cluster.start_node(master)
-                for gateway in gateways:
-                    gateway.start()
+                strike(name, self._cluster, self._gateways, self._rng)
 
     def judge(self) -> Findings:
         """What the topic has, read by librdkafka."""
