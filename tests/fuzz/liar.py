@@ -17,11 +17,10 @@ from typing import Any, Final
 import google_crc32c
 import grpc
 import grpc.aio
-import pyarrow as pa
 
 from semel.protos import compat
 from semel.protos.batch import HEADER_BYTES, Codec, check_batch
-from semel.protos.body import CODEC_NAMES
+from semel.protos.codecs import pack
 from semel.protos.columns import Columns, encode_batch
 from semel.protos.errors import InternalError
 from semel.protos.rpc import error_from_rpc
@@ -177,7 +176,7 @@ def packed(good: bytes, body: bytes, rng: random.Random) -> bytes:
 
 
 def _compressed(codec: Codec, body: bytes) -> _Packed:
-    data: bytes = pa.Codec(CODEC_NAMES[codec]).compress(body, asbytes=True)
+    data = pack(body, codec)
     return _Packed(codec=codec, data=data, length=len(body), crc=int(google_crc32c.value(data)))
 
 

@@ -13,7 +13,6 @@ from typing import Any, Final, cast
 import google_crc32c
 import grpc
 import numpy as np
-import pyarrow as pa
 
 from semel.broker.memory.carried import CRC as BODIES_CRC
 from semel.broker.memory.carried import HEAD as BODIES_HEAD
@@ -36,7 +35,8 @@ from semel.protos.batch import (
     check_batch,
     decode_header,
 )
-from semel.protos.body import CODEC_NAMES, unpack_body
+from semel.protos.body import unpack_body
+from semel.protos.codecs import pack
 from semel.protos.column_checks import check_columns
 from semel.protos.columns import decode_columns
 from semel.protos.compacted_rows import compact_rows, offsets_of_rows
@@ -130,7 +130,7 @@ def _repacked(data: bytes, rng: random.Random) -> bytes:
     """The batch with its body compressed: a changed body then lies behind a sound codec."""
     codec = rng.choice((Codec.LZ4, Codec.ZSTD))
     body = data[HEADER_BYTES:]
-    packed: bytes = pa.Codec(CODEC_NAMES[codec]).compress(body, asbytes=True)
+    packed = pack(body, codec)
     head = bytearray(data[:HEADER_BYTES])
     head[_CODEC_AT] = codec
     content = _LENGTHS.unpack_from(head, _LENGTH_AT)[3]

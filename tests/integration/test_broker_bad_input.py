@@ -13,7 +13,6 @@ from typing import Any
 import google_crc32c
 import grpc
 import grpc.aio
-import pyarrow as pa
 import pytest
 import pytest_asyncio
 
@@ -21,7 +20,7 @@ from semel.broker.node import BrokerNode
 from semel.broker.server import produce
 from semel.client.transport.shared_memory import Region
 from semel.protos.batch import HEADER_BYTES, BatchFlags, Codec, check_batch
-from semel.protos.body import CODEC_NAMES
+from semel.protos.codecs import pack
 from semel.protos.columns import Columns, encode_batch
 from semel.protos.errors import (
     CorruptBatch,
@@ -166,7 +165,7 @@ def lying(body: bytes, codec: Codec = Codec.NONE, **fields: Any) -> bytes:
     """The batch that would come next, with another body and right checksums."""
     packed = body
     if codec is not Codec.NONE:
-        packed = pa.Codec(CODEC_NAMES[codec]).compress(body, asbytes=True)
+        packed = pack(body, codec)
     header = dataclasses.replace(
         check_batch(GOOD),
         codec=codec,

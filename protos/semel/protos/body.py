@@ -30,6 +30,7 @@ from semel.protos.batch import (
     BatchHeader,
     Codec,
 )
+from semel.protos.codecs import unpack
 from semel.protos.errors import CorruptBatch, InvalidRequest
 
 Buffer = Any
@@ -37,7 +38,6 @@ Buffer = Any
 
 HEADERS_TYPE: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
-CODEC_NAMES: Final = {Codec.LZ4: "lz4", Codec.ZSTD: "zstd"}
 FEW_OFFSETS_MAX: Final = 32
 """Up to this number of messages a loop in Python takes less time than a call of numpy."""
 _PADDING: Final = tuple(bytes(-n % 8) for n in range(8))
@@ -118,19 +118,10 @@ def unpack_body(batch: bytes | bytearray | memoryview, header: BatchHeader) -> p
     if len(batch) != header.batch_length:
         raise CorruptBatch(f"batch is {header.batch_length} bytes long, {len(batch)} were given")
     body = pa.py_buffer(batch).slice(HEADER_BYTES)
-    length = header.uncompressed_length
-    try:
-        if header.codec is Codec.LZ4:
-            # If a frame is shorter than claimed, the one-shot call returns memory that it never
-            # wrote; the stream tells how much there was.
-            stream = pa.CompressedInputStream(pa.BufferReader(body), "lz4")
-            body = stream.read_buffer(length + 1)
-        elif header.codec is Codec.ZSTD:
-            body = pa.Codec("zstd").decompress(body, length)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise CorruptBatch(f"batch body cannot be decompressed: {error}") from error
-    if body.size != length:
-        raise CorruptBatch(f"batch body has {body.size} bytes uncompressed, not {length}")
+    if header.codec is not Codec.NONE:
+        return pa.py_buffer(unpack(body, header.codec, header.uncompressed_length))
+    if body.size != header.uncompressed_length:
+        raise CorruptBatch(f"batch body has {body.size} bytes, not {header.uncompressed_length}")
     return body
 
 

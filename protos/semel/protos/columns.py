@@ -44,7 +44,6 @@ from semel.protos.batch import (
     decode_header,
 )
 from semel.protos.body import (
-    CODEC_NAMES,
     HEADERS_TYPE,
     BodyReader,
     Buffer,
@@ -57,6 +56,7 @@ from semel.protos.body import (
     offsets_of,
     unpack_body,
 )
+from semel.protos.codecs import pack
 from semel.protos.errors import CorruptBatch, InvalidRequest, MessageTooLarge
 from semel.protos.few_rows import FewRows
 from semel.protos.ids import ProducerId, QueueId, Sequence, TopicId
@@ -283,7 +283,7 @@ def encode_batch(
             )
     body_length = uncompressed_length
     if codec is not Codec.NONE:
-        packed = pa.Codec(CODEC_NAMES[codec]).compress(b"".join(parts), asbytes=True)
+        packed = pack(b"".join(parts), codec)
         if len(packed) < uncompressed_length:
             parts, body_length = [packed], len(packed)
         else:
