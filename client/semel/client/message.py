@@ -14,23 +14,16 @@ Not here: bytes and their checks (`semel.protos.columns`).
 from __future__ import annotations
 
 from bisect import bisect_left
-from itertools import pairwise
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
-import pyarrow as pa
 
 from semel.client.core import letters
 from semel.client.core.batch_context import decode_context
 from semel.client.core.due_in_second import DueInSecond
 from semel.client.core.letters import Origin
-from semel.protos.arrow_records import (
-    RECORD_SCHEMA,
-    REPEATED_INT64,
-    REPEATED_STRING,
-    Repeater,
-    record_arrays,
-)
+from semel.protos.arrays import numbers_of, offsets_of, pairs_of, pieces_of
+from semel.protos.arrow import INSTALLED, missing
 from semel.protos.batch import (
     BROKER_HEADER_BYTES,
     BatchFlags,
@@ -39,22 +32,19 @@ from semel.protos.batch import (
     decode_broker_header,
     decode_header,
 )
-from semel.protos.body import numbers_of, offsets_of
 from semel.protos.columns import Columns, decode_columns
 from semel.protos.errors import CorruptBatch
 from semel.protos.few_rows import cut_few
 from semel.protos.ids import QueueKey
 
-ARROW_SCHEMA: Final = pa.schema(
-    [
-        *RECORD_SCHEMA,
-        pa.field("topic", pa.string()),
-        pa.field("queue", pa.int64()),
-        pa.field("message_id", pa.binary()),
-    ]
-)
-"""Columns of `poll_arrow`."""
-_NO_IDS: Final = Repeater(pa.binary())
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+if INSTALLED:
+    from semel.client.core import arrow_rows
+
+ARROW_SCHEMA: Final[Any] = arrow_rows.ARROW_SCHEMA if INSTALLED else None
+"""Columns of `poll_arrow`; None where Arrow is not installed."""
 Value: TypeAlias = bytes | Any
 """bytes, or None. Most programs never send None, so type checkers do not ask for a case for it."""
 OFFSET_END: Final = 1 << 62
@@ -210,7 +200,7 @@ class Rows:
     def values(self) -> list[bytes | None]:
         if self._values is None:
             few = self._cut()
-            self._values = _pieces(self.columns.values) if few is None else few[0]
+            self._values = pieces_of(self.columns.values) if few is None else few[0]
         return self._values
 
     @property
@@ -221,7 +211,7 @@ class Rows:
             elif (keys := self.columns.keys) is None:
                 self._keys = [None] * self.count
             else:
-                self._keys = _pieces(keys)
+                self._keys = pieces_of(keys)
         return self._keys
 
     def _cut(self) -> tuple[list[bytes | None], list[bytes | None]] | None:
@@ -248,7 +238,7 @@ class Rows:
             if headers is None:
                 self._headers = [[] for _ in range(self.count)]
             else:
-                self._headers = _pairs_of(headers)
+                self._headers = pairs_of(headers)
         return self._headers
 
     @property
@@ -273,7 +263,7 @@ class Rows:
         if not len(rows):
             return []
         first, last = int(rows[0]), int(rows[-1])
-        return _pairs_of(headers.slice(start + first, last - first + 1))
+        return pairs_of(headers.slice(start + first, last - first + 1))
 
     @property
     def message_ids(self) -> list[bytes | None]:
@@ -311,44 +301,16 @@ class Rows:
 
     def arrow(self, start: int = 0) -> pa.RecordBatch:
         """Returns rows from `start` on as ARROW_SCHEMA, without a copy if the batch has no
-        codec."""
+        codec. Raises InvalidRequest where Arrow is not installed."""
+        if not INSTALLED:
+            raise missing("Arrow's record batch")
         columns = self.columns
         if start:
             columns = columns.slice(start, self.count)
-        count = self.count - start
-        ids = columns.message_ids
-        return pa.RecordBatch.from_arrays(
-            [
-                *record_arrays(
-                    columns, self.header, self.row_start + start, self.base_offset + start
-                ),
-                REPEATED_STRING(self.topic, count),
-                REPEATED_INT64(self.queue.queue_id, count),
-                _NO_IDS(None, count) if ids is None else ids,
-            ],
-            schema=ARROW_SCHEMA,
+        first, offset = self.row_start + start, self.base_offset + start
+        return arrow_rows.record_batch(
+            columns, self.header, first, offset, self.topic, self.queue.queue_id
         )
-
-
-def _pairs_of(headers: pa.Array) -> list[list[tuple[str, bytes]]]:
-    return [[(pair["key"], pair["value"]) for pair in pairs or ()] for pairs in headers.to_pylist()]
-
-
-def _pieces(column: pa.Array) -> list[bytes | None]:
-    """Returns the values of a binary column, without nulls several times faster than
-    `to_pylist`."""
-    if column.null_count:
-        found: list[bytes | None] = column.to_pylist()
-        return found
-    data = column.buffers()[2]
-    if data is None:
-        return [b""] * len(column)
-    offsets = offsets_of(column).tolist()
-    start = offsets[0]
-    whole = data.slice(start, offsets[-1] - start).to_pybytes()
-    if start:
-        offsets = [offset - start for offset in offsets]
-    return [whole[a:b] for a, b in pairwise(offsets)]
 
 
 class Message:

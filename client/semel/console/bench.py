@@ -1,8 +1,9 @@
 """`semel bench produce|consume|latency`: puts load on a running cluster and measures its speed.
 
 How it works. `produce` sends blocks of random bytes with bulk calls; `latency` sends one message at
-a time and waits for it; `consume` reads a topic from its start as Arrow batches. Without --topic
-the command creates a topic and deletes it afterwards (`consume` fills it first).
+a time and waits for it; `consume` reads a topic from its start, as Arrow batches where Arrow is
+installed. Without --topic the command creates a topic and deletes it afterwards (`consume` fills it
+first).
 
 Not here: comparisons with a floor and with other versions (`benchmarks/`).
 """
@@ -22,10 +23,11 @@ from semel.console.options import client_options, examples, open_client
 from semel.console.units import Size
 
 if TYPE_CHECKING:
-    from semel.client import Client
+    from semel.client import Client, Reader
 
 BLOCK_BYTES: Final = 2 << 20
 WATCH_S: Final = 1.0
+_TAKEN_AT_ONCE: Final = 10_000
 
 _topic_option = click.option(
     "--topic", shell_complete=completion.topics, help="An existing topic. [default: a new one]"
@@ -140,6 +142,9 @@ def consume(
     as_json: bool,
 ) -> None:
     """Reads a topic from its start to its end."""
+    from semel.protos.arrow import INSTALLED
+
+    take = _take_arrow if INSTALLED else _take_plain
     out = render.Output(as_json=as_json)
     with open_client(bootstrap) as client, _topic(client, topic, queues) as name:
         if topic is None:
@@ -153,12 +158,10 @@ def consume(
         ):
             told = _Seconds(out, bar, watched=watched)
             while not reader.finished:
-                batch = reader.poll_arrow(1.0)
-                if batch is not None:
-                    messages += batch.num_rows
-                    done = batch.column("value").nbytes
-                    read += done
-                    told.advance(batch.num_rows, done)
+                count, done = take(reader)
+                messages += count
+                read += done
+                told.advance(count, done)
         _report(out, "consume", name, messages, read, time.perf_counter() - began)
 
 
@@ -205,6 +208,18 @@ def latency(
     out.show(figures, text.format(**figures))
 
 
+def _take_arrow(reader: Reader) -> tuple[int, int]:
+    """Takes messages as Arrow's batches; returns how many they were, and the bytes of values."""
+    batch = reader.poll_arrow(1.0)
+    return (0, 0) if batch is None else (batch.num_rows, batch.column("value").nbytes)
+
+
+def _take_plain(reader: Reader) -> tuple[int, int]:
+    """Takes messages one by one, like `_take_arrow`."""
+    found = reader.poll(_TAKEN_AT_ONCE, 1.0)
+    return len(found), sum([len(message.value or b"") for message in found])
+
+
 @contextmanager
 def _topic(client: Client, given: str | None, queues: int) -> Iterator[str]:
     """Yields the topic to use; a topic that was created here is deleted at the end."""
@@ -225,20 +240,21 @@ def _fill(
 ) -> tuple[int, float]:
     """Sends all messages, waits until they are stored, and returns messages and seconds."""
     import numpy as np
-    import pyarrow as pa
+
+    from semel.protos.arrays import binary_over, buffer_over
 
     limit = client.admin.describe_topic(topic).settings.message_bytes_max
     if size > limit:
         raise click.UsageError(f"--size {size}: messages of topic {topic} have up to {limit} bytes")
     count = max(1, BLOCK_BYTES // size)
-    offsets = pa.py_buffer((np.arange(count + 1) * size).astype(np.int32))
-    data = pa.py_buffer(np.random.default_rng().bytes(count * size))
-    block = pa.Array.from_buffers(pa.binary(), count, [None, offsets, data])
+    offsets = buffer_over((np.arange(count + 1) * size).astype(np.int32))
+    data = buffer_over(np.random.default_rng().bytes(count * size))
+    block = binary_over(count, None, offsets, data)
     left = messages = max(1, total // size)
     began = time.perf_counter()
     with client.producer(compression=compression) as producer:
         while left:
-            part = block if left >= count else block[:left]
+            part = block if left >= count else block.slice(0, left)
             producer.send_many(topic, part)
             left -= len(part)
             told.advance(len(part), len(part) * size)

@@ -1,9 +1,9 @@
 """Cuts a stream of bytes into messages, a few megabytes at a time.
 
 How it works. Lines: a block is read, its newlines are found with one numpy operation, and the
-lines become one Arrow array (their bytes without the newlines, and offsets); a key is cut off with
-Arrow's search for the separator. No Python object is made for a line. JSON lines are parsed one by
-one.
+lines become one array (their bytes without the newlines, and offsets); a key is cut off where the
+separator is found. Where Arrow is installed no Python object is made for a line. JSON lines are
+parsed one by one.
 
 Invariants
 1. Every byte except a newline passes unchanged. An empty line is an empty message; the last line
@@ -27,11 +27,18 @@ from datetime import UTC, datetime
 from typing import Any, BinaryIO, Final
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from semel.client.core.dues import due_at
 from semel.client.core.message_ids import id_bytes
+from semel.protos.arrays import (
+    Array,
+    binary_array,
+    binary_over,
+    buffer_over,
+    data_of,
+    offsets_of,
+    places_in,
+)
 from semel.protos.columns import NO_VALUE_NO_KEY
 from semel.protos.errors import InvalidRequest, MessageTooLarge
 
@@ -55,9 +62,9 @@ class Block:
 
     first: int
     """Number of the first message, counted from 0."""
-    values: pa.Array
+    values: Array
     """Type binary; a null says that the message's key has no value any more."""
-    keys: pa.Array | None
+    keys: Array | None
     """Type binary, null for a message without a key; None when no message has a key."""
     headers: list[dict[str, bytes]] | None
     """Headers of each message; None when no message of the block has any."""
@@ -85,15 +92,15 @@ def read_lines(
         values, keys = _split(text), None
         if separator:
             keys, values = _split_keys(values, separator)
-        sizes = pc.binary_length(values)
+        sizes = np.diff(offsets_of(values))
         if keys is not None:
-            sizes = pc.add(sizes, pc.fill_null(pc.binary_length(keys), 0))
+            sizes = sizes + np.diff(offsets_of(keys))
         good = _count_within(sizes, limit)
         if good:
             yield Block(
                 first=first,
-                values=values[:good],
-                keys=None if keys is None else keys[:good],
+                values=values.slice(0, good),
+                keys=None if keys is None else keys.slice(0, good),
                 headers=None,
                 read_bytes=len(text),
             )
@@ -120,50 +127,45 @@ def _whole_lines(file: BinaryIO, *, limit: int, block_bytes: int) -> Iterator[by
         yield b"".join((*rest, b"\n"))
 
 
-def _split(text: bytes) -> pa.Array:
+def _split(text: bytes) -> Array:
     """The lines of `text`, which ends with a newline."""
     ends = np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE)
     offsets = np.zeros(len(ends) + 1, np.int32)
     offsets[1:] = ends - np.arange(len(ends))
     data = text.replace(b"\n", b"")
-    return pa.Array.from_buffers(
-        pa.binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-    )
+    return binary_over(len(ends), None, buffer_over(offsets), buffer_over(data))
 
 
-def _split_keys(lines: pa.Array, separator: bytes) -> tuple[pa.Array, pa.Array]:
+def _split_keys(lines: Array, separator: bytes) -> tuple[Array, Array]:
     """Keys and values of lines; a line without the separator is a value without a key."""
     count = len(lines)
-    _, offsets, data = lines.buffers()
-    lengths = np.diff(np.frombuffer(offsets, np.int32, count + 1))
-    place = pc.find_substring(lines, separator).to_numpy(zero_copy_only=False)
+    lengths = np.diff(offsets_of(lines))
+    place = places_in(lines, separator)
     found = place >= 0
     key_lengths = np.where(found, place, 0)
     dropped = np.where(found, len(separator), 0)
     value_lengths = lengths - key_lengths - dropped
     runs = np.stack([key_lengths, dropped, value_lengths], axis=1).ravel()
     owner = np.repeat(np.tile(np.array([1, 0, 2], np.uint8), count), runs)
-    text = np.frombuffer(data, np.uint8, len(owner)) if len(owner) else np.empty(0, np.uint8)
-    validity = pa.py_buffer(np.packbits(found, bitorder="little"))
+    text = np.empty(0, np.uint8)
+    if len(owner):
+        text = np.frombuffer(data_of(lines), np.uint8, len(owner))
+    validity = buffer_over(np.packbits(found, bitorder="little"))
     return (
         _array(text[owner == 1], key_lengths, validity),
         _array(text[owner == 2], value_lengths, None),
     )
 
 
-def _array(data: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any], validity: Any) -> pa.Array:
+def _array(data: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any], validity: Any) -> Array:
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
-    return pa.Array.from_buffers(
-        pa.binary(),
-        len(lengths),
-        [validity, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data))],
-    )
+    return binary_over(len(lengths), validity, buffer_over(offsets), buffer_over(data))
 
 
-def _count_within(sizes: pa.Array, limit: int) -> int:
+def _count_within(sizes: np.ndarray[Any, Any], limit: int) -> int:
     """The number of sizes before the first one above the limit."""
-    over = np.flatnonzero(sizes.to_numpy(zero_copy_only=False) > limit)
+    over = np.flatnonzero(sizes > limit)
     return int(over[0]) if len(over) else len(sizes)
 
 
@@ -217,8 +219,8 @@ def read_json(file: BinaryIO, *, limit: int, block_bytes: int = BLOCK_BYTES) -> 
         if values:
             yield Block(
                 first=first,
-                values=pa.array(values, pa.binary()),
-                keys=pa.array(keys, pa.binary()) if any(k is not None for k in keys) else None,
+                values=binary_array(values),
+                keys=binary_array(keys) if any(k is not None for k in keys) else None,
                 headers=headers if any(headers) else None,
                 read_bytes=len(text),
                 deliver_at=dues if any(each is not None for each in dues) else None,

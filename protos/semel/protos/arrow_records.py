@@ -16,10 +16,10 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from semel.protos.arrow_arrays import HEADERS_TYPE
 from semel.protos.batch import (
     BatchHeader,
 )
-from semel.protos.body import HEADERS_TYPE
 from semel.protos.columns import Columns
 
 _TIMESTAMP_TYPE: Final = pa.timestamp("us", "UTC")

@@ -1,6 +1,6 @@
 """The body of a record batch: columns in Arrow's own buffer layout.
 
-How it works. `encode_batch` writes the buffers of Arrow arrays one behind the other, and
+How it works. `encode_batch` writes the buffers of arrays one behind the other, and
 `decode_columns` makes arrays over those bytes. Without a codec neither touches a single message:
 encoding costs one copy and two CRCs, decoding a vectorised check of the offsets.
 
@@ -14,7 +14,8 @@ Invariants
 3. Keys and message ids may be null; header names and header values may not. A value may be null if
    its message has a key.
 
-Not here: the headers (`batch.py`), a few messages without Arrow (`few_rows.py`), record batches for
+Not here: the headers (`batch.py`), arrays of either kind (`arrays.py`), a few messages without
+arrays (`few_rows.py`), record batches for
 readers (`arrow_records.py`). The buffers are little-endian as on disk, so this module refuses to
 load on a big-endian machine.
 """
@@ -23,14 +24,24 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
+from semel.protos.arrays import (
+    Array,
+    as_binary,
+    as_headers,
+    as_numbers,
+    binary_array,
+    binary_buffers,
+    header_buffers,
+    nullable_buffers,
+    numbers_of,
+    offsets_of,
+    valid_of,
+)
 from semel.protos.batch import (
     BATCH_BYTES_MAX,
     BODY_BYTES_MAX,
@@ -43,19 +54,7 @@ from semel.protos.batch import (
     Codec,
     decode_header,
 )
-from semel.protos.body import (
-    HEADERS_TYPE,
-    BodyReader,
-    Buffer,
-    binary_buffers,
-    chain_crc,
-    header_buffers,
-    lay_out,
-    nullable_buffers,
-    numbers_of,
-    offsets_of,
-    unpack_body,
-)
+from semel.protos.body import BodyReader, Buffer, chain_crc, lay_out, unpack_body
 from semel.protos.codecs import pack
 from semel.protos.errors import CorruptBatch, InvalidRequest, MessageTooLarge
 from semel.protos.few_rows import FewRows
@@ -66,7 +65,6 @@ if sys.byteorder != "little":
 
 NO_VALUE_NO_KEY: Final = "a null value says that its key has no value any more, so it needs a key"
 """Why a message with neither value nor key is refused."""
-_HEADERS_MAP: Final = pa.map_(pa.string(), pa.binary())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,23 +74,23 @@ class Columns:
     Build it from anything with `from_arrow`; plain construction takes the exact types below.
     """
 
-    values: pa.Array
+    values: Array
     """binary; a null says that its key has no value any more, and needs a key"""
-    keys: pa.Array | None = None
+    keys: Array | None = None
     """binary; a null is a message without a key"""
-    headers: pa.Array | None = None
+    headers: Array | None = None
     """HEADERS_TYPE; a null is written as no headers"""
-    timestamps: pa.Array | None = None
+    timestamps: Array | None = None
     """int64, microseconds; None: all messages have the batch's"""
-    message_ids: pa.Array | None = None
+    message_ids: Array | None = None
     """binary; a null is a message without an id"""
-    slots: pa.Array | None = None
+    slots: Array | None = None
     """uint16"""
-    sequences: pa.Array | None = None
+    sequences: Array | None = None
     """int64, strictly rising; None: contiguous from the batch's base"""
-    deliver_at: pa.Array | None = None
+    deliver_at: Array | None = None
     """int64, microseconds; 0 is at once"""
-    offsets: pa.Array | None = None
+    offsets: Array | None = None
     """int64, strictly rising; only in batches that brokers have compacted"""
     context: bytes | None = None
     """what counts for all messages, as `batch_context.py` of the client writes it; any of them keep
@@ -103,10 +101,10 @@ class Columns:
 
     @classmethod
     def of_few(cls, rows: FewRows) -> Columns:
-        """Returns the same messages as Arrow arrays."""
-        keys = None if rows.keys is None else pa.array(rows.keys, pa.binary())
-        ids = None if rows.message_ids is None else pa.array(rows.message_ids, pa.binary())
-        return cls(values=pa.array(rows.values, pa.binary()), keys=keys, message_ids=ids)
+        """Returns the same messages as arrays."""
+        keys = None if rows.keys is None else binary_array(rows.keys)
+        ids = None if rows.message_ids is None else binary_array(rows.message_ids)
+        return cls(values=binary_array(rows.values), keys=keys, message_ids=ids)
 
     @classmethod
     def from_arrow(
@@ -122,20 +120,20 @@ class Columns:
         deliver_at: Any = None,
     ) -> Columns:
         """Makes columns from Arrow arrays of any related type (large, view, string, dictionary,
-        chunked, sliced), from numpy arrays or from Python lists.
+        chunked, sliced), where Arrow is installed, from numpy arrays or from Python lists.
 
         Headers may be a list of mappings, of lists of pairs, or of None. Raises InvalidRequest
         for another type, a null where none is allowed, or lengths that differ.
         """
         columns = cls(
-            values=_cast("value", values, pa.binary()),
-            keys=_cast("key", keys, pa.binary()),
-            headers=_cast_headers(headers),
-            timestamps=_cast("timestamp", timestamps, pa.int64()),
-            message_ids=_cast("message id", message_ids, pa.binary()),
-            slots=_cast("slot", slots, pa.uint16()),
-            sequences=_cast("sequence", sequences, pa.int64()),
-            deliver_at=_cast("deliver_at", deliver_at, pa.int64()),
+            values=as_binary("value", values),
+            keys=as_binary("key", keys),
+            headers=as_headers(headers),
+            timestamps=as_numbers("timestamp", timestamps),
+            message_ids=as_binary("message id", message_ids),
+            slots=as_numbers("slot", slots, np.uint16),
+            sequences=as_numbers("sequence", sequences),
+            deliver_at=as_numbers("deliver_at", deliver_at),
         )
         columns.check()
         return columns
@@ -157,17 +155,17 @@ class Columns:
         found = {name: each.slice(row_start, length) for name, each in self._present()}
         return Columns(**found, context=self.context)
 
-    def filter(self, kept: pa.Array) -> Columns:
+    def filter(self, kept: Array) -> Columns:
         """Returns the rows that `kept`, an array of booleans, marks."""
         found = {name: each.filter(kept) for name, each in self._present()}
         return Columns(**found, context=self.context)
 
-    def take(self, rows: pa.Array) -> Columns:
+    def take(self, rows: Array) -> Columns:
         """Returns the rows with these numbers, in their order."""
         found = {name: each.take(rows) for name, each in self._present()}
         return Columns(**found, context=self.context)
 
-    def _present(self) -> list[tuple[str, pa.Array]]:
+    def _present(self) -> list[tuple[str, Array]]:
         found = ((name, getattr(self, name)) for name in _COLUMN_NAMES)
         return [(name, column) for name, column in found if column is not None]
 
@@ -176,65 +174,13 @@ _COLUMN_NAMES: Final = tuple(field.name for field in fields(Columns) if field.na
 _NULLABLE: Final = frozenset({"values", "keys", "headers", "message_ids"})
 
 
-def _check_null_values(values: pa.Array, keys: pa.Array | None) -> None:
+def _check_null_values(values: Array, keys: Array | None) -> None:
     """Raises InvalidRequest for a message with neither value nor key."""
-    empty = values.is_null()
+    told = valid_of(values)
     if keys is not None:
-        empty = pc.and_(empty, keys.is_null())
-    if (row := empty.index(True).as_py()) >= 0:
-        raise InvalidRequest(f"message {row}: {NO_VALUE_NO_KEY}")
-
-
-def _header_pairs(headers: Mapping[str, bytes] | Iterable[tuple[str, bytes]] | None) -> Any:
-    if headers is None:
-        return ()
-    return list(headers.items()) if isinstance(headers, Mapping) else list(headers)
-
-
-def _one_array(column: Any) -> pa.Array:
-    """Returns an array or chunked array as one array, which may be a slice."""
-    if not isinstance(column, pa.ChunkedArray):
-        return column
-    chunks = column.chunks
-    return (
-        chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks or [pa.array([], column.type)])
-    )
-
-
-def _cast(name: str, column: Any, wanted: pa.DataType) -> pa.Array | None:
-    """Returns `column` as one array of type `wanted`. Raises InvalidRequest if that would lose
-    anything."""
-    if column is None:
-        return None
-    try:
-        if not isinstance(column, pa.Array | pa.ChunkedArray):
-            return _one_array(pa.array(column, wanted))  # chunked beyond 2 GiB
-        if isinstance(column, pa.ChunkedArray) and column.type != wanted:
-            # Chunk by chunk: chunks of a dictionary array may have different dictionaries.
-            column = pa.chunked_array([_cast(name, each, wanted) for each in column.chunks], wanted)
-        column = _one_array(column)
-        if pa.types.is_timestamp(column.type):
-            column = column.cast(pa.timestamp("us", column.type.tz))
-        return column if column.type == wanted else column.cast(wanted)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise InvalidRequest(f"{name} column cannot be stored as {wanted}: {error}") from error
-
-
-def _cast_headers(headers: Any) -> pa.Array | None:
-    """Returns `headers` as one HEADERS_TYPE array; lists of pairs and map arrays become lists."""
-    if headers is None:
-        return None
-    if not isinstance(headers, pa.Array | pa.ChunkedArray):
-        headers = _cast("header", [_header_pairs(each) for each in headers], _HEADERS_MAP)
-    column = _one_array(headers)
-    if not pa.types.is_map(column.type):
-        return _cast("header", column, HEADERS_TYPE)
-    if column.null_count:
-        column = column.take(pa.array(np.arange(len(column))))
-    names = _cast("header name", column.keys, pa.string())
-    values = _cast("header value", column.items, pa.binary())
-    pairs = pa.StructArray.from_arrays([names, values], ["key", "value"])
-    return pa.ListArray.from_arrays(column.offsets, pairs)
+        told = told | valid_of(keys)
+    if not told.all():
+        raise InvalidRequest(f"message {int(np.argmin(told))}: {NO_VALUE_NO_KEY}")
 
 
 # --- encoding -----------------------------------------------------------------------------------
@@ -412,12 +358,12 @@ def decode_columns(batch: bytes | bytearray | memoryview, header: BatchHeader) -
     values = reader.nullable(count) if has_nulls else reader.binary(count)
     keys = reader.nullable(count) if flags & BatchFlags.KEY else None
     headers = reader.headers(count) if flags & BatchFlags.HEADERS else None
-    timestamps = reader.numbers(count, pa.int64()) if flags & BatchFlags.TIMESTAMP else None
+    timestamps = reader.numbers(count, np.int64) if flags & BatchFlags.TIMESTAMP else None
     ids = reader.nullable(count) if flags & BatchFlags.MESSAGE_ID else None
-    slots = reader.numbers(count, pa.uint16()) if flags & BatchFlags.SLOT else None
-    sequences = reader.numbers(count, pa.int64()) if flags & BatchFlags.SEQUENCE else None
-    deliver_at = reader.numbers(count, pa.int64()) if flags & BatchFlags.DELIVER_AT else None
-    offsets = reader.numbers(count, pa.int64()) if flags & BatchFlags.OFFSET else None
+    slots = reader.numbers(count, np.uint16) if flags & BatchFlags.SLOT else None
+    sequences = reader.numbers(count, np.int64) if flags & BatchFlags.SEQUENCE else None
+    deliver_at = reader.numbers(count, np.int64) if flags & BatchFlags.DELIVER_AT else None
+    offsets = reader.numbers(count, np.int64) if flags & BatchFlags.OFFSET else None
     context = reader.context() if flags & BatchFlags.CONTEXT else None
     _check_sequences(header, sequences)
     if offsets is not None:
@@ -438,7 +384,7 @@ def decode_columns(batch: bytes | bytearray | memoryview, header: BatchHeader) -
     )
 
 
-def _check_sequences(header: BatchHeader, sequences: pa.Array | None) -> None:
+def _check_sequences(header: BatchHeader, sequences: Array | None) -> None:
     """Raises CorruptBatch unless the sequences rise inside the header's range."""
     if sequences is None:
         return

@@ -19,13 +19,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from semel.protos.arrays import numbers_of
 from semel.protos.batch import (
     COPY_BYTES_MAX,
     MESSAGE_BYTES_MAX,
     BatchFlags,
     BatchHeader,
 )
-from semel.protos.body import numbers_of
 from semel.protos.columns import Columns
 from semel.protos.errors import MessageTooLarge
 from semel.protos.kept_rows import encode_rows, mark_for, sequences_of

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from semel.protos.arrays import numbers_of
 from semel.protos.batch import MESSAGE_BYTES_MAX, BatchFlags, BatchHeader, Codec
-from semel.protos.body import numbers_of
 from semel.protos.columns import Columns, encode_batch
 from semel.protos.ids import Sequence
 

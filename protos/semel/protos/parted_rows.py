@@ -28,6 +28,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from semel.protos.arrays import numbers_of
 from semel.protos.batch import (
     COPY_BYTES_MAX,
     HEADER_BYTES,
@@ -36,7 +37,6 @@ from semel.protos.batch import (
     Codec,
     check_batch,
 )
-from semel.protos.body import numbers_of
 from semel.protos.columns import Columns, decode_columns
 from semel.protos.errors import MessageTooLarge
 from semel.protos.ids import QueueId, Sequence

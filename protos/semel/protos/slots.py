@@ -17,9 +17,8 @@ from typing import Any, Final
 import mmh3
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from semel.protos.body import offsets_of
+from semel.protos.arrays import Array, data_of, is_array, offsets_of
 from semel.protos.errors import InvalidRequest
 
 SLOT_COUNT: Final = 65_536
@@ -50,7 +49,7 @@ def slot_of_key(key: bytes) -> int:
 
 
 def slots_of_keys(
-    keys: pa.Array | pa.ChunkedArray | Sequence[bytes | None],
+    keys: Array | Sequence[bytes | None],
     positions: npt.NDArray[np.int64] | None = None,
 ) -> Slots:
     """Returns the slot of each key. A null key takes the slot of its source position.
@@ -58,9 +57,9 @@ def slots_of_keys(
     Raises InvalidRequest for a null key without `positions`.
     """
     listed: Any = keys
-    if isinstance(listed, pa.Array) and len(listed) > _FEW_KEYS and not listed.null_count:
+    if is_array(listed) and len(listed) > _FEW_KEYS and not listed.null_count:
         return slots_of_column(listed)
-    if isinstance(listed, pa.Array | pa.ChunkedArray):
+    if hasattr(listed, "to_pylist"):  # chunked arrays have it, too
         listed = listed.to_pylist()
     digest = mmh3.mmh3_32_uintdigest
     try:
@@ -97,7 +96,7 @@ def slots_of_positions(positions: npt.NDArray[np.int64]) -> Slots:
     return _finished(h ^ np.uint32(8))  # the length of the input
 
 
-def slots_of_column(keys: pa.Array) -> Slots:
+def slots_of_column(keys: Array) -> Slots:
     """Returns the slot of each key of a binary or string column; of a null any number.
 
     Keys of one length are hashed together, a word of each at a time. If there are many lengths,
@@ -108,15 +107,15 @@ def slots_of_column(keys: pa.Array) -> Slots:
     lengths = np.diff(bounds)
     least, most = (int(lengths.min()), int(lengths.max())) if count else (0, 0)
     if least == most <= _COLUMN_KEY_BYTES_MAX:
-        return _slots_of_rows(keys.buffers()[2], int(bounds[0]), count, most)
+        return _slots_of_rows(data_of(keys), int(bounds[0]), count, most)
     classes = np.unique(lengths) if most <= _COLUMN_KEY_BYTES_MAX else lengths
     if len(classes) * _KEYS_PER_LENGTH > count:
         return slots_of_keys([key or b"" for key in keys.to_pylist()])
     slots = np.empty(count, np.uint16)
     for length in classes.tolist():
         rows = np.flatnonzero(lengths == length)
-        column = keys.take(pa.array(rows))
-        slots[rows] = _slots_of_rows(column.buffers()[2], 0, len(rows), length)
+        column = keys.take(rows)
+        slots[rows] = _slots_of_rows(data_of(column), 0, len(rows), length)
     return slots
 
 

@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semel.protos import few_rows
+from semel.protos.arrays import offsets_of
+from semel.protos.arrow_arrays import HEADERS_TYPE
 from semel.protos.arrow_records import RECORD_SCHEMA
 from semel.protos.batch import (
     BATCH_BYTES_MAX,
@@ -22,7 +24,6 @@ from semel.protos.batch import (
     Codec,
     check_batch,
 )
-from semel.protos.body import HEADERS_TYPE, offsets_of
 from semel.protos.columns import (
     Columns,
     decode_columns,

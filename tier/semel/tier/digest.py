@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from semel.protos.body import binary_buffers, header_buffers, nullable_buffers, numbers_of
+from semel.protos.arrays import binary_buffers, header_buffers, nullable_buffers, numbers_of
 from semel.tier.schema import NUMBERS, SCHEMA
 
 _TAG: Final = b"semel rows 1"

@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from semel.protos.body import offsets_of
+from semel.protos.arrays import offsets_of
 from semel.protos.crc import crc32c
 from semel.protos.ids import QueueKey
 from semel.tier.digest import digest_of

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from semel.protos.arrays import header_buffers, numbers_of, offsets_of
 from semel.protos.arrow_records import REPEATED_INT64, Repeater, record_arrays
 from semel.protos.batch import (
     BROKER_HEADER_BYTES,
@@ -25,7 +26,6 @@ from semel.protos.batch import (
     check_batch,
     decode_broker_header,
 )
-from semel.protos.body import header_buffers, numbers_of, offsets_of
 from semel.protos.columns import decode_columns
 from semel.protos.errors import CorruptBatch
 from semel.tier.schema import SCHEMA, TIMESTAMP

@@ -18,7 +18,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from semel.protos.body import HEADERS_TYPE
+from semel.protos.arrow_arrays import HEADERS_TYPE
 
 FORMAT: Final = 1
 """The version of everything in the tier: files, manifests, names. A reader refuses a higher one."""

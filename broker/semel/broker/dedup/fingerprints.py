@@ -39,7 +39,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from semel.protos.body import offsets_of
+from semel.protos.arrays import offsets_of
 from semel.protos.columns import Columns
 from semel.protos.errors import InvalidRequest
 from semel.protos.id_dedup import COMPARED_ID_BYTES_MAX, SEED_BYTES

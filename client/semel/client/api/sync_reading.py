@@ -15,9 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Self
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, Self
 
 from semel.client.api.sql_transaction import SqlWork
 from semel.client.consumer.consumer import ConsumerCore
@@ -27,6 +25,9 @@ from semel.client.reading.pulling import Puller, wait_ready
 from semel.client.reading.reader import ReaderCore
 from semel.client.reading.untraced import Untraced
 from semel.client.session import Session
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 from semel.protos.errors import Closed, SemelError
 
 
@@ -68,7 +69,7 @@ class _Pulling(ABC):
 
     def poll_arrow(self, timeout: float = 1.0) -> pa.RecordBatch | None:
         """Returns the next messages as ARROW_SCHEMA, without decoding rows; None after `timeout`
-        seconds."""
+        seconds. Raises InvalidRequest where pyarrow is not installed."""
         self._check()
         with self._receiving.polling():
             batch = self._puller.arrow()

@@ -27,15 +27,21 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from semel.client.core.batch_context import has_room
 from semel.client.core.dropped_rows import DroppedRows
 from semel.client.core.due_in_second import DueInSecond
 from semel.client.core.message_ids import routing_keys
 from semel.client.core.routing import TopicRoute
+from semel.protos.arrays import (
+    Array,
+    binary_array,
+    header_buffers,
+    number_array,
+    offsets_of,
+    valid_of,
+)
 from semel.protos.batch import MESSAGE_BYTES_MAX
-from semel.protos.body import header_buffers, offsets_of
 from semel.protos.columns import Columns
 from semel.protos.errors import UnknownQueue
 from semel.protos.few_rows import FEW_ROWS_MAX, FewRows
@@ -383,14 +389,10 @@ def _columns(chunk: Chunk) -> Columns:
     if type(chunk.values) is list and chunk.headers is None:
         # The intake has checked them one by one.
         return Columns(
-            values=pa.array(chunk.values, pa.binary()),
-            keys=None if chunk.keys is None else pa.array(chunk.keys, pa.binary()),
-            timestamps=(
-                None if chunk.timestamps is None else pa.array(chunk.timestamps, pa.int64())
-            ),
-            message_ids=(
-                None if chunk.message_ids is None else pa.array(chunk.message_ids, pa.binary())
-            ),
+            values=binary_array(chunk.values),
+            keys=None if chunk.keys is None else binary_array(chunk.keys),
+            timestamps=None if chunk.timestamps is None else number_array(chunk.timestamps),
+            message_ids=None if chunk.message_ids is None else binary_array(chunk.message_ids),
         )
     return Columns.from_arrow(
         chunk.values,
@@ -403,7 +405,7 @@ def _columns(chunk: Chunk) -> Columns:
 
 def _routing_keys(
     chunk: Chunk, given: Columns | FewRows, topic: TopicRoute
-) -> pa.Array | list[bytes] | None:
+) -> Array | list[bytes] | None:
     """Returns what determines the queues of rows: their keys or, if the topic compares ids, the
     ids of rows without a key. Raises InvalidRequest."""
     if given.message_ids is None or not topic.id_rules.compared:
@@ -427,7 +429,7 @@ def _routing_keys(
 
 def _owners(
     chunk: Chunk,
-    keys: pa.Array | list[bytes] | None,
+    keys: Array | list[bytes] | None,
     positions: Rows | None,
     topic: TopicRoute,
     sticky: int,
@@ -447,7 +449,7 @@ def _owners(
         owners = topic.queues_of_slots(slots_of_keys(keys, positions))
     else:
         keyed = topic.queues_of_slots(slots_of_column(keys))
-        owners = np.where(keys.is_valid().to_numpy(zero_copy_only=False), keyed, np.int32(sticky))
+        owners = np.where(valid_of(keys), keyed, np.int32(sticky))
     if named is not None:
         places = np.array(
             [NO_QUEUE if queue == NO_QUEUE else _place(topic, queue) for queue in named],
@@ -472,10 +474,9 @@ def _place(topic: TopicRoute, queue_id: int) -> int:
 
 def take_rows(columns: Columns, order: Rows) -> Columns:
     """Returns the rows in another order."""
-    indices = pa.array(order)
 
-    def taken(column: pa.Array | None) -> pa.Array | None:
-        return None if column is None else column.take(indices)
+    def taken(column: Array | None) -> Array | None:
+        return None if column is None else column.take(order)
 
     return Columns(
         values=taken(columns.values),

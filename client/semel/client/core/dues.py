@@ -20,10 +20,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
-import pyarrow as pa
 
 from semel.client.core.batching import Rows
+from semel.protos.arrow import INSTALLED
 from semel.protos.errors import InvalidRequest
+
+if INSTALLED:
+    from semel.client.core.arrow_times import column_us
+else:
+    from semel.protos.plain_arrays import listed
 
 When: TypeAlias = datetime | int
 """A time with a zone, or microseconds since 1970."""
@@ -39,9 +44,6 @@ AT_ONCE: Final = 0
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
-_INT64_MAX: Final = (1 << 63) - 1
-_TICKS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
-"""Microseconds per unit of Arrow's timestamps, except for the finest unit."""
 _COARSER: Final = {"milliseconds": 1_000, "seconds": 1_000_000}
 """Units that are often taken for microseconds; as such they would always have passed."""
 
@@ -79,6 +81,8 @@ def due_column(deliver_at: Any, count: int, now_us: int) -> Rows:
     """Returns when each of `count` messages is due, 0 for at once. `deliver_at` is an Arrow array
     (of timestamps with a zone or of whole microseconds) or a list; a null is at once. Raises
     InvalidRequest."""
+    if not INSTALLED:
+        deliver_at = _without_arrow(deliver_at)
     if isinstance(deliver_at, list | tuple):
         try:
             times = np.array(
@@ -87,7 +91,7 @@ def due_column(deliver_at: Any, count: int, now_us: int) -> Rows:
         except OverflowError as error:
             raise InvalidRequest(f"deliver_at holds a number that is no time: {error}") from error
     else:
-        times = _column_us(deliver_at, now_us)
+        times = column_us(deliver_at, now_us)
     if len(times) != count:
         raise InvalidRequest(f"{len(times)} deliver_at for {count} values")
     wrong = (times < 0) | (times > now_us + AHEAD_US_MAX)
@@ -101,6 +105,14 @@ def due_column(deliver_at: Any, count: int, now_us: int) -> Rows:
     times = -(-times // DUE_STEP_US) * DUE_STEP_US
     times[late] = AT_ONCE
     return times
+
+
+def _without_arrow(deliver_at: Any) -> list[Any]:
+    """Returns a column of times as a list. Raises InvalidRequest for one of Arrow."""
+    try:
+        return listed("deliver_at", deliver_at)
+    except TypeError as error:
+        raise InvalidRequest(f"deliver_at cannot be read as times: {error}") from error
 
 
 def bulk_runs(
@@ -199,41 +211,3 @@ def _likely_unit(value: int, now_us: int) -> str:
         if abs(value * per_unit - now_us) <= AHEAD_US_MAX:
             return unit
     return ""
-
-
-def _column_us(column: Any, now_us: int) -> Rows:
-    """Returns a column's times in microseconds, rounded up; 0 for nulls and timestamps that have
-    passed."""
-    try:
-        if not isinstance(column, pa.Array | pa.ChunkedArray):
-            column = pa.array(column)
-        if isinstance(column, pa.ChunkedArray):
-            column = pa.concat_arrays(column.chunks or [pa.array([], column.type)])
-        kind = column.type
-        if pa.types.is_null(kind):
-            return np.zeros(len(column), np.int64)
-        if pa.types.is_integer(kind):
-            return _numbers(column.cast(pa.int64()))
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise InvalidRequest(f"deliver_at cannot be read as times: {error}") from error
-    if not pa.types.is_timestamp(kind):
-        raise InvalidRequest(
-            "deliver_at must be a column of timestamps with a time zone or of whole microseconds"
-            f" since 1970, not {kind}"
-        )
-    if kind.tz is None:
-        raise InvalidRequest(
-            f"deliver_at is {kind}, without a time zone, so nobody knows when that is: cast it to"
-            " timestamp('us', 'UTC')"
-        )
-    times = _numbers(column.cast(pa.int64()))
-    if kind.unit == "ns":
-        times = -(-times // 1_000)
-    else:
-        tick = _TICKS[kind.unit]
-        times = np.clip(times, 0, _INT64_MAX // tick) * tick
-    return np.where(times <= now_us, AT_ONCE, times)
-
-
-def _numbers(column: pa.Array) -> Rows:
-    return np.array(column.fill_null(AT_ONCE).to_numpy(zero_copy_only=False), np.int64)

@@ -11,9 +11,9 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import pyarrow as pa
 
 from semel.client.core.batching import Part
+from semel.protos.arrays import number_array, numbers_of
 from semel.protos.batch import (
     COPY_BYTES_MAX,
     HEADER_BYTES,
@@ -60,7 +60,7 @@ def encode_part(
         base, last = Sequence(int(part.positions[0])), Sequence(int(part.positions[-1]))
         if last - base != part.count - 1:
             assert not isinstance(columns, FewRows), "positions are columns"
-            columns = dataclasses.replace(columns, sequences=pa.array(part.positions))
+            columns = dataclasses.replace(columns, sequences=number_array(part.positions))
     if level < CONTEXT_LEVEL and isinstance(columns, Columns):
         columns = dataclasses.replace(columns, context=None)
     payload = encode_batch(
@@ -147,7 +147,7 @@ def trim(payload: bytes, last_stored: Sequence) -> tuple[bytes, int, Sequence]:
     header = decode_header(payload)
     columns = decode_columns(payload, header)
     if columns.sequences is not None:
-        numbers = columns.sequences.to_numpy()
+        numbers = numbers_of(columns.sequences, np.int64)
         cut = int(np.searchsorted(numbers, last_stored, side="right"))
         base = Sequence(int(numbers[cut]))
     else:

@@ -17,11 +17,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from semel.client.core.fields import as_bytes
-from semel.protos.body import offsets_of
+from semel.protos.arrays import Array, coalesce, offsets_of, valid_of
 from semel.protos.errors import InvalidRequest
 from semel.protos.id_dedup import COMPARED_ID_BYTES_MAX
 
@@ -39,12 +37,12 @@ def id_bytes(message_id: Any) -> bytes:
     return found
 
 
-def check_ids(message_ids: pa.Array, bytes_max: int = MESSAGE_ID_BYTES_MAX) -> Rows:
+def check_ids(message_ids: Array, bytes_max: int = MESSAGE_ID_BYTES_MAX) -> Rows:
     """Returns the size of each id of a binary column, 0 for a null. Raises InvalidRequest."""
     sizes: Rows = np.diff(offsets_of(message_ids)).astype(np.int64)
     wrong = sizes > bytes_max
     if message_ids.null_count:
-        given = message_ids.is_valid().to_numpy(zero_copy_only=False)
+        given = valid_of(message_ids)
         sizes = np.where(given, sizes, 0)
         wrong = given & (wrong | (sizes == 0))
     else:
@@ -55,10 +53,10 @@ def check_ids(message_ids: pa.Array, bytes_max: int = MESSAGE_ID_BYTES_MAX) -> R
     return sizes
 
 
-def routing_keys(keys: pa.Array | None, message_ids: pa.Array) -> pa.Array:
+def routing_keys(keys: Array | None, message_ids: Array) -> Array:
     """Returns what determines the queue of each message of a topic that compares ids: its key, or
     else its id; null without both."""
-    return message_ids if keys is None else pc.coalesce(keys, message_ids)
+    return message_ids if keys is None else coalesce(keys, message_ids)
 
 
 class IdRules(NamedTuple):
@@ -81,7 +79,7 @@ class IdRules(NamedTuple):
         if self.groups > 1 and (key is not None or queue is not None):
             raise self._scattered("a message with the id " + repr(message_id))
 
-    def check_many(self, message_ids: pa.Array, keys: pa.Array | None, named: Any) -> Rows:
+    def check_many(self, message_ids: Array, keys: Array | None, named: Any) -> Rows:
         """Returns the size of each id. `named` has truths for rows that name a queue, or one truth
         for all.
 
@@ -91,11 +89,13 @@ class IdRules(NamedTuple):
         if self.groups > 1:
             bound = np.zeros(len(sizes), np.bool_) | named
             if keys is not None:
-                bound |= keys.is_valid().to_numpy(zero_copy_only=False)
+                bound |= valid_of(keys)
             wrong = bound & (sizes > 0)
             if wrong.any():
                 row = int(np.argmax(wrong))
-                raise self._scattered(f"row {row} with the id {message_ids[row].as_py()!r}")
+                raise self._scattered(
+                    f"row {row} with the id {message_ids.slice(row, 1).to_pylist()[0]!r}"
+                )
         return sizes
 
     def _scattered(self, what: str) -> InvalidRequest:

@@ -23,9 +23,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Final
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Final
 
 from semel.client.message import Message, Rows
 from semel.client.reading.feed_queue import FeedQueue
@@ -33,7 +31,13 @@ from semel.client.reading.fetch import Feed
 from semel.client.reading.outstanding import Outstanding
 from semel.client.transport.runtime import finish
 from semel.protos import compat
+from semel.protos.arrow import INSTALLED, missing
 from semel.protos.errors import SemelError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+if INSTALLED:
+    from semel.client.core.arrow_rows import joined
 
 GATHER_BYTES: Final = 64 << 10
 """Bytes up to which `arrow` joins batches: tiny ones would cost a call each."""
@@ -129,7 +133,9 @@ class Puller:
 
     def arrow(self) -> pa.RecordBatch | None:
         """Returns the rest of one batch as Arrow, or several small ones joined; None when nothing
-        is here."""
+        is here. Raises InvalidRequest where Arrow is not installed."""
+        if not INSTALLED:
+            raise missing("poll_arrow")
         batches: list[pa.RecordBatch] = []
         size = 0
         while size < GATHER_BYTES and (rows := self._next(bool(batches))) is not None:
@@ -142,7 +148,7 @@ class Puller:
             size += rows.size
             self._advance(rows, rows.count)
         if len(batches) > 1:
-            return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+            return joined(batches)
         return batches[0] if batches else None
 
     def _next(self, holding: bool) -> Rows | None:

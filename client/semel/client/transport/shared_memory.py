@@ -39,9 +39,9 @@ import os
 import secrets
 import weakref
 from collections import deque
-from typing import Final
+from typing import Any, Final
 
-import pyarrow as pa
+import numpy as np
 
 from semel.protos.streams import (
     MEMORY_HEAD_BYTES,
@@ -88,10 +88,13 @@ class Slot:
 
     def view(self) -> memoryview:
         """Returns its bytes, read-only. Objects made from the view keep the slot."""
-        region = self.region
-        return memoryview(
-            pa.foreign_buffer(region.address + self.at, region.slot_bytes, base=self)
-        ).cast("B")
+        return np.asarray(self).data
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """Tells numpy where the bytes are; an array over them keeps this object."""
+        address = self.region.address + self.at
+        return {"data": (address, True), "shape": (len(self),), "typestr": "|u1", "version": 3}
 
 
 class Region:
@@ -111,11 +114,11 @@ class Region:
             # Nobody can remove a page under a reader, or make a broker fill the machine.
             sealed = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
             fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, sealed)
-            self._mapped = pa.py_buffer(mmap.mmap(self._descriptor, size))
+            self._mapped = np.frombuffer(mmap.mmap(self._descriptor, size), np.uint8)
         except BaseException:
             os.close(self._descriptor)
             raise
-        self.address: int = self._mapped.address
+        self.address: int = self._mapped.ctypes.data
         self._free = deque(MEMORY_HEAD_BYTES + n * slot_bytes for n in range(slots))
         weakref.finalize(self, os.close, self._descriptor)
 

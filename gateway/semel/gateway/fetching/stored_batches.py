@@ -8,13 +8,13 @@ from typing import Final
 import numpy as np
 
 from semel.gateway.records import RecordCodec, encode, encode_gap
+from semel.protos.arrays import numbers_of
 from semel.protos.batch import (
     BROKER_HEADER_BYTES,
     BatchFlags,
     check_batch,
     decode_broker_header,
 )
-from semel.protos.body import numbers_of
 from semel.protos.columns import decode_columns
 from semel.protos.errors import CorruptBatch
 

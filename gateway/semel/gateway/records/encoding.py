@@ -36,7 +36,7 @@ from semel.gateway.records.record_batch import (
 )
 from semel.gateway.records.record_codecs import compress
 from semel.gateway.records.varint_columns import sizes, written
-from semel.protos.body import numbers_of
+from semel.protos.arrays import numbers_of
 from semel.protos.columns import Columns
 from semel.protos.crc import crc32c
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 from semel.gateway.records.field_places import NO_FIELD, Numbers
 from semel.gateway.records.header_bytes import due_header
 from semel.gateway.records.varint_columns import size_of, sizes, written_one
-from semel.protos.body import offsets_of
+from semel.protos.arrays import offsets_of
 from semel.protos.columns import Columns
 
 EVEN_RECORDS: Final = 12

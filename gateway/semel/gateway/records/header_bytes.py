@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from semel.gateway.records.field_places import NO_FIELD, Numbers
 from semel.gateway.records.own_headers import DELIVER_AT, MESSAGE_ID, NULL_HEADERS, put_back_nulls
 from semel.gateway.records.varint_columns import sizes, written, written_one
-from semel.protos.body import header_buffers, offsets_of
+from semel.protos.arrays import header_buffers, offsets_of
 
 _NO_BYTES: Final = pa.scalar(b"", pa.binary())
 _NULLS_NAME: Final = pa.scalar(NULL_HEADERS.encode(), pa.binary())

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from semel.client.core.message_ids import check_ids
 from semel.gateway.records.field_places import Numbers
 from semel.gateway.records.record_errors import InvalidRecords
-from semel.protos.body import HEADERS_TYPE
+from semel.protos.arrow_arrays import HEADERS_TYPE
 from semel.protos.errors import InvalidRequest
 
 DELIVER_AT: Final = "semel-deliver-at"
