@@ -17,7 +17,13 @@ from typing import Any, Final
 _FRESH: Final = (
     *("arrow", "arrays", "codecs", "body", "columns", "few_rows", "column_checks", "slots"),
     *("client.core.message_ids", "client.core.batch_context", "client.core.batching"),
-    *("client.core.encoding", "client.core.dues", "client.core.splitting", "client.message"),
+    *(
+        "client.core.encoding",
+        "client.core.dues",
+        "client.core.splitting",
+        "client.core.dropped_rows",
+        "client.message",
+    ),
     *("client.producer.intake", "client.reading.pulling", "console.lines"),
 )
 

@@ -6,20 +6,17 @@ what it says (`./run soak helm`).
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import re
 import subprocess
 import sys
-import tomllib
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from packaging.requirements import Requirement
 
 from tests.kit.deployed_flags import unknown, used
+from tests.kit.needed_packages import needed
 from tools.source_tree import ROOT
 
 CONTAINERFILE: Final = ROOT / "deploy" / "container" / "Containerfile"
@@ -82,30 +79,6 @@ def pins(path: Path) -> dict[str, str]:
     """Name -> version, marker and hashes, as a file pins them."""
     blocks = re.split(r"^(?=[A-Za-z0-9])", path.read_text(), flags=re.M)[1:]
     return {block.partition("==")[0].partition("[")[0]: block for block in blocks}
-
-
-def needed(extras: Collection[str]) -> set[str]:
-    """Names of all packages that `semel[EXTRAS]` brings on this machine."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = [*project["dependencies"]]
-    for extra in extras:
-        asked += project["optional-dependencies"][extra]
-    found: set[str] = set()
-    todo: list[tuple[str, frozenset[str]]] = [("", frozenset())]
-    seen = set(todo)
-    while todo:
-        name, wanted = todo.pop()
-        for text in (importlib.metadata.distribution(name).requires or ()) if name else asked:
-            each = Requirement(text)
-            environments: list[dict[str, str]] = [{"extra": extra} for extra in ("", *wanted)]
-            if each.marker is not None and not any(map(each.marker.evaluate, environments)):
-                continue
-            one = (re.sub(r"[-_.]+", "-", each.name).lower(), frozenset(each.extras))
-            found.add(one[0])
-            if one not in seen:
-                seen.add(one)
-                todo.append(one)
-    return found
 
 
 def test_the_image_installs_what_is_pinned_for_development_and_no_more() -> None:

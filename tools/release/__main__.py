@@ -18,6 +18,7 @@ from tools.release.artifacts import DIST, SUMS, BuildFailed, build, write_sums
 from tools.release.facts import RELEASES, Tree, problems
 from tools.release.trial import (
     EXTRAS,
+    INSTALLED_BYTES_MAX,
     MIB,
     SERVERS_ONLY,
     TrialFailed,
@@ -96,11 +97,14 @@ def try_all() -> int:
     with tempfile.TemporaryDirectory(prefix="semel-release-") as name:
         client = install(wheels[0], Path(name) / "client")
         seconds, modules = imported(client)
-        wrong = sorted(set(SERVERS_ONLY) & {module.partition(".")[0] for module in modules})
+        unwanted = {*SERVERS_ONLY, "pyarrow"}
+        wrong = sorted(unwanted & {module.partition(".")[0] for module in modules})
         listed = sizes(client)
-        wrong += sorted(set(SERVERS_ONLY) & listed.keys())
+        wrong += sorted(unwanted & listed.keys())
         if wrong:
             raise TrialFailed(f"the client alone has {', '.join(wrong)}")
+        if sum(listed.values()) > INSTALLED_BYTES_MAX:
+            raise TrialFailed(f"the client alone takes {sum(listed.values()) / MIB:.0f} MiB")
         print(
             f"client alone: {sum(listed.values()) / MIB:.0f} MiB, import of semel.client"
             f" {seconds:.2f} s of CPU, {len(modules)} modules"

@@ -18,13 +18,15 @@ from typing import Any, Final
 
 from tools.source_tree import ROOT
 
-EXTRAS: Final = ("broker", "celery", "hdfs", "kafka", "security", "spark", "web")
+EXTRAS: Final = ("arrow", "broker", "celery", "hdfs", "kafka", "security", "spark", "web")
 """What users may add to the client."""
 SERVERS_ONLY: Final = (
     *("caio", "rocksdict", "kazoo", "prometheus_client", "pysyncobj", "uvloop"),
     *("grpc_health", "starlette", "uvicorn"),
 )
 """Packages that a client has no use for."""
+INSTALLED_BYTES_MAX: Final = 150_000_000
+"""Bytes on disk of a client without extras."""
 MIB: Final = 1 << 20
 
 

@@ -35,7 +35,7 @@ from semel.console.units import Place
 from semel.protos.errors import LockLost, SemelError
 
 if TYPE_CHECKING:
-    from semel.client import Client, Consumer, Message
+    from semel.client import Client, Consumer, Message, Reader
     from semel.protos.ids import QueueKey
 
 POLL_MESSAGES: Final = 5_000
@@ -151,15 +151,30 @@ class _Output:
 
 def _copy(client: Client, topic: str, start: str | int | datetime, until_end: bool) -> None:
     """Writes only the values, a batch at a time."""
+    from semel.protos.arrow import INSTALLED
+
+    take = _take_arrow if INSTALLED else _take_plain
     out = sys.stdout.buffer
     with client.reader(topic, start=start, end="latest" if until_end else None) as reader:
         while not reader.finished:
-            batch = reader.poll_arrow(1.0)
-            if batch is not None:
-                values = batch.column("value").fill_null(b"").to_pylist()
+            if values := take(reader):
                 values.append(b"")
                 out.write(b"\n".join(values))
                 out.flush()
+
+
+def _take_arrow(reader: Reader) -> list[bytes]:
+    """Takes the values of the next messages; a null is empty."""
+    batch = reader.poll_arrow(1.0)
+    values: list[bytes] = []
+    if batch is not None:
+        values = batch.column("value").fill_null(b"").to_pylist()
+    return values
+
+
+def _take_plain(reader: Reader) -> list[bytes]:
+    """Takes values like `_take_arrow`, where Arrow is not installed."""
+    return [message.value or b"" for message in reader.poll(POLL_MESSAGES, 1.0)]
 
 
 def _read(

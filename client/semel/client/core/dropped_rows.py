@@ -69,7 +69,8 @@ class DroppedRows:
         if conflicts:
             column = decode_columns(payload, header).message_ids
             if column is not None:
-                ids = {place: column[place - trimmed].as_py() for place in conflicts}
+                pieces = column.take(np.array(conflicts) - trimmed).to_pylist()
+                ids = dict(zip(conflicts, pieces, strict=True))
         return cls(places, table, ids)
 
     def find(self, place: int) -> int | None:

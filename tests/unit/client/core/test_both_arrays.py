@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.protos.batch import BrokerHeader, Codec, check_batch
+from semel.protos.dropped import ANSWER, Verdict
 from semel.protos.errors import InvalidRequest, MessageTooLarge
 from semel.protos.ids import Offset, ProducerId, QueueId, QueueKey, Sequence, Term, TopicId
 from tests.kit.both_arrays import over_arrow, over_numpy
@@ -132,6 +133,31 @@ def test_both_check_the_same_ids(ids: list[bytes | None], keys: list[bytes | Non
         except InvalidRequest as error:
             found.append(error.message)
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("trimmed", [0, 1])
+def test_both_name_the_ids_of_conflicts(trimmed: int) -> None:
+    found = []
+    for ways in both():
+        columns = ways.columns.Columns.from_arrow([b"v"] * 3, message_ids=[b"a", None, b"c"])
+        batch = ways.columns.encode_batch(
+            columns,
+            topic_id=1,
+            queue_id=2,
+            producer_id=3,
+            epoch=4,
+            session=5,
+            previous_sequence=99,
+            base_sequence=100,
+            last_sequence=102,
+            timestamp_us=1_000,
+        )
+        table = np.array([(100, 0, 0, 7, 2), (102, 1, 0, 7, 2)], ANSWER)
+        assert (table["verdict"] == Verdict.CONFLICT).all()
+        dropped = ways.dropped_rows.DroppedRows.of(table, batch, None, trimmed)
+        found.append(str(dropped.first_conflict("t")))
+    assert found[0] == found[1]
+    assert "b'a'" in found[0]
 
 
 def read(ways: Any, stored: memoryview, start: int, end: int) -> Any:
