@@ -26,8 +26,8 @@ LOOK_S: Final = 0.45
 READ_S: Final = 1.0
 """What was about to be read when a quota was used up leaves within this time."""
 PARTS_S: Final = 0.05
-"""A node takes the parts of an answer out while it reads them, and is told of the whole here: a full
-account gets what comes meanwhile once more there, and not here."""
+"""A node takes the parts of an answer out while it reads them, and the whole is told here later: a
+full account gets what comes meanwhile once more there, and not here."""
 POLL_S: Final = 10.0
 """A fetch that has waited for a quota may wait so long for news before it is answered."""
 EPSILON: Final = 1e-6
