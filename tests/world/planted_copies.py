@@ -15,6 +15,7 @@ from semel.client.dead_letters.listing import DeadLetters
 from semel.client.dead_letters.redrive_lock import RedriveLock
 from semel.client.dead_letters.retrying import Retrying
 from semel.client.reading.feed_queue import FeedQueue
+from semel.client.reading.outstanding import Outstanding
 from semel.protos.errors import SemelError
 from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import broker_pb2
@@ -187,6 +188,11 @@ def commits_past_copies_under_way() -> AbstractContextManager[object]:
     return plants
 
 
+def commits_past_a_seek_back() -> AbstractContextManager[object]:
+    """A commit covers what was given out before a seek back, and is to be given out again."""
+    return patch.object(Outstanding, "on_seek", lambda *_: None)
+
+
 PLANTS: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "forgets copies": forgets_copies,
     "commits first": commits_first,
@@ -199,4 +205,5 @@ PLANTS: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "redrives without a record": redrives_without_a_record,
     "writes down first": writes_down_first,
     "commits past copies under way": commits_past_copies_under_way,
+    "commits past a seek back": commits_past_a_seek_back,
 }

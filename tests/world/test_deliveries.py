@@ -39,6 +39,7 @@ FOUND_BY: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
     "redrives without a record": ((3,), ("redrive",)),
     "writes down first": ((5,), ("redrive",)),
     "commits past copies under way": ((6,), ()),
+    "commits past a seek back": ((5,), ()),
 }
 """Seeds that are tried first, those that found the planted bug before; and what the plans have
 besides."""

@@ -168,17 +168,19 @@ class Sorter(Member):
             world.count(f"message {decision}")
 
     async def _gives_up(self, consumer: Any, messages: Sequence[Message]) -> bool:
-        """Begins a commit, gives it up soon, and asks for the messages once more. Returns False if
-        it has not begun one."""
+        """Begins a commit, gives it up soon, and asks for the messages once more; or asks for them
+        first, and commits then. Returns False if it has done neither."""
         doubts = self.doubts
         if doubts is None or not self.doubts_left or not messages or doubts.random() > 0.4:
             return False
         self.doubts_left -= 1
-        commit = asyncio.ensure_future(consumer.commit())
-        await asyncio.wait([commit], timeout=doubts.uniform(0, 0.04))
-        commit.cancel()
-        with suppress(asyncio.CancelledError):
-            await commit
+        begins = bool(self.doubts_left % 3)
+        if begins:
+            commit = asyncio.ensure_future(consumer.commit())
+            await asyncio.wait([commit], timeout=doubts.uniform(0, 0.04))
+            commit.cancel()
+            with suppress(asyncio.CancelledError):
+                await commit
         first: dict[tuple[str, int], int] = {}
         for message in messages:
             place = message.topic, message.queue
@@ -187,6 +189,8 @@ class Sorter(Member):
         for place in first.keys() & held.keys():
             # What is committed was decided for good.
             await consumer.seek(*place, max(first[place], held[place].done))
+        if not begins:
+            await consumer.commit()  # of nothing that is given out again
         self.world.count("commit given up")
         return True
 
