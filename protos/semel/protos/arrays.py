@@ -42,6 +42,7 @@ if INSTALLED:
         pairs_of,
         pieces_of,
         places_in,
+        row_numbers,
         valid_of,
     )
 else:
@@ -68,6 +69,7 @@ else:
         pairs_of,
         pieces_of,
         places_in,
+        row_numbers,
         valid_of,
     )
 
@@ -98,5 +100,6 @@ __all__ = [
     "pairs_of",
     "pieces_of",
     "places_in",
+    "row_numbers",
     "valid_of",
 ]

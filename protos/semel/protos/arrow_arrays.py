@@ -110,6 +110,11 @@ def _cast(name: str, column: Any, wanted: pa.DataType) -> pa.Array | None:
         raise InvalidRequest(f"{name} column cannot be stored as {wanted}: {error}") from error
 
 
+def row_numbers(rows: npt.NDArray[np.int64]) -> pa.Array:
+    """Returns rows as `take` needs them, for callers that take them from several columns."""
+    return pa.array(rows)
+
+
 # --- what is in an array ------------------------------------------------------------------------
 
 

@@ -283,6 +283,10 @@ def _whole(number: Any) -> int:
     return int(number) if isinstance(number, float) else operator.index(number)
 
 
+def row_numbers(rows: Rows) -> Rows:
+    return rows
+
+
 # --- what is in an array ------------------------------------------------------------------------
 
 

@@ -39,6 +39,7 @@ from semel.protos.arrays import (
     header_buffers,
     number_array,
     offsets_of,
+    row_numbers,
     valid_of,
 )
 from semel.protos.batch import MESSAGE_BYTES_MAX
@@ -474,9 +475,10 @@ def _place(topic: TopicRoute, queue_id: int) -> int:
 
 def take_rows(columns: Columns, order: Rows) -> Columns:
     """Returns the rows in another order."""
+    indices = row_numbers(order)
 
     def taken(column: Array | None) -> Array | None:
-        return None if column is None else column.take(order)
+        return None if column is None else column.take(indices)
 
     return Columns(
         values=taken(columns.values),
