@@ -62,7 +62,8 @@ class Machine:
         new.rename(path)
 
     def client(self, trusts: int, shows: int | None = None) -> ssl.SSLContext:
-        context = ssl.create_default_context(cafile=str(self.made[trusts][0]))
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(self.made[trusts][0])
         if shows is not None:
             context.load_cert_chain(self.made[shows][1])
         return context
