@@ -361,7 +361,8 @@ def test_a_client_does_the_same_on_both(
 def test_one_of_many_finds_the_next_master_without_a_new_connection_of_grpc(
     module_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it costs does not grow with their number: no question to any node, one socket."""
+    """What it costs does not grow with their number: no question to any other node, one socket. The
+    one that dies may be asked, if its port is still open then."""
     from semel.client import connect
 
     called: list[tuple[str, str]] = []
@@ -382,7 +383,8 @@ def test_one_of_many_finds_the_next_master_without_a_new_connection_of_grpc(
             running.kill(master)
             producer.send("many", b"after", key=b"k").result(timeout=40)
             brokers = {node.address for node in running.brokers}
-            assert [pair for pair in called if pair[0] in brokers] == []
+            asked = [pair for pair in called if pair[0] in brokers]
+            assert asked in ([], [(master.address, "GetNodeStatus")])
             assert running.master() is not master
         running.start_node(master)
 
