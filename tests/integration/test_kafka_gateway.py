@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer  # type: ignore[import-untyped]
 from aiokafka import TopicPartition as AioPartition
-from confluent_kafka import KafkaException, Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 from confluent_kafka.cimpl import NewTopic
 from kafka import KafkaConsumer, KafkaProducer  # type: ignore[import-untyped]
 from kafka import TopicPartition as PlainPartition
@@ -183,6 +183,25 @@ def test_a_topic_that_is_missing_is_not_created(
     producer.flush(30)
     assert failures[0] is not None
     assert "missing" not in [topic.name for topic in client.admin.list_topics()]
+
+
+def test_offsets_of_a_topic_that_was_made_anew_elsewhere_are_told(
+    gateway: KafkaGatewayProcess, client: Client
+) -> None:
+    topic = "made-anew"
+    admin = AdminClient({"bootstrap.servers": gateway.address})
+    place = TopicPartition(topic, 0)
+
+    def end() -> int:
+        found = admin.list_offsets({place: OffsetSpec.latest()}, request_timeout=30)
+        return int(found[place].result(30).offset)
+
+    client.admin.create_topic(topic, queues=1)
+    produce(gateway.address, topic, [b"old"])
+    assert end() == 1
+    client.admin.delete_topic(topic)
+    client.admin.create_topic(topic, queues=1)
+    assert end() == 0
 
 
 def test_what_is_too_large_is_refused_and_the_next_record_is_stored(

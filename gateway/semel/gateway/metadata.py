@@ -20,11 +20,11 @@ from semel.client.transport.cluster import Cluster
 from semel.gateway.answers import answer
 from semel.gateway.dispatch import GatewayPlace, Handler, RequestContext
 from semel.gateway.leaders import leader_of
-from semel.gateway.partitions import PartitionLine, lineages_of
+from semel.gateway.partitions import PartitionedTopic, PartitionLine, lineages_of
 from semel.gateway.refusals import error_code
 from semel.gateway.topic_book import TopicBook
 from semel.gateway.versions import ApiKey
-from semel.protos.errors import InvalidRequest, SemelError, UnknownTopic
+from semel.protos.errors import InvalidRequest, SemelError, UnknownQueue, UnknownTopic
 
 LATEST: Final = -1
 EARLIEST: Final = -2
@@ -124,10 +124,21 @@ class Catalog:
     async def _offsets_of(self, name: str, partitions: Sequence[Any]) -> dict[str, Any]:
         try:
             topic = await self._topics.newest(name)
+            try:
+                found = await self._look_up(topic, partitions)
+            except (UnknownTopic, UnknownQueue):
+                # It was deleted, and may have been made anew, elsewhere.
+                found = await self._look_up(await self._topics.renewed(name), partitions)
         except SemelError as error:
             refused = error_code(error)
             found = [_refused_partition(each.partition_index, refused) for each in partitions]
-            return {"name": name, "partitions": found}
+        return {"name": name, "partitions": found}
+
+    async def _look_up(
+        self, topic: PartitionedTopic, partitions: Sequence[Any]
+    ) -> list[dict[str, Any]]:
+        """Answers for partitions of a topic. Raises UnknownTopic or UnknownQueue if brokers do not
+        know it."""
         by_time: dict[int, list[PartitionLine]] = {}
         answers: dict[int, dict[str, Any]] = {}
         for each in partitions:
@@ -143,18 +154,20 @@ class Catalog:
             by_time.setdefault(time_ms, []).append(line)
             answers[index] = {"partition_index": index, "timestamp": each.timestamp}
         await asyncio.gather(
-            *(self._look_up(time_ms, some, answers) for time_ms, some in by_time.items())
+            *(self._look_up_time(time_ms, some, answers) for time_ms, some in by_time.items())
         )
-        return {"name": name, "partitions": list(answers.values())}
+        return list(answers.values())
 
-    async def _look_up(
+    async def _look_up_time(
         self, time_ms: int, lines: Sequence[PartitionLine], answers: dict[int, dict[str, Any]]
     ) -> None:
-        """Completes the answers of partitions that ask for one time."""
+        """Completes the answers of partitions that ask for one time. Raises as `_look_up`."""
         time_us = max(1, time_ms * 1000) if time_ms >= 0 else 0
         queues = [queue for line in lines for queue in line.queues]
         try:
             found = await list_offsets(self._cluster, queues, time_us)
+        except (UnknownTopic, UnknownQueue):
+            raise
         except SemelError as error:
             for line in lines:
                 answers[line.number] = _refused_partition(line.number, error_code(error))
