@@ -32,15 +32,20 @@ class KafkaGatewayProcess:
         *arguments: str,
         log: Path | None = None,
         program: str = "semel.console",
+        advertise: str = "",
     ) -> None:
         """What it says goes to `log`. `program` is another module than the console's, which takes
-        the same arguments."""
+        the same arguments. `advertise` is an address that leads to its own."""
         self.log = log
-        self.address = f"127.0.0.1:{free_ports(1)[0]}"
+        self.listener = f"127.0.0.1:{free_ports(1)[0]}"
+        self.address = advertise or self.listener
+        """Where clients go to."""
         self.metrics = ""
+        if advertise:
+            arguments = ("--advertise", advertise, *arguments)
         self._command = [
             *(sys.executable, "-m", program, "kafka-gateway", "--json"),
-            *("--listen", self.address, "--bootstrap", bootstrap, *arguments),
+            *("--listen", self.listener, "--bootstrap", bootstrap, *arguments),
         ]
         self._process: subprocess.Popen[str] | None = None
 

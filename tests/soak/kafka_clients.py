@@ -1,5 +1,5 @@
-"""Tests of Kafka's clients by those who wrote them, on a real cluster with two gateways:
-`./run soak kafka-clients`.
+"""Tests of Kafka's clients by those who wrote them, each suite on a real cluster with two
+gateways: `./run soak kafka-clients`.
 
 How it works. Each suite is run as it is, and what did not pass is compared with the reasons in
 `kafka_reasons.py`: a test that fails without one makes the run fail. The table in
@@ -8,6 +8,7 @@ docs/kafka-judges.md is what this prints.
     kafka-python   the integration tests in its source distribution, from PyPI
     franz-go       those tests of its package kgo that talk to a broker, from the Go module proxy;
                    with --chaos, its own connections die all the time
+    sarama         its functional tests, from there too, with Toxiproxy before the gateways
     kcat           the program, if there is one on the PATH (Debian: apt-get install kcat)
 
 aiokafka's source distribution has no tests.
@@ -25,7 +26,7 @@ from typing import Final
 from tests.kit.kafka_gateway import await_acquainted
 from tests.kit.maven import Missing
 from tests.kit.verdicts import Outcome, Verdict, Verdicts
-from tests.soak import kafka_franz, kafka_kcat, kafka_python
+from tests.soak import kafka_franz, kafka_kcat, kafka_python, kafka_sarama
 from tests.soak.kafka_reasons import REASONS
 from tests.soak.kafka_run import two_gateways
 from tests.soak.kafka_suites import Judged
@@ -33,6 +34,7 @@ from tests.soak.kafka_suites import Judged
 SUITES: Final = {
     "kafka-python": kafka_python.run,
     "franz-go": kafka_franz.run,
+    "sarama": kafka_sarama.run,
     "kcat": kafka_kcat.run,
 }
 
@@ -55,39 +57,11 @@ def main(arguments: list[str]) -> int:
     if unknown := set(options.suites) - set(SUITES):
         parser.error(f"there is no suite {', '.join(sorted(unknown))}")
     verdicts = Verdicts()
+    mistakes: list[str] = []
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="semel-kafka-clients-") as directory:
-        scratch = Path(directory)
-        with two_gateways(scratch) as served:
-            await_acquainted(*served.gateways)
-            for name in options.suites or SUITES:
-                place = scratch / name
-                place.mkdir()
-                judged = Judged(
-                    addresses=[each.address for each in served.gateways],
-                    place=place,
-                    only=options.only,
-                    chaos=options.chaos,
-                    records=options.records,
-                )
-                try:
-                    for verdict in SUITES[name](judged):
-                        verdicts.add(verdict)
-                except Missing as error:
-                    print(f"error: {error}", file=sys.stderr)
-                    verdicts.add(Verdict(name, "the whole suite", Outcome.LEFT_OUT, str(error)))
-            admin = served.client.admin
-            for topic in admin.list_topics():
-                if not admin.verify(topic.name).ok:
-                    verdicts.add(
-                        Verdict("semel verify", topic.name, Outcome.FAILED, "see its output")
-                    )
-        mistakes = [
-            line
-            for log in (scratch / "one.log", scratch / "two.log")
-            for line in log.read_text(errors="replace").splitlines()
-            if "Traceback" in line or "request failed" in line
-        ]
+    for name in options.suites or SUITES:
+        with tempfile.TemporaryDirectory(prefix=f"semel-{name}-") as directory:
+            mistakes += _judge(name, options, Path(directory), verdicts)
     print(verdicts.table(REASONS))
     # A part of the tests says nothing about reasons that are of no use.
     surprises = verdicts.surprises({} if options.only else REASONS)
@@ -99,3 +73,37 @@ def main(arguments: list[str]) -> int:
         print(f"a gateway said: {mistake}")
     print(f"{time.monotonic() - began:.0f} s, {len(surprises)} surprises, {len(mistakes)} mistakes")
     return 1 if surprises or mistakes else 0
+
+
+def _judge(name: str, options: argparse.Namespace, scratch: Path, verdicts: Verdicts) -> list[str]:
+    """Runs a suite on a cluster of its own, adds what it finds, and returns the mistakes that the
+    gateways said they made."""
+    advertised = kafka_sarama.ADVERTISED if name == "sarama" else ("", "")
+    with two_gateways(scratch, advertised=advertised) as served:
+        if name != "sarama":  # whose clients have no way to the gateways yet
+            await_acquainted(*served.gateways)
+        place = scratch / "judge"
+        place.mkdir()
+        judged = Judged(
+            gateways=served.gateways,
+            place=place,
+            only=options.only,
+            chaos=options.chaos,
+            records=options.records,
+        )
+        try:
+            for verdict in SUITES[name](judged):
+                verdicts.add(verdict)
+        except Missing as error:
+            print(f"error: {error}", file=sys.stderr)
+            verdicts.add(Verdict(name, "the whole suite", Outcome.LEFT_OUT, str(error)))
+        admin = served.client.admin
+        for topic in admin.list_topics():
+            if not admin.verify(topic.name).ok:
+                verdicts.add(Verdict("semel verify", topic.name, Outcome.FAILED, "see its output"))
+    return [
+        line
+        for log in (scratch / "one.log", scratch / "two.log")
+        for line in log.read_text(errors="replace").splitlines()
+        if "Traceback" in line or "request failed" in line
+    ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from tests.soak import kafka_franz, kafka_python
+from tests.soak import kafka_franz, kafka_python, kafka_sarama
 
 _OWN_BROKER: Final = "it starts a broker of its own"
 _ABSENT: Final = "the API is not served: nothing here is like it"
@@ -22,6 +22,10 @@ _BY_STORING: Final = (
 _PLAIN: Final = "what consumers get is not compressed unless the gateway is told so"
 _CONSUMER_GROUPS: Final = "groups of Kafka's newer protocol (KIP-848) are not served"
 _SHARE_GROUPS: Final = "share groups are not served"
+_BEYOND: Final = "it commits an offset beyond the end of an empty partition"
+_PLACED: Final = "it names brokers for partitions, and the cluster places queues"
+_NUMBERED: Final = "it wants brokers numbered from 1 on, and gateways have other numbers"
+_DOCKER: Final = "it runs programs in a broker's container"
 _CODEC: Final = "kafka-python needs a package for the codec that the environment has not"
 
 _KAFKA_PYTHON: Final[Mapping[str, str]] = {
@@ -37,15 +41,13 @@ _KAFKA_PYTHON: Final[Mapping[str, str]] = {
     "producer: test_kafka_producer_proper_record_metadata[snappy]": _CODEC,
     "producer: test_kafka_producer_proper_record_metadata[lz4]": _CODEC,
     "producer: test_kafka_producer_proper_record_metadata[zstd]": _CODEC,
-    "producer: test_transactional_producer_offsets": (
-        "it commits an offset beyond the end of an empty partition"
-    ),
+    "producer: test_transactional_producer_offsets": _BEYOND,
     "admin: test_create_describe_delete_acls": "rules are the cluster's, not Kafka's ACLs",
     "admin: test_describe_configs_broker_resource_returns_configs": _SETTINGS,
     "admin: test_describe_configs_topic_resource_returns_configs": _SETTINGS,
     "admin: test_describe_configs_mixed_resources_returns_configs": _SETTINGS,
     "admin: test_delete_records": "it wants what is left of all partitions by one poll",
-    "admin: test_create_partitions": "it names brokers for them, and the cluster places queues",
+    "admin: test_create_partitions": _PLACED,
     "admin: test_elect_leaders": _ABSENT,
     "admin: test_describe_log_dirs": _ABSENT,
     "admin: test_alter_replica_log_dirs": _ABSENT,
@@ -73,7 +75,39 @@ _FRANZ_GO: Final[Mapping[str, str]] = {
     "TestTxnEtl/*848*": _CONSUMER_GROUPS,
 }
 
+_SARAMA: Final[Mapping[str, str]] = {
+    "TestFuncAdminQuotas": "quotas are the cluster's, not Kafka's",
+    "TestFuncAdminListConsumerGroupOffsets": _BEYOND,
+    "TestFuncAdminListConsumerGroupOffsetsBatch": _BEYOND,
+    "TestFuncAdminAlterConsumerGroupOffsets": _BEYOND,
+    "TestFuncAdminDeleteGroup": _BEYOND,
+    "TestFuncConsumerGroupOffsetDeletion": _BEYOND,
+    "TestFuncOffsetManager": _BEYOND,
+    "TestFuncAdminListOffsets": _PLACED,
+    "TestFuncAdminDeleteRecords": _PLACED,
+    "TestFuncAdminAlterPartitionReassignments": _PLACED,
+    "TestFuncAdminDescribeLogDirs": _ABSENT,
+    "TestFuncAdminElectLeadersV1": _ABSENT,
+    "TestFuncAdminUpdateFeatures": _ABSENT,
+    "TestFuncDescribeProducers": _ABSENT,
+    "TestFuncDescribeTransactions": _ABSENT,
+    "TestFuncListTransactions": _ABSENT,
+    "TestFuncAdminDescribeConfig": _NUMBERED,
+    "TestFuncAdminIncrementalAlterConfigs": _NUMBERED,
+    "TestFuncAdminNetworkErrorClosesControllerConnection": _NUMBERED,
+    "TestFuncAdminAlterConfig": "topics have no `segment.ms`",
+    "TestConsumerFetchFollowerFailover": "partitions have no followers to read from",
+    "TestFuncProducingNoResponse/TestFuncProducingNoResponse-v4.0.0": (
+        "it sends requests of Kafka 4.0 without asking which are served"
+    ),
+    "TestFuncIdempotentBufferedSequence": "it reads the log of a broker in a container",
+    "TestReadOnlyAndAllCommittedMessages": "sarama leaves it out always",
+    "TestFuncJavaInteropCooperativeRebalance": _DOCKER,
+    "TestJava*": _DOCKER,
+}
+
 REASONS: Final[Mapping[str, str]] = {
     **{f"{kafka_python.JUDGE}: {test}": why for test, why in _KAFKA_PYTHON.items()},
     **{f"{kafka_franz.JUDGE}: {test}": why for test, why in _FRANZ_GO.items()},
+    **{f"{kafka_sarama.JUDGE}: {test}": why for test, why in _SARAMA.items()},
 }

@@ -23,18 +23,27 @@ class Served(NamedTuple):
 
 @contextlib.contextmanager
 def two_gateways(
-    scratch: Path, *, logs: bool = True, program: str = "semel.console"
+    scratch: Path,
+    *,
+    logs: bool = True,
+    program: str = "semel.console",
+    advertised: tuple[str, str] = ("", ""),
 ) -> Iterator[Served]:
     """A cluster with two gateways, whose words go to `scratch`, or with `logs=False` to the
-    terminal. `program` as of `KafkaGatewayProcess`."""
+    terminal. `program` and what is advertised are as of `KafkaGatewayProcess`."""
     one_log, two_log = (scratch / f"{name}.log" if logs else None for name in ("one", "two"))
     with (
         Cluster(scratch / "cluster") as cluster,
         connect(cluster.bootstrap) as client,
-        KafkaGatewayProcess(cluster.bootstrap, log=one_log, program=program) as one,
-        KafkaGatewayProcess(cluster.bootstrap, log=two_log, program=program) as two,
+        contextlib.ExitStack() as stack,
     ):
-        yield Served(cluster, client, [one, two])
+        gateways = [
+            stack.enter_context(
+                KafkaGatewayProcess(cluster.bootstrap, log=log, program=program, advertise=address)
+            )
+            for log, address in zip((one_log, two_log), advertised, strict=True)
+        ]
+        yield Served(cluster, client, gateways)
 
 
 def chosen(prog: str, description: str, arguments: list[str], names: Sequence[str]) -> list[str]:

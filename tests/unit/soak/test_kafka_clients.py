@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tests.kit.verdicts import Outcome
-from tests.soak import kafka_franz, kafka_python
+from tests.soak import kafka_franz, kafka_go, kafka_python, kafka_sarama
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="test.integration.test_admin_integration" name="test_acls">
@@ -51,6 +51,13 @@ def test_only_tests_that_open_a_client_are_run(tmp_path: Path) -> None:
     assert kafka_franz.talking(tmp_path) == ["TestTalks", "TestTopic"]
 
 
+def test_of_sarama_only_files_of_functional_tests_count(tmp_path: Path) -> None:
+    (tmp_path / "a_test.go").write_text("//go:build functional\n\n" + GO)
+    (tmp_path / "b_test.go").write_text("//go:build !functional\n\n" + GO)
+    (tmp_path / "c_test.go").write_text(GO)
+    assert kafka_sarama.functional(tmp_path) == ["TestPure", "TestTalks", "TestTopic"]
+
+
 def test_events_of_go_become_verdicts_of_the_smallest_parts() -> None:
     events = [
         {"Action": "output", "Test": "TestA/one", "Output": "    a_test.go:7: it broke\n"},
@@ -63,7 +70,7 @@ def test_events_of_go_become_verdicts_of_the_smallest_parts() -> None:
         {"Action": "fail"},
     ]
     lines = ["ok\n", *(json.dumps(event) for event in events)]
-    found = list(kafka_franz.verdicts_of(lines, ["TestA", "TestB", "TestC", "TestHangs"]))
+    found = list(kafka_go.verdicts_of("judge", lines, ["TestA", "TestB", "TestC", "TestHangs"]))
     assert {each.test: each.outcome for each in found} == {
         "TestA/one": Outcome.FAILED,
         "TestA/two": Outcome.PASSED,
@@ -73,3 +80,16 @@ def test_events_of_go_become_verdicts_of_the_smallest_parts() -> None:
         "TestHangs": Outcome.FAILED,
     }
     assert found[0].said == "it broke"
+
+
+def test_what_a_test_says_may_be_on_the_line_after() -> None:
+    said = [
+        "    a_test.go:7: \n",
+        "\tError Trace:\ta_test.go:7\n",
+        "\tError:  \tUnexpected error:\n",
+    ]
+    said += ["\t        \tno broker\n", "\tError:  \tmore\n"]
+    events = [{"Action": "output", "Test": "TestA", "Output": text} for text in said]
+    events.append({"Action": "fail", "Test": "TestA"})
+    [found] = kafka_go.verdicts_of("judge", map(json.dumps, events), ["TestA"])
+    assert found.said == "Unexpected error: no broker"
