@@ -47,6 +47,7 @@ from semel.gateway.transactions.numbers import (
     next_transaction,
     producer_id_of,
     stager_id_of,
+    timed_incarnation,
 )
 from semel.gateway.transactions.standing import (
     Producer,
@@ -156,7 +157,7 @@ class TransactionCoordinator:
                     await ledger.commit(begun, ())
                     return epoch
             except DedupStateExpired:  # another id with a higher epoch was forgotten just now
-                incarnation += 1
+                incarnation = max(incarnation + 1, timed_incarnation(row.log_time_us))
                 continue
             except (TransactionFenced, TransactionAborted):
                 pass

@@ -14,8 +14,11 @@ Kafka's epoch of a producer is the lowest 15 bits of the incarnation, and its pr
 from the transactional id: every gateway knows both without asking.
 
 An incarnation is higher than all before it, and not below the time in units of four seconds: so a
-transactional id that brokers have forgotten begins above what it was. Such epochs are above all
-numbers of programs (`TIMED_EPOCH_MIN`) from 2004 on.
+transactional id that brokers have forgotten begins above what it was. The first one of an id is the
+newest multiple of 2^15 below that time, up to 36 hours old, since Kafka's epoch of an id that
+nobody has used is 0: Flink tries ids until it is told that. Where an id was forgotten since then,
+brokers refuse it, and the time itself is taken. Such epochs are above all numbers of programs
+(`TIMED_EPOCH_MIN`) from 2004 on.
 
 Invariant: one epoch is one transaction of Kafka's client.
 """
@@ -71,8 +74,16 @@ def after_abort(epoch: int) -> int:
 
 
 def first_incarnation(before: int, log_time_us: int) -> int:
-    """Returns the incarnation that follows on `before`; -1 for none."""
-    return max(before + 1, log_time_us // INCARNATION_US)
+    """Returns the incarnation that follows on `before`. That of an id that is not known (-1) has
+    Kafka's epoch 0, as programs expect of one that nobody has used."""
+    by_time = timed_incarnation(log_time_us)
+    return max(before + 1, by_time) if before >= 0 else by_time - by_time % KAFKA_EPOCHS
+
+
+def timed_incarnation(log_time_us: int) -> int:
+    """Returns an incarnation above that of all ids that were forgotten, unless they had more than
+    one in four seconds."""
+    return log_time_us // INCARNATION_US
 
 
 def producer_id_of(transaction_id: str) -> int:

@@ -16,6 +16,7 @@ from semel.gateway.transactions.numbers import (
     next_transaction,
     producer_id_of,
     stager_id_of,
+    timed_incarnation,
 )
 from semel.protos.ids import QueueId, QueueKey, TopicId
 from semel.protos.staging import EPOCH_END, STAGER_ID_END, STAGER_ID_MIN
@@ -49,7 +50,14 @@ def test_no_epoch_has_no_incarnation() -> None:
     assert first_incarnation(-1, 0) == 0
 
 
-@given(st.integers(-1, 2**30 - 2), st.integers(0, 2**51))
+@given(st.integers(0, 2**51))
+def test_an_id_that_nobody_has_used_has_kafka_s_epoch_0(log_time_us: int) -> None:
+    found = first_incarnation(-1, log_time_us)
+    assert kafka_epoch_of(epoch_of(found, 0)) == 0
+    assert 0 <= timed_incarnation(log_time_us) - found < 2**15
+
+
+@given(st.integers(0, 2**30 - 2), st.integers(0, 2**51))
 def test_an_incarnation_is_above_the_one_before_and_not_below_the_time(
     before: int, log_time_us: int
 ) -> None:
