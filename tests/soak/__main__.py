@@ -76,6 +76,10 @@ SOAKS: Final = {
         "tests.soak.kafka_spark",
         "Spark's own Kafka connector before two gateways: reads, a sink, a stream under kills",
     ),
+    "kafka-flink": (
+        "tests.soak.kafka_flink",
+        "Flink's own Kafka connector before two gateways that are killed: exactly once, and a copy",
+    ),
     "kafka-kills": (
         "tests.soak.kafka_kills",
         "an idempotent librdkafka while masters, gateways and it itself are killed",
