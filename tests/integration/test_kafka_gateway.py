@@ -18,7 +18,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer  # type: ignore[import-untyped]
 from aiokafka import TopicPartition as AioPartition
 from confluent_kafka import KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 from kafka import KafkaConsumer, KafkaProducer  # type: ignore[import-untyped]
 from kafka import TopicPartition as PlainPartition
@@ -193,7 +193,8 @@ def test_offsets_of_a_topic_that_was_made_anew_elsewhere_are_told(
     place = TopicPartition(topic, 0)
 
     def end() -> int:
-        found = admin.list_offsets({place: OffsetSpec.latest()}, request_timeout=30)
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        found = admin.list_offsets({place: latest}, request_timeout=30)
         return int(found[place].result(30).offset)
 
     client.admin.create_topic(topic, queues=1)
