@@ -136,7 +136,7 @@ class Judged:
         topic = "flink-copy"
         self.client.admin.create_topic(topic, queues=PARTITIONS)
         self.client.admin.create_topic("flink-from", queues=PARTITIONS)
-        with self.flink("copy", topic, "at-least-once") as flink:
+        with self.flink("copy", topic, "exactly-once") as flink:
             self.topic_table(
                 flink,
                 "flink-from",
@@ -154,7 +154,7 @@ class Judged:
                         self.gateways[part - 1].start()
                         await_acquainted(*self.gateways)
             self.await_share(job, topic, 1)
-        self.judge(topic, once=False)
+        self.judge(topic, once=True)
 
     def at_least_once(self) -> None:
         """Numbers are stored without transactions, while gateways are killed."""
