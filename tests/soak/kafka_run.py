@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from semel.client import Client, connect
 from tests.kit.cluster import Cluster
-from tests.kit.kafka_gateway import KafkaGatewayProcess
+from tests.kit.kafka_gateway import KafkaGatewayProcess, consume
+from tests.kit.numbered import Findings, NumberedJudge
 
 
 class Served(NamedTuple):
@@ -19,6 +20,31 @@ class Served(NamedTuple):
     cluster: Cluster
     client: Client
     gateways: list[KafkaGatewayProcess]
+
+    @property
+    def addresses(self) -> str:
+        """Of all gateways, as clients take them."""
+        return ",".join(gateway.address for gateway in self.gateways)
+
+    def open_queues(self, topic: str) -> list[int]:
+        """The queues of a topic that are its partitions, in their order."""
+        queues = self.client.admin.describe_topic(topic).queues
+        return [each.queue for each in queues if not each.sealed]
+
+    def judge(self, topic: str, acked: Mapping[int, Sequence[int]]) -> Findings:
+        """Reads a topic of numbered messages by librdkafka, and compares it with how many of each
+        life and partition were acknowledged."""
+        queues = self.client.admin.describe_topic(topic).queues
+        count = sum(queue.log_end_offset for queue in queues)
+        partitions = sum(not queue.sealed for queue in queues)
+        found: list[dict[int, bytes]] = [{} for _ in range(partitions)]
+        for message in consume(self.addresses, topic, partitions, count):
+            found[message.partition()][message.offset()] = message.value()
+        judge = NumberedJudge()
+        for partition, stored in enumerate(found):
+            assert sorted(stored) == list(range(len(stored))), "offsets have gaps"
+            judge.take(partition, [stored[offset] for offset in range(len(stored))])
+        return judge.judge(acked)
 
 
 @contextlib.contextmanager

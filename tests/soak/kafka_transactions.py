@@ -18,7 +18,6 @@ succeeds if that is noticed.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import random
 import sys
@@ -29,18 +28,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from semel.client import Client
-from tests.kit.kafka_gateway import consume
 from tests.kit.kafka_tools import KafkaTools
 from tests.kit.kafka_writer import WriterProcess
 from tests.kit.maven import Missing
-from tests.kit.numbered import Findings, NumberedJudge
+from tests.kit.numbered import Findings
 from tests.kit.waiting import until
 from tests.soak.kafka_copiers import Copier, Copying
 from tests.soak.kafka_marks import Marks
 from tests.soak.kafka_run import Served, two_gateways
 from tests.soak.kafka_strikes import STRIKES as ON_CLUSTER
 from tests.soak.kafka_strikes import strike
+from tests.soak.options import kill_rounds, rounds
 
 PARTITIONS: Final = 4
 """Partitions of a topic that have messages."""
@@ -66,7 +64,7 @@ class Round:
         self._scratch = scratch
         self._rng = random.Random(seed)
         self._rate = rate
-        self._addresses = ",".join(gateway.address for gateway in served.gateways)
+        self._addresses = served.addresses
         self._choices: Sequence[str] = STRIKES if tools else (KILL,)
         self.source = f"source-{seed}"
         self.copies = [f"librdkafka-{seed}", *([f"java-{seed}"] if tools else [])]
@@ -145,47 +143,26 @@ class Round:
             self._rng.choice(self._copiers).pause(self._rng.uniform(*PAUSE_S))
         elif name == SPLIT:
             topic = self._rng.choice([self.source, *self.copies])
-            admin = self._served.client.admin
-            queues = admin.describe_topic(topic).queues
-            still_open = [each.queue for each in queues if not each.sealed]
+            still_open = self._served.open_queues(topic)
             if len(still_open) < PARTITIONS_MAX:
-                admin.split_queue(topic, self._rng.choice(still_open))
+                self._served.client.admin.split_queue(topic, self._rng.choice(still_open))
         else:
             strike(name, self._served.cluster, self._served.gateways, self._rng)
 
     def judge(self, topic: str) -> tuple[Findings, int]:
         """What a copy has, and how far its group is behind."""
-        client: Client = self._served.client
-        queues = client.admin.describe_topic(topic).queues
-        count = sum(queue.log_end_offset for queue in queues)
-        partitions = sum(not queue.sealed for queue in queues)
-        found: list[dict[int, bytes]] = [{} for _ in range(partitions)]
-        for message in consume(self._addresses, topic, partitions, count):
-            found[message.partition()][message.offset()] = message.value()
-        judge = NumberedJudge()
-        for partition, stored in enumerate(found):
-            assert sorted(stored) == list(range(len(stored))), "offsets have gaps"
-            judge.take(partition, [stored[offset] for offset in range(len(stored))])
-        lag = client.admin.describe_group(topic).lag
-        return judge.judge({0: self.acked}), lag
+        lag = self._served.client.admin.describe_group(topic).lag
+        return self._served.judge(topic, {0: self.acked}), lag
 
 
 def main(arguments: list[str]) -> int:
     """Runs rounds until the time is over; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="./run soak kafka-transactions", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=30.0, help="for how long [30]")
-    parser.add_argument("--round-minutes", type=float, default=5.0, help="of one source [5]")
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
-    parser.add_argument("--rate", type=float, default=300.0, help="messages per second [300]")
-    parser.add_argument("--plant", action="store_true", help="copiers with a bug are noticed")
-    options = parser.parse_args(arguments)
-    if min(options.minutes, options.round_minutes, options.rate) <= 0:
-        parser.error("want --minutes, --round-minutes and --rate above 0")
-    print(f"seed {options.seed}", flush=True)
-    deadline = time.monotonic() + options.minutes * 60
+    options = kill_rounds(
+        "./run soak kafka-transactions", __doc__, arguments, round_minutes=5, rate=300
+    )
     struck: Counter[str] = Counter()
     bitten: Counter[str] = Counter()
-    seed, stored, noticed = options.seed, 0, False
+    ran, stored, noticed = 0, 0, False
     with tempfile.TemporaryDirectory(prefix="semel-kafka-transactions-") as directory:
         scratch = Path(directory)
         try:
@@ -194,9 +171,9 @@ def main(arguments: list[str]) -> int:
             print(f"error: {error}", file=sys.stderr)
             return 1
         with two_gateways(scratch) as served:
-            while (left := deadline - time.monotonic()) > 0 and not noticed:
+            for seed, seconds in rounds(options):
                 current = Round(served, scratch, seed, options.rate, tools)
-                current.run(min(left, options.round_minutes * 60))
+                current.run(seconds)
                 for topic in current.copies:
                     findings, lag = current.judge(topic)
                     verified = served.client.admin.verify(topic).ok
@@ -211,9 +188,11 @@ def main(arguments: list[str]) -> int:
                 print(f"{current.marks}; told {dict(current.told)}", flush=True)
                 struck += current.marks.struck
                 bitten += current.marks.bitten
-                seed += 1
+                ran += 1
+                if noticed:
+                    break
     print(
-        f"{seed - options.seed} rounds, {stored} messages; strikes and how many left a mark:"
+        f"{ran} rounds, {stored} messages; strikes and how many left a mark:"
         f" { {name: f'{count}, {bitten[name]}' for name, count in sorted(struck.items())} }"
     )
     blunt = sorted(name for name, count in struck.items() if count >= 3 and not bitten[name])

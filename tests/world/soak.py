@@ -34,7 +34,6 @@ ANY: Final = "any"
 ALONE: Final = "alone"
 THIRD: Final = "third"
 _STRIDE = 5
-_SHRUNK_MAX = 3
 _SHRINK_S: Final = 300.0
 """Shrinking ends then: a world that does not come to rest takes long each time."""
 _TRACE_LINES = 80
@@ -211,6 +210,13 @@ def main(arguments: list[str] | None = None, *, name: str = "sim") -> int:
     parser.add_argument(
         "--theme", choices=sorted(THEMES), help="faults in a row, which chance seldom brings about"
     )
+    parser.add_argument(
+        "--shrink",
+        type=int,
+        default=3,
+        metavar="N",
+        help="shrink so many failures, each for up to 5 minutes [3]",
+    )
     parser.add_argument("--fingerprints", action="store_true", help="one line a seed")
     options = parser.parse_args(arguments)
     first, _, end = options.seeds.partition(":")
@@ -237,7 +243,7 @@ def main(arguments: list[str] | None = None, *, name: str = "sim") -> int:
         for seed, error in failures:
             failed += 1
             print(f"\nseed {seed} failed: {error}", flush=True)
-            if failed <= _SHRUNK_MAX:
+            if failed <= options.shrink:
                 print(explain(seed, theme=theme, more=more), flush=True)
         for seed, fingerprint in fingerprints.items():
             if options.fingerprints:
