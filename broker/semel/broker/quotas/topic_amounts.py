@@ -60,6 +60,8 @@ class TopicAmounts:
         name = self._topic_of(header.queue_key)
         limit = None if name is None else self._meters.limit_of_topic(name, kind)
         if limit is None:
+            # What is let in now is not added to a sum of before, so that sum is of no use.
+            self._known.pop((kind, header.topic_id), None)
             return None
         amount = self._amount(kind, header.topic_id)
         length = header.stored_length
