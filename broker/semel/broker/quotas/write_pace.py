@@ -8,7 +8,8 @@ submitted in the order in which they came, so that each producer's sequences sta
 held is bounded; beyond that, the stream is not read either.
 
 The quotas of what a topic may have stored, delayed or staged, refuse a batch with Throttled
-(`refusal`), and the client sends it again later.
+(`refusal`) when it has waited for all else, since others may fill the topic meanwhile. The client
+sends it again later.
 
 Invariants
 1. A batch is submitted at most once, and batches of one topic in the order of their arrival.

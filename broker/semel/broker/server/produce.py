@@ -300,12 +300,18 @@ class ProduceStream:
     def _submit_paced(
         self, pace: WritePace, header: BatchHeader, batch: bytes, arrival: _Arrival
     ) -> None:
-        """Submits a batch now or when the quota of its topic lets it pass, or refuses it."""
-        submit = partial(self._node.submit_batch, header, batch, arrival)
+        """Submits or refuses a batch now, or when the quota of its topic lets it pass."""
+        submit = partial(self._submit_if_room, pace, header, batch, arrival)
+        if not pace.hold(header, len(batch), submit):
+            submit()
+
+    def _submit_if_room(
+        self, pace: WritePace, header: BatchHeader, batch: bytes, arrival: _Arrival
+    ) -> None:
         if (refusal := pace.refusal(header)) is not None:
             arrival.refuse(header, refusal)
-        elif not pace.hold(header, len(batch), submit):
-            submit()
+        else:
+            self._node.submit_batch(header, batch, arrival)
 
     async def _write(self, context: StreamContext) -> None:
         while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from semel.broker.server.produce import ProduceStream
 from semel.protos import compat
 from semel.protos.batch import BatchHeader
-from semel.protos.errors import InternalError, from_detail
+from semel.protos.errors import InternalError, Throttled, from_detail
 from semel.protos.streams import encode_produce
 from semel.protos.v1 import broker_pb2
 from tests.kit.brokers import make_batch
@@ -150,3 +151,43 @@ async def test_a_bug_ends_the_stream_with_an_error_and_a_traceback(
     (record,) = (record for record in caplog.records if record.exc_info)
     assert record.exc_info is not None
     assert str(record.exc_info[1]) == "a bug"
+
+
+class _Pace:
+    """Holds every batch."""
+
+    slows = True
+    held_bytes = 0
+
+    def __init__(self) -> None:
+        self.full: Throttled | None = None
+        self.held: asyncio.Future[Callable[[], None]] = asyncio.Future()
+
+    async def before(self, batches: list[bytes], size: int) -> None:
+        """At once."""
+
+    def hold(self, header: BatchHeader, length: int, submit: Callable[[], None]) -> bool:
+        self.held.set_result(submit)
+        return True
+
+    def refusal(self, header: BatchHeader) -> Throttled | None:
+        return self.full
+
+
+async def test_a_batch_that_was_held_is_refused_if_its_topic_has_filled_meanwhile() -> None:
+    node: Any = _Broken("submit_batch")
+    client, pace = _Listener(), _Pace()
+    context: Any = client
+    stream = ProduceStream(node)
+    stream.pace = pace  # type: ignore[assignment]
+    async with compat.timeout(60):
+        serving = asyncio.create_task(stream.serve(context))
+        submit = await pace.held
+        pace.full = Throttled("the topic is full", retry_after_ms=1)
+        submit()
+        while not client.replies:
+            await asyncio.sleep(0)
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+    (ack,) = client.replies[0].acks
+    assert isinstance(from_detail(ack.error), Throttled)
