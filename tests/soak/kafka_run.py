@@ -23,7 +23,7 @@ class Served(NamedTuple):
 
     @property
     def addresses(self) -> str:
-        """Of all gateways, as clients take them."""
+        """The gateways', as clients take them."""
         return ",".join(gateway.address for gateway in self.gateways)
 
     def open_queues(self, topic: str) -> list[int]:
