@@ -163,6 +163,11 @@ class Consumption:
                 if key == parent:
                     self._locks[group, child] = _Lock(committed=0)
 
+    @property
+    def committed(self) -> int:
+        """What all groups have committed of all queues, added up."""
+        return sum(lock.committed for lock in self._locks.values())
+
     def progress(self, group: str, key: QueueKey) -> int:
         """What a group has committed of a queue; -1 for nothing."""
         lock = self._locks.get((group, key))

@@ -53,9 +53,9 @@ PATIENCE_S = 60.0
 """A run comes to rest within this time plus BACKLOG times what its plan took: messages that are to
 be tried again, under locks of 200 ms, take several times as long as sending them."""
 BACKLOG = 4
-IDLE = 3
-"""Programs whose rows expire all the while take so many times longer: each copy of theirs
-is fenced anew."""
+WINDOWS = 8
+"""So many times as long is it while consumer groups still commit more in each such time: where a
+queue has room for one producer, each copy of a message fences anew."""
 
 
 class Failed(AssertionError):
@@ -130,10 +130,7 @@ class Run:
             client.start()
         self._run_until(world.now + plan.duration_s)
         self._heal(nemesis)
-        patience_s = PATIENCE_S + BACKLOG * plan.duration_s * (IDLE if "idle" in plan.parts else 1)
-        self._run_until(world.now + patience_s, self._at_rest)
-        if not self._at_rest():
-            raise Failed(f"not at rest {patience_s:g} s after all was healed: {self._state()}")
+        self._come_to_rest()
         report = self._judge()
         world.seen["world of streams" if plan.streams else "world of datagrams"] += 1
         world.seen["writer paused"] += world.network.writers_paused
@@ -310,6 +307,22 @@ class Run:
             host.disk.crash_in = host.disk.fail_in = host.disk.misdirect_in = None
             host.disk.stalled_until = 0.0
             host.disk.sync_max_s = 0.002
+
+    def _come_to_rest(self) -> None:
+        world, healed_s = self.world, self.world.now
+        for _ in range(WINDOWS):
+            before = self._committed()
+            self._run_until(world.now + PATIENCE_S + BACKLOG * self.plan.duration_s, self._at_rest)
+            if self._at_rest():
+                return
+            if self._committed() <= before:
+                break
+        took_s = world.now - healed_s
+        raise Failed(f"not at rest {took_s:g} s after all was healed: {self._state()}")
+
+    def _committed(self) -> int:
+        """How many messages consumer groups have behind them, all together."""
+        return sum(group.invariants.folded.consumption.committed for group in self.groups)
 
     def _at_rest(self) -> bool:
         self._replace_refused()
