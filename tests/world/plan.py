@@ -356,11 +356,21 @@ def _left_behind(plan: Plan, random: Random) -> Plan:
     )
 
 
+def _hidden(plan: Plan, random: Random) -> Plan:
+    """In a secured world, a topic is hidden from who has batches on their way, again and again."""
+    at, steps = random.uniform(0.1, 0.3), []
+    for _ in range(6):
+        steps.append((at, "hidden while batches wait"))
+        at += random.uniform(0.5, 0.8)
+    return _themed(plan, random, steps, **_USUAL, send_mean_s=0.02)
+
+
 THEMES: dict[str, Theme] = {
     "asleep": _asleep,
     "checkpoints": _checkpoints,
     "deposed": _deposed,
     "deposed without room": _deposed_without_room,
+    "hidden": _hidden,
     "late commits": _late_commits,
     "late rot": _late_rot,
     "left behind": _left_behind,

@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 from semel.broker.control_plane.producer_owners import ProducerOwners
 from semel.broker.control_plane.rights_copy import RightsCopy
+from semel.client.producer.producer import ProducerCore
 from semel.controller.rights import RightsService
 from semel.protos.security.enforcement import Enforcer, Gate
 from semel.protos.security.rules import RuledRights
@@ -91,3 +92,15 @@ def believes_its_copy() -> Any:
             await asyncio.get_running_loop().create_future()
 
     return patch.object(RightsCopy, "_watch", _watch)
+
+
+def begins_again_with_the_first_session() -> Any:
+    """A topic that is hidden for a moment counts as one that was never known."""
+    made = ProducerCore.lane_to
+
+    def lane_to(self: Any, queue: Any) -> Any:
+        lane = made(self, queue)
+        lane.session = 0
+        return lane
+
+    return patch.object(ProducerCore, "lane_to", lane_to)

@@ -15,6 +15,7 @@ from tests.world.run import run_plan
 from tests.world.soak import THIRD, _plan, first_failure, run_seeds, run_until_seen
 
 RIGHTS = ("rights",)
+HIDDEN = "hidden"
 WANTED = {
     "secured world": 4,
     "forger refused: end": 3,
@@ -63,6 +64,17 @@ PLANTS: list[tuple[Plant, range]] = [
 @pytest.mark.parametrize(("plant", "seeds"), PLANTS, ids=[plant.__name__ for plant, _ in PLANTS])
 def test_a_planted_bug_is_found(plant: Plant, seeds: range) -> None:
     first_failure(seeds, plant, more=RIGHTS)
+
+
+@pytest.mark.timeout(300)
+def test_a_topic_that_is_hidden_while_batches_wait_loses_none_of_them() -> None:
+    run_until_seen(range(40), {"operator: topic hidden and shown": 60}, theme=HIDDEN, more=RIGHTS)
+
+
+@pytest.mark.timeout(300)
+def test_a_producer_that_begins_again_with_its_first_session_is_found() -> None:
+    plant = planted.begins_again_with_the_first_session
+    first_failure(range(12), plant, match="loss", theme=HIDDEN, more=RIGHTS)
 
 
 def test_one_third_of_the_seeds_is_secured_and_the_others_are_as_they_were() -> None:

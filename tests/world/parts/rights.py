@@ -142,6 +142,27 @@ def _taken(nemesis: Nemesis) -> None:
     nemesis.run.operator.ask("rights taken and given back", change)
 
 
+@fault("hidden while batches wait")
+def _hidden(nemesis: Nemesis) -> None:
+    """Disks stall, so batches wait to be stored; meanwhile the programs that sent them lose what
+    lets them see the topic, and get it back."""
+    run, random = nemesis.run, nemesis.random
+    if not run.rules:
+        return
+    for host in nemesis.hosts:
+        host.disk.stalled_until = nemesis.world.now + random.uniform(0.15, 0.4)
+    writers = [name for name in run.plan.clients if name.split()[0] in ("loader", "sender")]
+    rules = [rule for name in writers for rule in rules_of(*_named(name))]
+    seconds = random.uniform(0.01, 0.1)
+
+    async def change(client: Any) -> None:
+        await client.admin.change_access_rules(remove=rules)
+        await asyncio.sleep(seconds)
+        await client.admin.change_access_rules(add=rules)
+
+    run.operator.ask("topic hidden and shown", change)
+
+
 def _named(name: str) -> tuple[str, str]:
     """Kind and host of a program that the plan names."""
     return name.split()[0], host_of(name)
