@@ -54,7 +54,7 @@ PATIENCE_S = 60.0
 be tried again, under locks of 200 ms, take several times as long as sending them."""
 BACKLOG = 4
 WINDOWS = 8
-"""So many times as long is it while consumer groups still commit more in each such time: where a
+"""It may take so many times as long while consumer groups commit more in each such time: where a
 queue has room for one producer, each copy of a message fences anew."""
 
 
