@@ -258,6 +258,8 @@ class Consumption:
             case "delete_group":
                 named = {key_of(queue) for queue in record.delete_group.queues}
                 return self._delete(record.delete_group.group, named)
+            case "feature_level":
+                self.staged.level = record.feature_level.level
         return {}
 
     def take_stagers(self) -> dict[int, staged_progress.Seen]:

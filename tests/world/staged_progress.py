@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from semel.broker.state.apply import staged_commits
 from semel.protos.batch import BatchHeader
@@ -28,6 +28,9 @@ from semel.protos.ids import QueueKey
 from semel.protos.queue_refs import queue_key_of
 from semel.protos.staging import DIGEST_MASK, batch_digest
 from semel.protos.v1 import transaction_records_pb2
+
+_REPEAT_LEVEL: Final = 6
+"""From here on an attempt may pin what the attempt before it has pinned."""
 
 Place = tuple[str, QueueKey]
 """Group and queue."""
@@ -103,6 +106,8 @@ class StagedProgress:
     """See the module's text."""
 
     def __init__(self, queues: Queues) -> None:
+        self.level = 0
+        """The feature level of the broker group."""
         self._queues = queues
         self._stagers: dict[int, _Stager] = {}
         self._pins: dict[str, _Pin] = {}
@@ -214,7 +219,7 @@ class StagedProgress:
             present.coordinator != record.coordinator or present.attempt >= record.attempt
         ):
             return ()
-        free = () if present is None else present.winners
+        free = present.winners if present is not None and self.level >= _REPEAT_LEVEL else ()
         winners = tuple(winner.stager_id for winner in record.winners)
         if len(set(winners)) != len(winners) or not all(
             self._is_as_claimed(record, winner, free) for winner in record.winners
