@@ -20,6 +20,7 @@ from semel.broker.state import (
     TableVerifier,
 )
 from semel.broker.state.apply.expired import Expired
+from semel.broker.state.verify.chains import Chains
 from semel.protos import errors
 from semel.protos.frames import iter_records
 from semel.protos.ids import ProducerId, QueueId, QueueKey, TopicId
@@ -461,3 +462,22 @@ def test_verification_of_a_child_does_not_miss_what_an_expired_row_of_the_parent
     newer = Expired()
     newer.add(2, 1, stored=True)
     assert verify_child(group, LEFT, {}, newer).missing == 20, "another producer's"
+
+
+def test_delayed_batches_that_may_be_a_parents_fill_gaps_of_a_child() -> None:
+    """A child that has moved tells its own delayed batches from its parent's by their rows, and
+    those may have expired."""
+    cases: list[tuple[tuple[Any, ...], int]] = [
+        ((), 3),
+        ((header(-1, last=1),), 1),
+        ((header(-1, last=2),), 0),
+    ]
+    for parts, missing in cases:
+        chains = Chains(0, 1, {}, Expired(), gaps=False)
+        assert not list(chains.follow("offset 0", header(2, last=3), delayed=False))
+        for part in parts:
+            assert chains.may_be_part(part, 1)
+            assert not list(chains.follow_part("delayed", part))
+        assert len(list(chains.finish())) == bool(missing)
+        assert chains.missing == missing
+        assert chains.knows(header(2).producer_id, 0, 2) is not bool(missing)

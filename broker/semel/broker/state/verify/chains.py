@@ -10,7 +10,8 @@ A child's chains begin where the rows of its parent ended. If the parent's row h
 is not known where, and the first batch that is read begins the chain.
 
 What a child of a split got of its parent's delayed batches is no link of the child's chains, which
-begin where the parent's ended. Each sequence may be in one such part.
+begin where the parent's ended. Each sequence may be in one such part. Where a row has expired, or
+the child has moved, its own delayed batches cannot be told from those: so they fill gaps as well.
 
 Invariants
 1. A sequence that is read twice is a duplicate, unless the producer's row may have expired in
@@ -128,8 +129,8 @@ class Chains:
         self._chains: dict[int, _Chain] = {}
         self._inherited = inherited
         self._parent_expired = parent_expired
-        self._parted: dict[tuple[int, int], Spans] = {}
-        """The sequences of parts, by producer and epoch."""
+        self._parted: dict[int, dict[int, Spans]] = {}
+        """The sequences of parts, by producer and by epoch."""
         self.duplicates = 0
         self.missing = 0
         for producer, (epoch, last) in inherited.items():
@@ -171,7 +172,8 @@ class Chains:
 
     def follow_part(self, where: str, batch: BatchHeader) -> Iterator[str]:
         """Reads what the child got of a delayed batch of its parent."""
-        spans = self._parted.setdefault((batch.producer_id, batch.epoch), Spans())
+        of_producer = self._parted.setdefault(batch.producer_id, {})
+        spans = of_producer.setdefault(batch.epoch, Spans())
         base, last = batch.base_sequence, batch.last_sequence
         if twice := min(batch.count, spans.common(base, last)):
             self.duplicates += twice
@@ -238,8 +240,14 @@ class Chains:
 
     def knows(self, producer: int, first: int, last: int) -> bool:
         """Whether all of these sequences were in delayed batches."""
+        return self._late(producer, first, last) >= last - first + 1
+
+    def _late(self, producer: int, first: int, last: int) -> int:
+        """How many of these sequences were in delayed batches, its own or its parent's."""
         chain = self._chains.get(producer)
-        return chain is not None and chain.late.common(first, last) == last - first + 1
+        parts = self._parted.get(producer, {}).values()
+        late = [*parts] if chain is None else [chain.late, *parts]
+        return sum(spans.common(first, last) for spans in late)
 
     def finish(self) -> Iterator[str]:
         """Yields what is missing or was stored twice, after every batch was read."""
@@ -249,8 +257,8 @@ class Chains:
                     self.duplicates += count
                     yield text
             for where, first, last, epoch, before in (*chain.gaps, *self._below_delayed(chain)):
-                missing = last - first + 1 - chain.late.common(first, last)
-                if missing and not self._began_anew(chain, epoch, before):
+                missing = last - first + 1 - self._late(producer, first, last)
+                if missing > 0 and not self._began_anew(chain, epoch, before):
                     self.missing += missing
                     yield (
                         f"{where}: producer {producer} continues after {last}, but {missing} of"
