@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 import struct
 import subprocess
@@ -28,6 +29,7 @@ from semel.protos.errors import UnknownTopic
 from tests.kit.authority import Authority
 from tests.kit.cluster import CLUSTER_ID, Cluster
 from tests.kit.kafka_gateway import KafkaGatewayProcess, consume, produce
+from tests.kit.waiting import until
 from tests.soak.kafka_requests import besiege
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -203,6 +205,55 @@ def test_offsets_of_a_topic_that_was_made_anew_elsewhere_are_told(
     client.admin.delete_topic(topic)
     client.admin.create_topic(topic, queues=1)
     assert end() == 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"enable.idempotence": False, "acks": 0},
+        {"enable.idempotence": False},
+        {"enable.idempotence": True},
+        {"transactional.id": "anew"},
+    ],
+    ids=["without acknowledgements", "plain", "idempotent", "transactional"],
+)
+def test_a_topic_that_was_made_anew_elsewhere_takes_the_first_record_at_once(
+    gateway: KafkaGatewayProcess,
+    client: Client,
+    settings: dict[str, object],
+    request: pytest.FixtureRequest,
+) -> None:
+    """Without acknowledgements it would be lost, and a client that tries again counts twice."""
+    topic = f"anew-{re.sub('[^a-z]', '-', request.node.callspec.id)}"
+    told: list[dict[str, Any]] = []
+    config = {
+        "bootstrap.servers": gateway.address,
+        "linger.ms": 0,
+        "statistics.interval.ms": 50,
+        "stats_cb": lambda text: told.append(json.loads(text)),
+    }
+    client.admin.create_topic(topic, queues=1)
+    producer = Producer(config | settings)
+    transactional = "transactional.id" in settings
+    if transactional:
+        producer.init_transactions(30)
+        producer.begin_transaction()
+    producer.list_topics(topic, timeout=30)  # it knows the topic, and asks for nothing more
+    client.admin.delete_topic(topic)
+    client.admin.create_topic(topic, queues=1)
+    producer.produce(topic, b"new", partition=0)
+    assert producer.flush(30) == 0
+    if transactional:
+        producer.commit_transaction(30)
+    heard = len(told)
+
+    def hears_more() -> bool:
+        producer.poll(0.05)
+        return len(told) > heard
+
+    until(hears_more, 30, "statistics")
+    assert sum(broker["txretries"] for broker in told[-1]["brokers"].values()) == 0
+    assert [message.value() for message in consume(gateway.address, topic, 1, 1)] == [b"new"]
 
 
 def test_what_is_too_large_is_refused_and_the_next_record_is_stored(

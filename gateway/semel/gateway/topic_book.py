@@ -161,12 +161,13 @@ class TopicBook:
 
     async def is_split(self, key: QueueKey) -> bool:
         """Looks the topic of a queue up again, and returns whether the queue was split. Raises as
-        `newest`."""
+        `newest`, and UnknownTopic if the topic was deleted, also if it was made anew since."""
         for route in list(self._cluster.routes.topics()):
             if route.topic_id == key.topic_id:
                 topic = await self.renewed(route.name)
-                return any(queue.key == key for queue in topic.route.sealed)
-        return False
+                if topic.route.topic_id == key.topic_id:
+                    return any(queue.key == key for queue in topic.route.sealed)
+        raise UnknownTopic(f"the topic of queue {key.queue_id} was deleted")
 
     def renew(self, name: str) -> None:
         """Looks a topic up again: what was known of it is old."""

@@ -6,6 +6,7 @@ Not here: what the answers are (`coordination/transaction_service.py`, `transact
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -108,6 +109,7 @@ class TransactionHandlers:
     ) -> tuple[dict[tuple[str, int], ErrorCode], ErrorCode]:
         """Opens queues for a transaction. Returns what is wrong with some of them, and the code of
         all others."""
+        renewed = False
         for _ in range(SPLITS_MAX):
             found: list[QueueRoute] = []
             codes: dict[tuple[str, int], ErrorCode] = {}
@@ -125,6 +127,13 @@ class TransactionHandlers:
             except TransactionRefused as refused:
                 if refused.split is not None:
                     self._topics.on_split(refused.split.queue.topic_id, refused.split)
+                    continue
+                if refused.code is ErrorCode.unknown_topic_or_partition and not renewed:
+                    # It was deleted, and may have been made anew, elsewhere.
+                    renewed = True
+                    for topic in topics:
+                        with contextlib.suppress(SemelError):
+                            await self._topics.renewed(topic.name)
                     continue
                 codes = {
                     (topic.name, number): refused.code

@@ -11,13 +11,15 @@ Whatever `acks` says, a partition is answered once its batch is durable on a maj
 
 Invariants
 1. A partition that is answered without an error is stored as a whole.
-2. Batches of one connection for one queue go out in the order of its requests.
+2. Batches of one connection for one queue go out in the order of its requests, but for those that
+   were on their way when their topic was made anew.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import time
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -76,6 +78,17 @@ class Piece(NamedTuple):
     due_us: int
 
 
+class _Wait(NamedTuple):
+    """A batch that is on its way."""
+
+    outcomes: dict[int, Produced]
+    """Those of its topic, by partition."""
+    topic: PartitionedTopic
+    partition: Any
+    """What the request has for it."""
+    future: asyncio.Future[Produced]
+
+
 class Producing:
     """Stores what Kafka's producers send. Lives on the client's I/O thread."""
 
@@ -103,7 +116,7 @@ class Producing:
     async def produce(self, request: Any, context: RequestContext) -> Any:
         """Answers Produce, versions 3 to 8."""
         refused = _refusal_of(request)
-        waits: list[tuple[dict[int, Produced], int, asyncio.Future[Produced]]] = []
+        waits: list[_Wait] = []
         answers: list[tuple[str, dict[int, Produced]]] = []
         before = self._throttled_ms
         for topic in request.topic_data:
@@ -115,20 +128,21 @@ class Producing:
                 if isinstance(found, Produced):
                     outcomes[partition.index] = found
                     continue
-                outcome = self._send(
-                    found, partition.index, partition.records, request.transactional_id
-                )
+                outcome = self._send(found, partition, request.transactional_id)
                 if isinstance(outcome, Produced):
                     outcomes[partition.index] = outcome
                 else:
                     outcomes[partition.index] = Produced(ErrorCode.request_timed_out)
-                    waits.append((outcomes, partition.index, outcome))
-        if waits:
-            timeout_s = min(TIMEOUT_S_MAX, max(0.001, request.timeout.total_seconds()))
-            await asyncio.wait([future for _, _, future in waits], timeout=timeout_s)
-        for outcomes, index, future in waits:
-            if future.done():
-                outcomes[index] = future.result()
+                    waits.append(_Wait(outcomes, found, partition, outcome))
+        deadline = time.monotonic() + min(TIMEOUT_S_MAX, request.timeout.total_seconds())
+        await _settle(waits, deadline)
+        unknown = [
+            wait
+            for wait in waits
+            if wait.outcomes[wait.partition.index].error is ErrorCode.unknown_topic_or_partition
+        ]
+        if unknown:
+            await _settle(await self._send_anew(unknown, request.transactional_id), deadline)
         if request.acks == 0:
             return None
         throttled_ms = self._throttled_ms - before
@@ -144,18 +158,34 @@ class Producing:
         except SemelError as error:
             return _refused(error)
 
+    async def _send_anew(self, unknown: list[_Wait], transaction_id: str | None) -> list[_Wait]:
+        """Sends batches that brokers have refused because they do not know the topic: it may have
+        been deleted and made anew elsewhere. Returns those that are on their way again."""
+        sent: list[_Wait] = []
+        for outcomes, before, partition, _ in unknown:
+            try:
+                topic = await self._topics.renewed(before.name)
+            except SemelError:
+                continue  # it is gone, or nobody can tell: the refusal stays
+            if topic.route.topic_id == before.route.topic_id:
+                continue
+            outcome = self._send(topic, partition, transaction_id)
+            if isinstance(outcome, Produced):
+                outcomes[partition.index] = outcome
+            else:
+                sent.append(_Wait(outcomes, topic, partition, outcome))
+        return sent
+
     def _send(
-        self,
-        topic: PartitionedTopic,
-        partition: int,
-        record_set: memoryview | None,
-        transaction_id: str | None,
+        self, topic: PartitionedTopic, partition: Any, transaction_id: str | None
     ) -> Produced | asyncio.Future[Produced]:
-        """Sends the batch of one partition. Returns the refusal, or what will be the outcome."""
+        """Sends the batch of one partition of a request. Returns the refusal, or what will be the
+        outcome."""
+        record_set: memoryview | None = partition.records
         try:
-            line = topic.partition(partition)
+            line = topic.partition(partition.index)
             if record_set is None:
-                raise InvalidRequest(f"partition {partition} has no record batch")
+                raise InvalidRequest(f"partition {partition.index} has no record batch")
             batch = decode_produced(record_set, bytes_max=RECORDS_BYTES_MAX)
             codec = _STORED_AS[RecordCodec(record_set[_ATTRIBUTES_AT] & 7)]
             if batch.transactional != (transaction_id is not None):
@@ -282,6 +312,16 @@ class _Gathered:
         self._owner.records += self._records
         self._owner.bytes += self._size
         self.future.set_result(Produced(base_offset=self._base_offset))
+
+
+async def _settle(waits: list[_Wait], deadline: float) -> None:
+    """Notes the outcomes of batches, as far as they are known by then."""
+    if waits:
+        left_s = max(0.001, deadline - time.monotonic())
+        await asyncio.wait([wait.future for wait in waits], timeout=left_s)
+    for wait in waits:
+        if wait.future.done():
+            wait.outcomes[wait.partition.index] = wait.future.result()
 
 
 def _refusal_of(request: Any) -> Produced | None:
