@@ -128,13 +128,15 @@ class TieredNode:
         value_bytes: int = 100,
         codec: Codec = Codec.NONE,
         ids: bool = False,
+        first_id: int | None = None,
     ) -> None:
-        """Stores one batch; with `ids` message 5 has the id "5"."""
+        """Stores one batch; with `ids` message 5 has the id "5", unless the first id is given."""
+        first = self.sent if first_id is None else first_id
         values = [b"%d " % (self.sent + at) + b"v" * value_bytes for at in range(count)]
         batch = encode_batch(
             Columns(
                 values=pa.array(values, pa.binary()),
-                message_ids=pa.array([b"%d" % (self.sent + at) for at in range(count)], pa.binary())
+                message_ids=pa.array([b"%d" % (first + at) for at in range(count)], pa.binary())
                 if ids
                 else None,
             ),

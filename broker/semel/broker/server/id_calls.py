@@ -26,7 +26,7 @@ from semel.broker.replica.clock import monotonic_ms
 from semel.broker.replica.replica import Replica
 from semel.broker.server.checks import check_settled
 from semel.broker.server.queue_reader import cold_place
-from semel.broker.server.stored_rows import FoundRow, candidates, cold_row, read_row
+from semel.broker.server.stored_rows import ColdRow, FoundRow, candidates, cold_row, read_row
 from semel.broker.state import DelayedCancelled, QueueState, descendants
 from semel.broker.tiers.cold_reads import ColdReads
 from semel.protos.errors import InvalidRequest, Throttled, UnknownQueue
@@ -167,11 +167,14 @@ class IdCalls:
         among, log = candidates(replica.state, key, place), replica.log
         if not among:
             family = [] if queue is None else [queue, *descendants(replica.state.queues, queue)]
+            sought: list[tuple[ColdRow, QueueState]] = []
             for each in family:  # what was delayed when a queue was split is in its children
                 if each.log_start_offset < each.local_start:
-                    await self._seek_cold(each, message_id, reply)
-                if reply.fate == broker_pb2.MESSAGE_FATE_STORED:
-                    break
+                    cold_found = await self._seek_cold(each, message_id, place.due_us)
+                    sought += [] if cold_found is None else [(cold_found, each)]
+            if sought:
+                newest, holder = max(sought, key=lambda one: one[0].arrival_us)
+                await self._fill(holder, newest, reply)
             return reply, place.arrival, None
         row = await replica.in_reader(
             lambda: read_row(log, among, message_id, place.due_us), replica.pools.clients
@@ -198,46 +201,45 @@ class IdCalls:
         CorruptBatch."""
         pointer, cold = cold_place(self._cold, queue)
         group = await cold.read(pointer, reply.offset)
-        (batch,) = group.part(reply.offset, 1)
-        return await self._fill(queue, [batch], message_id, reply)
+        found = await self._newest_in(group.part(reply.offset, 1), message_id)
+        if found is not None:
+            await self._fill(queue, found, reply)
+        return found is not None
 
-    async def _seek_cold(
-        self, queue: QueueState, message_id: bytes, reply: broker_pb2.FindMessageReply
-    ) -> None:
-        """Looks for a message that was delayed, and fills the reply if it is found. Raises
-        Unavailable, CorruptBatch."""
+    async def _seek_cold(self, queue: QueueState, message_id: bytes, due_us: int) -> ColdRow | None:
+        """Looks for a message that was delayed until `due_us`. Raises Unavailable, CorruptBatch.
+
+        Others with its id, which the window had left behind before it arrived, may lie behind that
+        time as well, if it was due when it came: the newest one is meant.
+        """
         pointer, cold = cold_place(self._cold, queue)
-        offset = max(queue.log_start_offset, await cold.offset_at(pointer, reply.due_us))
+        offset = max(queue.log_start_offset, await cold.offset_at(pointer, due_us))
+        found: list[ColdRow] = []
         for _ in range(SOUGHT_GROUPS):
             if not queue.is_cold(offset):
-                return
+                break
             group = await cold.read(pointer, offset)
-            if await self._fill(queue, group.batches, message_id, reply):
-                return
+            row = await self._newest_in(group.batches, message_id)
+            found += [] if row is None else [row]
             offset = group.end
+        return max(found, key=lambda row: row.arrival_us, default=None)
+
+    async def _newest_in(self, batches: Sequence[ColdBatch], message_id: bytes) -> ColdRow | None:
+        """The message with the id that arrived last. Raises CorruptBatch."""
+
+        def look() -> ColdRow | None:
+            rows = [row for batch in batches if (row := cold_row(batch, message_id)) is not None]
+            return max(rows, key=lambda row: row.arrival_us, default=None)
+
+        return await self._replica.in_reader(look, self._replica.pools.clients)
 
     async def _fill(
-        self,
-        queue: QueueState,
-        batches: Sequence[ColdBatch],
-        message_id: bytes,
-        reply: broker_pb2.FindMessageReply,
-    ) -> bool:
-        """Fills the reply with the message, if one of the batches has it."""
-
-        def look() -> tuple[ColdBatch, int, int] | None:
-            for batch in batches:
-                if (found := cold_row(batch, message_id)) is not None:
-                    return batch, *found
-            return None
-
-        found = await self._replica.in_reader(look, self._replica.pools.clients)
-        if found is None:
-            return False
+        self, queue: QueueState, found: ColdRow, reply: broker_pb2.FindMessageReply
+    ) -> None:
+        """Fills the reply with a message. Raises Unavailable, CorruptBatch."""
         pointer, cold = cold_place(self._cold, queue)
-        batch, reply.row, reply.offset = found
         reply.fate = broker_pb2.MESSAGE_FATE_STORED
         reply.queue.CopyFrom(queue_ref(queue.key))
-        reply.stored = batch.stored
+        reply.row, reply.offset = found.row, found.offset
+        reply.stored = found.batch.stored
         reply.append_time_us = await cold.append_time_us(pointer, reply.offset)
-        return True

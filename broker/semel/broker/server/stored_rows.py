@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,7 +29,7 @@ from semel.broker.state import (
     descendants,
     entries_of,
 )
-from semel.protos.batch import BROKER_HEADER_BYTES, BatchFlags, check_batch
+from semel.protos.batch import BROKER_HEADER_BYTES, BatchFlags, check_batch, decode_broker_header
 from semel.protos.columns import decode_columns
 from semel.protos.compacted_rows import offsets_of_rows
 from semel.protos.ids import QueueKey
@@ -126,9 +127,19 @@ def read_row(
     return other
 
 
-def cold_row(batch: ColdBatch, message_id: bytes) -> tuple[int, int] | None:
-    """Row and offset of the message with the id in a batch from the object store; None if it does
-    not have it."""
+class ColdRow(NamedTuple):
+    """A message in a batch from the object store."""
+
+    batch: ColdBatch
+    row: int
+    offset: int
+    arrival_us: int
+    """Log time at which it was stored, before it waited to be due."""
+
+
+def cold_row(batch: ColdBatch, message_id: bytes) -> ColdRow | None:
+    """The message with the id in a batch from the object store; None if it does not have it. Raises
+    CorruptBatch."""
     data = batch.stored[BROKER_HEADER_BYTES:]
     columns = decode_columns(data, check_batch(data))
     if columns.message_ids is None:
@@ -137,7 +148,8 @@ def cold_row(batch: ColdBatch, message_id: bytes) -> tuple[int, int] | None:
     if row < 0:
         return None
     offsets = offsets_of_rows(columns, batch.base_offset, 0, batch.offset_count)
-    return row, int(offsets[row])
+    arrival_us = decode_broker_header(batch.stored).append_time_us
+    return ColdRow(batch, row, int(offsets[row]), arrival_us)
 
 
 def _of_extent(key: QueueKey, extent: Extent) -> Candidate:

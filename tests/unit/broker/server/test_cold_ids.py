@@ -68,10 +68,26 @@ async def test_a_message_that_was_delayed_is_sought_from_its_due_time_on(
         (b"3", begin_us + 1_500_000, -1),  # it was appended before
         (b"55", begin_us + 1_500_000, -1),  # the log has it
     ):
-        reply = broker_pb2.FindMessageReply(due_us=due_us, offset=-1)
-        await sought(node.queue, message_id, reply)
-        assert reply.offset == offset, message_id
+        found = await sought(node.queue, message_id, due_us)
+        assert (-1 if found is None else found.offset) == offset, message_id
     monkeypatch.setattr(id_calls, "SOUGHT_GROUPS", 2)
-    reply = broker_pb2.FindMessageReply(due_us=1, offset=-1)
-    await sought(node.queue, b"49", reply)
-    assert reply.offset == -1, "too far away"
+    assert await sought(node.queue, b"49", 1) is None, "too far away"
+
+
+async def test_of_messages_with_one_id_that_were_delayed_the_newest_is_found(
+    node: TieredNode, cold: ColdReads
+) -> None:
+    """One that was due when it came has older ones, of before the window, behind its due time."""
+    for first_id in (20, 60):
+        node.send(10, ids=True, first_id=first_id, value_bytes=300)
+        node.passes(1.05)
+        await node.tier()
+        node.forget()
+    assert node.queue.local_start == 70
+    for due_us in (1, node.log_time_us() - 2 * 1_050_000):
+        found = await calls(node, cold)._seek_cold(node.queue, b"23", due_us)
+        assert found is not None
+        assert found.offset == 63
+        reply = broker_pb2.FindMessageReply(offset=-1)
+        await calls(node, cold)._fill(node.queue, found, reply)
+        assert (reply.offset, reply.fate) == (63, broker_pb2.MESSAGE_FATE_STORED)
