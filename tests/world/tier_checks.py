@@ -77,8 +77,8 @@ class TierChecks:
             case "delete_queue":
                 key = queue_key_of(record.delete_queue.queue)
                 assert self.world is not None
-                if not record.delete_queue.noted:
-                    self.gone[key] = self.world.now
+                if not record.delete_queue.noted:  # it may be asked for again
+                    self.gone.setdefault(key, self.world.now)
 
     def _on_tiered(self, record: control_pb2.Tiered) -> None:
         assert self.world is not None
