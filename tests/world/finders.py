@@ -14,6 +14,7 @@ from typing import Final
 
 FINDERS: Final[dict[str, int]] = {
     "acknowledges_before_it_has_bodies": 131,
+    "begins_again_with_the_first_session": 11,
     "begins_windows_at_nought": 5,
     "believes_what_it_knew": 6,
     "cancels_what_is_due": 8,

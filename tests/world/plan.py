@@ -359,10 +359,10 @@ def _left_behind(plan: Plan, random: Random) -> Plan:
 def _hidden(plan: Plan, random: Random) -> Plan:
     """In a secured world, a topic is hidden from who has batches on their way, again and again."""
     at, steps = random.uniform(0.1, 0.3), []
-    for _ in range(6):
+    for _ in range(8):
         steps.append((at, "hidden while batches wait"))
-        at += random.uniform(0.5, 0.8)
-    return _themed(plan, random, steps, **_USUAL, send_mean_s=0.02)
+        at += random.uniform(0.5, 0.7)
+    return _themed(plan, random, steps, **_USUAL, send_mean_s=0.01, latency_max_s=0.002)
 
 
 THEMES: dict[str, Theme] = {

@@ -74,7 +74,7 @@ def test_a_topic_that_is_hidden_while_batches_wait_loses_none_of_them() -> None:
 @pytest.mark.timeout(300)
 def test_a_producer_that_begins_again_with_its_first_session_is_found() -> None:
     plant = planted.begins_again_with_the_first_session
-    first_failure(range(12), plant, match="loss", theme=HIDDEN, more=RIGHTS)
+    first_failure(range(20), plant, match="loss", theme=HIDDEN, more=RIGHTS)
 
 
 def test_one_third_of_the_seeds_is_secured_and_the_others_are_as_they_were() -> None:

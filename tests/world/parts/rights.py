@@ -144,18 +144,20 @@ def _taken(nemesis: Nemesis) -> None:
 
 @fault("hidden while batches wait")
 def _hidden(nemesis: Nemesis) -> None:
-    """Disks stall, so batches wait to be stored; meanwhile the programs that sent them lose what
-    lets them see the topic, and get it back."""
+    """Disks stall, so what programs have sent waits to be stored; meanwhile some of them lose all
+    rights, so they see no topic, and get them back."""
     run, random = nemesis.run, nemesis.random
     if not run.rules:
         return
-    for host in nemesis.hosts:
-        host.disk.stalled_until = nemesis.world.now + random.uniform(0.15, 0.4)
-    writers = [name for name in run.plan.clients if name.split()[0] in ("loader", "sender")]
-    rules = [rule for name in writers for rule in rules_of(*_named(name))]
-    seconds = random.uniform(0.01, 0.1)
+    kinds = ("guest", "intruder", "forger", *_OPERATORS)
+    usual = [name for name in run.plan.clients if name.split()[0] not in kinds]
+    losers = [name for name in usual if name.startswith("sender") or random.random() < 0.5]
+    rules = [rule for name in losers for rule in rules_of(*_named(name))]
+    stalled_s, seconds = random.uniform(0.2, 0.4), random.uniform(0.0, 0.08)
 
     async def change(client: Any) -> None:
+        for host in nemesis.hosts:
+            host.disk.stalled_until = nemesis.world.now + stalled_s
         await client.admin.change_access_rules(remove=rules)
         await asyncio.sleep(seconds)
         await client.admin.change_access_rules(add=rules)
