@@ -83,7 +83,7 @@ class _Wait(NamedTuple):
 
     outcomes: dict[int, Produced]
     """Those of its topic, by partition."""
-    topic: PartitionedTopic
+    topic: str
     partition: Any
     """What the request has for it."""
     future: asyncio.Future[Produced]
@@ -133,7 +133,7 @@ class Producing:
                     outcomes[partition.index] = outcome
                 else:
                     outcomes[partition.index] = Produced(ErrorCode.request_timed_out)
-                    waits.append(_Wait(outcomes, found, partition, outcome))
+                    waits.append(_Wait(outcomes, topic.name, partition, outcome))
         deadline = time.monotonic() + min(TIMEOUT_S_MAX, request.timeout.total_seconds())
         await _settle(waits, deadline)
         unknown = [
@@ -160,20 +160,19 @@ class Producing:
 
     async def _send_anew(self, unknown: list[_Wait], transaction_id: str | None) -> list[_Wait]:
         """Sends batches that brokers have refused because they do not know the topic: it may have
-        been deleted and made anew elsewhere. Returns those that are on their way again."""
+        been deleted and made anew elsewhere, unknown to this gateway or to its producers. Returns
+        those that are on their way again."""
         sent: list[_Wait] = []
-        for outcomes, before, partition, _ in unknown:
+        for outcomes, name, partition, _ in unknown:
             try:
-                topic = await self._topics.renewed(before.name)
+                topic = await self._topics.renewed(name)
             except SemelError:
                 continue  # it is gone, or nobody can tell: the refusal stays
-            if topic.route.topic_id == before.route.topic_id:
-                continue
             outcome = self._send(topic, partition, transaction_id)
             if isinstance(outcome, Produced):
                 outcomes[partition.index] = outcome
             else:
-                sent.append(_Wait(outcomes, topic, partition, outcome))
+                sent.append(_Wait(outcomes, name, partition, outcome))
         return sent
 
     def _send(
