@@ -210,7 +210,8 @@ class IdCalls:
         """Looks for a message that was delayed until `due_us`. Raises Unavailable, CorruptBatch.
 
         Others with its id, which the window had left behind before it arrived, may lie behind that
-        time as well, if it was due when it came: the newest one is meant.
+        time as well, if it was due when it came. The newest one is meant, which only is known where
+        all was looked at; else one counts that was waiting at that time.
         """
         pointer, cold = cold_place(self._cold, queue)
         offset = max(queue.log_start_offset, await cold.offset_at(pointer, due_us))
@@ -222,6 +223,10 @@ class IdCalls:
             row = await self._newest_in(group.batches, message_id)
             found += [] if row is None else [row]
             offset = group.end
+        # What was released before a queue moved here is not found in its log.
+        may_be_elsewhere = queue.is_cold(offset) or queue.key in self._replica.state.moves.places
+        if may_be_elsewhere:
+            found = [row for row in found if row.arrival_us < due_us]
         return max(found, key=lambda row: row.arrival_us, default=None)
 
     async def _newest_in(self, batches: Sequence[ColdBatch], message_id: bytes) -> ColdRow | None:

@@ -13,6 +13,7 @@ from semel.broker.server.id_calls import IdCalls
 from semel.broker.tiers.cold_reads import ColdReads
 from semel.protos.errors import Unavailable
 from semel.protos.v1 import broker_pb2
+from tests.kit.state_log import KEY
 from tests.kit.tiered_node import TieredNode
 
 
@@ -91,3 +92,22 @@ async def test_of_messages_with_one_id_that_were_delayed_the_newest_is_found(
         reply = broker_pb2.FindMessageReply(offset=-1)
         await calls(node, cold)._fill(node.queue, found, reply)
         assert (reply.offset, reply.fate) == (63, broker_pb2.MESSAGE_FATE_STORED)
+
+
+async def test_where_not_all_is_looked_at_only_a_message_that_waited_then_is_found(
+    node: TieredNode, cold: ColdReads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newer one with its id may be in the log of a queue that moved here, or further on."""
+    sought = calls(node, cold)._seek_cold
+    found = await sought(node.queue, b"23", 1)
+    assert found is not None
+    waited_us = found.arrival_us + 1
+    monkeypatch.setattr(node.state.moves, "places", {KEY: None})
+    assert await sought(node.queue, b"23", 1) is None
+    monkeypatch.undo()
+    monkeypatch.setattr(id_calls, "SOUGHT_GROUPS", 3)
+    assert await sought(node.queue, b"23", 1) is None
+    row = found._replace(arrival_us=found.arrival_us - 10)
+    monkeypatch.setattr(id_calls, "cold_row", lambda batch, _: row if batch == row.batch else None)
+    again = await sought(node.queue, b"23", waited_us - 5)
+    assert again == row, "it waited at that time"
