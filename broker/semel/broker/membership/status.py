@@ -401,15 +401,21 @@ class MembershipStatus:
         logger.info("caught up applied_index=%d", replica.state.applied_index)
 
     async def _maybe_follow(self) -> None:
-        """Follows the group into a new founding that it began while this node was away.
+        """Learns who the members are by now, and follows the group into a new founding that it
+        began while this node was away.
 
-        Only a node that holds nothing yet follows by itself.
+        Only a node that holds nothing yet does so: it may have been told, and have ended before the
+        first entry came.
         """
         if self._replica.log.last_index:
             return  # it has entries of the old founding: peers refuse it, and say what to do
         before = self._identity.founding
         decision = await self._decide()
-        if decision.step is Step.BE_FED and self._identity.founding == before != decision.founding:
+        if decision.step is not Step.BE_FED or self._identity.founding != before:
+            return
+        if decision.founding == before:
+            self._hear_of(self._controllers_nodes or self._callers_addresses())
+        else:
             logger.warning("BEGUN ANEW meanwhile from=%s founding=%s", before, decision.founding)
             self._identity.found(decision.founding)
             self.on_refounded()
