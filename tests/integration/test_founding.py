@@ -159,6 +159,32 @@ def test_the_founder_of_a_group_that_grew_is_fed_when_it_comes_back_empty(tmp_pa
         assert stored(client) == [b"%d" % number for number in range(MESSAGES + 5)]
 
 
+def reporting(client: Client) -> set[int]:
+    """The nodes of the first group that the controllers know."""
+    return {node.id for node in client.admin.cluster_status().groups[0].nodes}
+
+
+def test_a_node_that_was_away_while_all_others_were_replaced_comes_back(three: Cluster) -> None:
+    """It keeps its data, and knows nobody who is a member still."""
+    away, *others = three.brokers
+    with connect(three.bootstrap) as client:
+        three.kill(away)
+        for number, old in enumerate(others, 4):
+            three.join(number, group=1)
+            until(lambda number=number: number in reporting(client), what="the report")
+            client.admin.replace_node(old.id, number, allow_same_machine=True)
+            three.kill(old)
+        three.start_node(away)
+        until(
+            lambda: three.status(away).log_end_index >= three.status(three.master()).log_end_index,
+            what="what it has missed",
+        )
+        assert three.status(away).role in ("slave", "master")
+        three.kill(three.brokers[3])
+        send(client, start=MESSAGES, count=5)
+        assert stored(client) == [b"%d" % number for number in range(MESSAGES + 5)]
+
+
 def test_a_group_of_one_that_lost_its_disk_does_not_begin_anew_by_itself(tmp_path: Path) -> None:
     with Cluster(tmp_path / "c", brokers=1) as cluster, connect(cluster.bootstrap) as client:
         client.admin.create_topic("orders", queues=1)

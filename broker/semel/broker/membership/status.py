@@ -211,8 +211,25 @@ class MembershipStatus:
 
     async def _ask_peers(self) -> dict[NodeId, broker_pb2.NodeStatusReply]:
         """The answers of the peers that are the nodes they should be."""
+        return await self._ask_nodes(self._peers())
+
+    async def _ask_named(self) -> dict[NodeId, broker_pb2.NodeStatusReply]:
+        """The answers of the nodes that the controllers name as the group's: all that this one
+        knows may have been replaced while it was away."""
+        config = self._config
+        await self._ask_controllers(  # without members, it asks and founds nothing
+            controller_pb2.FoundGroupRequest(cluster_id=config.cluster_id, group_id=config.group_id)
+        )
+        named = self._controllers_nodes.items()
+        return await self._ask_nodes(
+            {node: address for node, address in named if node != config.node_id}
+        )
+
+    async def _ask_nodes(
+        self, addresses: Mapping[NodeId, str]
+    ) -> dict[NodeId, broker_pb2.NodeStatusReply]:
         found = {}
-        for node, answer in (await ask_all(self._peers(), self._config.security)).items():
+        for node, answer in (await ask_all(addresses, self._config.security)).items():
             if stranger := self._identity.stranger(node, answer):
                 if self._lasts(stranger):
                     logger.warning("STRANGER at a peer's address: %s", stranger)
@@ -469,7 +486,8 @@ class MembershipStatus:
         elif replica.core.role is not Role.MASTER and (
             replica.core.master_id not in replica.peers.addresses
         ):
-            for answer in (await self._ask_peers()).values():
+            answers = await self._ask_peers() or await self._ask_named()
+            for answer in answers.values():
                 if (
                     self._identity.same_founding(answer)
                     and answer.membership_index > replica.state.membership.index
