@@ -127,12 +127,12 @@ _STAGED = "has staged progress"
 _TWICE = "is committed, and progress is|was acknowledged|copies of"
 
 PLANTS: dict[str, tuple[Callable[[], AbstractContextManager[object]], str, int]] = {
-    "lets the reader before commit": (lets_the_reader_before_commit, _STAGED, 16),
+    "lets the reader before commit": (lets_the_reader_before_commit, _STAGED, 28),
     "publishes progress on abort": (publishes_progress_on_abort, _PROGRESS, 20),
     "gives up too much": (gives_up_too_much, _PROGRESS, 1),
-    "forgets progress in checkpoints": (forgets_progress_in_checkpoints, _STAGED, 30),
+    "forgets progress in checkpoints": (forgets_progress_in_checkpoints, _STAGED, 11),
     "stages under any token": (stages_under_any_token, _STAGED, 11),
-    "keeps progress of deleted groups": (keeps_progress_of_deleted_groups, _STAGED, 38),
+    "keeps progress of deleted groups": (keeps_progress_of_deleted_groups, _STAGED, 17),
     "obeys producers of the past": (obeys_producers_of_the_past, _TWICE, 20),
     "ends progress early": (ends_progress_early, _TWICE, 2),
     "commits messages alone": (commits_messages_alone, _TWICE, 20),
