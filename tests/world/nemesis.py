@@ -253,6 +253,26 @@ class Nemesis:
 
         self.run.operator.ask("replaced a node", replace)
 
+    def _all_others_replaced(self) -> None:
+        """New nodes take the places of all nodes but one, which is away meanwhile."""
+        away = self.one()
+        group = self.run.group_of(away)
+        others = [host for host in group.members() if host is not away]
+        if self.run.operator.jobs or len(self.run.hosts) + len(others) > NODES_MAX:
+            return
+        pairs = [(old, new) for old in others if (new := self.run.join(group)) is not None]
+        away.away_s = 3.0
+        self.die(away, "absence while all others are replaced")
+
+        async def replace(client: Any) -> None:
+            for old, new in pairs:
+                await client.admin.replace_node(
+                    old.number, new.number, address=broker_address(new.number), timeout=10.0
+                )
+                old.retire()
+
+        self.run.operator.ask("replaced all others", replace)
+
     def _grow(self) -> None:
         """Two new nodes join: a group of one becomes one of three, three become five."""
         group = self.group()

@@ -365,6 +365,13 @@ def _hidden(plan: Plan, random: Random) -> Plan:
     return _themed(plan, random, steps, **_USUAL, send_mean_s=0.01, latency_max_s=0.002)
 
 
+def _moved_on(plan: Plan, random: Random) -> Plan:
+    """A node comes back to a group that has none of the members any more that it knows."""
+    at = random.uniform(0.1, 0.4)
+    steps = [(at, "all others replaced"), (at + 3.2, "checkpoint")]
+    return _themed(plan, random, steps, size=3, victim=random.randrange(1, 4), **_USUAL)
+
+
 THEMES: dict[str, Theme] = {
     "asleep": _asleep,
     "checkpoints": _checkpoints,
@@ -375,6 +382,7 @@ THEMES: dict[str, Theme] = {
     "late rot": _late_rot,
     "left behind": _left_behind,
     "lost disk": _lost_disk,
+    "moved on": _moved_on,
     "page cache": _page_cache,
     "rotten tail": _rotten_tail,
 }

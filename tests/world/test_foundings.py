@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.world import planted
+from tests.world import planted_members
 from tests.world.planted import Plant
 from tests.world.soak import first_failure, run_seeds, run_until_seen
 
@@ -14,6 +14,7 @@ RARE = {
     "at rest": 5,
     "founder away since the founding": 1,
     "founding record lost": 1,
+    "death before it is fed": 1,
     "death while it is fed": 1,
     "group begun anew": 1,
     "lost directory beside a late founder": 1,
@@ -31,10 +32,11 @@ def test_no_group_is_founded_twice_under_faults() -> None:
 @pytest.mark.parametrize(
     ("plant", "seeds"),
     [
-        (planted.founds_with_a_majority_of_empty_nodes, range(0, 50, 5)),
-        (planted.counts_strangers, range(16, 116, 10)),
-        (planted.founders_of_one_begin_again, range(18, 118, 10)),
-        (planted.removes_its_mark_before_it_has_caught_up, range(7, 107, 10)),
+        (planted_members.founds_with_a_majority_of_empty_nodes, range(0, 50, 5)),
+        (planted_members.counts_strangers, range(16, 116, 10)),
+        (planted_members.founders_of_one_begin_again, range(18, 118, 10)),
+        (planted_members.asks_only_whom_it_knows, range(3, 103, 5)),
+        (planted_members.removes_its_mark_before_it_has_caught_up, range(7, 107, 10)),
     ],
 )
 def test_a_planted_bug_of_foundings_is_found(plant: Plant, seeds: range) -> None:

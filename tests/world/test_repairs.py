@@ -36,6 +36,12 @@ from tests.world.soak import run_until_seen
         pytest.param(
             range(67, 307), None, "members heard of", id="an_unknown_master_is_asked_after"
         ),
+        pytest.param(
+            range(10),
+            "moved on",
+            "absence while all others are replaced",
+            id="a_node_finds_a_group_of_strangers",
+        ),
     ],
 )
 def test_a_world_comes_to_rest(seeds: range, theme: str | None, event: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.sim import planted as raft_planted
-from tests.world import planted
+from tests.world import planted, planted_members
 from tests.world.plan import Plan, make_plan
 from tests.world.planted import Plant, raft
 from tests.world.run import run_plan
@@ -161,6 +161,7 @@ PLANTS: list[tuple[Plant, str | None, int]] = [
     (planted.chains_anew_what_may_be_stored, None, 100),
     (planted.believes_a_vote_that_it_finds, "page cache", 20),
     (planted.cleans_live_records, None, 10),
+    (planted_members.asks_only_whom_it_knows, "moved on", 10),
     (planted.counts_the_group_that_has_just_begun, None, 5),
     (planted.commits_under_any_token, "late commits", 5),
     (planted.drops_the_window_in_checkpoints, None, 30),
@@ -180,7 +181,7 @@ PLANTS: list[tuple[Plant, str | None, int]] = [
     (planted.serves_what_it_does_not_check, None, 80),  # rot that is read before it is scrubbed
     (planted.takes_a_failed_sync_for_one_that_is_done, "page cache", 10),
     (planted.takes_the_page_cache_for_the_disk, "page cache", 20),
-    (planted.votes_after_losing_its_disk, "lost disk", 20),
+    (planted_members.votes_after_losing_its_disk, "lost disk", 20),
     (planted.writes_the_rest_at_the_start, None, 5),
     (raft(raft_planted.CommitsBeforeOwnSync), None, 10),
     (raft(raft_planted.TruncatesWithoutConflict), None, 10),

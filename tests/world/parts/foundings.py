@@ -228,6 +228,13 @@ def lost_founder(nemesis: Nemesis) -> None:
     nemesis.cut(links)
     nemesis.world.later(0.8, nemesis.world.network.heal)
 
+    def strike_again() -> None:
+        if not nemesis.run.healing and founder.replica is not None:
+            nemesis.die(founder, "death before it is fed")
+
+    if nemesis.random.random() > 0.4:
+        nemesis.world.later(0.6, strike_again)
+
 
 @fault(MAJORITY)
 def majority_lost(nemesis: Nemesis) -> None:

@@ -215,7 +215,7 @@ class MembershipStatus:
 
     async def _ask_named(self) -> dict[NodeId, broker_pb2.NodeStatusReply]:
         """The answers of the nodes that the controllers name as the group's: all that this one
-        knows may have been replaced while it was away."""
+        knows may have been replaced while it was away, or have been forgotten with its disk."""
         config = self._config
         await self._ask_controllers(  # without members, it asks and founds nothing
             controller_pb2.FoundGroupRequest(cluster_id=config.cluster_id, group_id=config.group_id)
@@ -418,21 +418,15 @@ class MembershipStatus:
         logger.info("caught up applied_index=%d", replica.state.applied_index)
 
     async def _maybe_follow(self) -> None:
-        """Learns who the members are by now, and follows the group into a new founding that it
-        began while this node was away.
+        """Follows the group into a new founding that it began while this node was away.
 
-        Only a node that holds nothing yet does so: it may have been told, and have ended before the
-        first entry came.
+        Only a node that holds nothing yet follows by itself.
         """
         if self._replica.log.last_index:
             return  # it has entries of the old founding: peers refuse it, and say what to do
         before = self._identity.founding
         decision = await self._decide()
-        if decision.step is not Step.BE_FED or self._identity.founding != before:
-            return
-        if decision.founding == before:
-            self._hear_of(self._controllers_nodes or self._callers_addresses())
-        else:
+        if decision.step is Step.BE_FED and self._identity.founding == before != decision.founding:
             logger.warning("BEGUN ANEW meanwhile from=%s founding=%s", before, decision.founding)
             self._identity.found(decision.founding)
             self.on_refounded()

@@ -368,25 +368,6 @@ async def test_a_lost_disk_is_fed_though_all_others_are_empty() -> None:
     assert node(status._files)._replica.non_counting  # type: ignore[arg-type]
 
 
-async def test_a_node_that_ends_before_it_is_fed_hears_of_the_members_again(running: Any) -> None:
-    """Its group may have nobody any more of those that founded it."""
-    status = node(lost())
-    status.word = ControllersSay(founding="x", founded=True)
-    status._controllers_nodes = {NodeId(5): "h5:1", NodeId(6): "h6:1"}
-    heard: list[tuple[int, Any]] = []
-    replica: Any = status._replica
-    replica.peers.hear = lambda index, nodes: heard.append((index, nodes))
-    running(status)
-    await turns()
-    assert heard
-    assert heard[0] == (1, {5: "h5:1", 6: "h6:1"})
-    replica.log.last_index = 1  # it has entries, which say who the members are
-    await turns()
-    heard.clear()
-    await turns()
-    assert not heard
-
-
 def test_a_directory_with_a_history_from_before_has_the_first_founding() -> None:
     disk = SimFiles()
     first = node(disk)
