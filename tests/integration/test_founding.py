@@ -171,7 +171,7 @@ def test_a_node_that_was_away_while_all_others_were_replaced_comes_back(three: C
         three.kill(away)
         for number, old in enumerate(others, 4):
             three.join(number, group=1)
-            until(lambda number=number: number in reporting(client), what="the report")
+            until(lambda: len(reporting(client)) == len(three.brokers), what="the report")
             client.admin.replace_node(old.id, number, allow_same_machine=True)
             three.kill(old)
         three.start_node(away)
