@@ -15,6 +15,7 @@ import pytest
 from semel.client.config import ClientConfig
 from semel.client.transport import master_search, streams
 from semel.client.transport.connection import Connections, Purpose
+from semel.client.transport.controllers import Controllers
 from semel.client.transport.streams import DirectStream, GrpcStream, Stream, Streams
 from semel.protos import compat
 from semel.protos.errors import SemelError, Unavailable, UnsupportedVersion
@@ -26,6 +27,7 @@ from semel.protos.v1 import broker_pb2
 from semel.protos.v1.common_pb2 import Levels
 from tests.kit.brokers import BrokerGroup, RawClient, make_batch
 from tests.kit.cluster import Cluster
+from tests.kit.waiting import until
 
 pytestmark = pytest.mark.both_loops
 
@@ -372,10 +374,19 @@ def test_one_of_many_finds_the_next_master_without_a_new_connection_of_grpc(
         called.append((address, what[1]))
         return await call(self, address, *what)
 
+    watching: list[Controllers] = []
+    watch = Controllers.watch
+
+    async def kept(self: Controllers, *what: Any) -> None:
+        watching.append(self)
+        await watch(self, *what)
+
+    monkeypatch.setattr(Controllers, "watch", kept)
     with Cluster(module_path / "many") as running, connect(running.bootstrap) as client:
         client.admin.create_topic("many", queues=1)
         with client.producer() as producer:
             producer.send("many", b"before", key=b"k").result(timeout=10)
+            until(lambda: any(each.watching for each in watching), 30, "a watch of the routes")
             monkeypatch.setattr(Streams, "clients", property(lambda _: 200))
             monkeypatch.setattr(master_search, "WATCHED_S", (60.0, 60.0))
             monkeypatch.setattr(Connections, "call", noted)
