@@ -1,8 +1,8 @@
 """How much of each topic waits on this broker group, delayed or staged, for those with a quota.
 
 How it works. The sum is taken from the replicated state when somebody asks, and again after
-`_FRESH_S`; what is let in meanwhile is added to it. So it may be too high for that long, and is
-never too low by more than what is on its way into the log.
+`_FRESH_S` or a change of quotas; what is let in meanwhile is added to it. So it may be too high for
+that long, and is never too low by more than what is on its way into the log.
 
 Not here: the limits for all topics together (`state/admission/`).
 """
@@ -29,6 +29,7 @@ _REMEMBERED_MAX: Final = 1_000
 @dataclass(slots=True)
 class _Amount:
     at_s: float
+    version: int
     bytes: int
 
 
@@ -60,8 +61,6 @@ class TopicAmounts:
         name = self._topic_of(header.queue_key)
         limit = None if name is None else self._meters.limit_of_topic(name, kind)
         if limit is None:
-            # What is let in now is not added to a sum of before, so that sum is of no use.
-            self._known.pop((kind, header.topic_id), None)
             return None
         amount = self._amount(kind, header.topic_id)
         length = header.stored_length
@@ -77,13 +76,14 @@ class TopicAmounts:
         )
 
     def _amount(self, kind: QuotaKind, topic_id: int) -> _Amount:
-        now_s = self._meters.clock_s()
+        now_s, version = self._meters.clock_s(), self._meters.version
         amount = self._known.get((kind, topic_id))
-        if amount is None or now_s - amount.at_s > _FRESH_S:
+        # What was let in while there was no quota was not added.
+        if amount is None or amount.version != version or now_s - amount.at_s > _FRESH_S:
             if len(self._known) >= _REMEMBERED_MAX:
                 self._known.clear()
             found = self._staged if kind is QuotaKind.STAGED_BYTES else self._delayed
-            amount = self._known[kind, topic_id] = _Amount(now_s, found(topic_id))
+            amount = self._known[kind, topic_id] = _Amount(now_s, version, found(topic_id))
         return amount
 
     def _delayed(self, topic_id: int) -> int:

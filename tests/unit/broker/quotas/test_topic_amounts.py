@@ -138,6 +138,16 @@ def test_what_came_while_there_was_no_quota_counts_when_there_is_one_again() -> 
     assert not broker.takes(SMALL, 1)
 
 
+def test_what_came_while_there_was_no_quota_at_all_counts_when_there_is_one() -> None:
+    """Nobody asks here then."""
+    broker = Broker()
+    assert broker.takes(SMALL, 1)
+    broker.node.remove("topic:small")
+    broker.delayed[QueueKey(SMALL, QueueId(0))] = 1 + LIMIT
+    broker.node.set("topic:small", {QuotaKind.DELAYED_BYTES: LIMIT})
+    assert not broker.takes(SMALL, 1)
+
+
 def test_many_topics_are_not_remembered_for_ever() -> None:
     broker = Broker()
     broker.node.set("topic:*", {QuotaKind.DELAYED_BYTES: LIMIT})
