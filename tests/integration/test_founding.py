@@ -159,11 +159,6 @@ def test_the_founder_of_a_group_that_grew_is_fed_when_it_comes_back_empty(tmp_pa
         assert stored(client) == [b"%d" % number for number in range(MESSAGES + 5)]
 
 
-def reporting(client: Client) -> set[int]:
-    """The nodes of the first group that the controllers know."""
-    return {node.id for node in client.admin.cluster_status().groups[0].nodes}
-
-
 def test_a_node_that_was_away_while_all_others_were_replaced_comes_back(three: Cluster) -> None:
     """It keeps its data, and knows nobody who is a member still."""
     away, *others = three.brokers
@@ -171,7 +166,10 @@ def test_a_node_that_was_away_while_all_others_were_replaced_comes_back(three: C
         three.kill(away)
         for number, old in enumerate(others, 4):
             three.join(number, group=1)
-            until(lambda: len(reporting(client)) == len(three.brokers), what="the report")
+            until(
+                lambda: len(client.admin.cluster_status().groups[0].nodes) == len(three.brokers),
+                what="the report",
+            )
             client.admin.replace_node(old.id, number, allow_same_machine=True)
             three.kill(old)
         three.start_node(away)

@@ -187,9 +187,8 @@ class Watch:
 
     def judged(self, pace: WritePace, header: BatchHeader, refusal: SemelError | None) -> None:
         """A batch was let in or refused by what its topic has, having waited for its rates."""
-        _, item = self._held.get(id(header), (header, None))
-        if refusal is not None and item is not None:
-            del self._held[id(header)]
+        if refusal is not None and id(header) in self._held:
+            _, item = self._held.pop(id(header))
             self.passes(item, "quota: a batch waited for its topic")
         kind, quotas = _kind_of(header), pace._quotas
         name = quotas.topic_of(header.queue_key)

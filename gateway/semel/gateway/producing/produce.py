@@ -18,6 +18,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import time
 from collections.abc import Mapping
@@ -162,12 +163,14 @@ class Producing:
         """Sends batches that brokers have refused because they do not know the topic: it may have
         been deleted and made anew elsewhere, unknown to this gateway or to its producers. Returns
         those that are on their way again."""
+        topics: dict[str, PartitionedTopic] = {}
+        for name in {wait.topic for wait in unknown}:
+            with contextlib.suppress(SemelError):  # it is gone, or nobody can tell
+                topics[name] = await self._topics.renewed(name)
         sent: list[_Wait] = []
         for outcomes, name, partition, _ in unknown:
-            try:
-                topic = await self._topics.renewed(name)
-            except SemelError:
-                continue  # it is gone, or nobody can tell: the refusal stays
+            if (topic := topics.get(name)) is None:
+                continue  # the refusal stays
             outcome = self._send(topic, partition, transaction_id)
             if isinstance(outcome, Produced):
                 outcomes[partition.index] = outcome
