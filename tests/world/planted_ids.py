@@ -222,7 +222,7 @@ PLANTS: dict[str, tuple[Callable[[], AbstractContextManager[object]], str, Itera
     "conflicts are duplicates": (takes_conflicts_for_duplicates, "as a duplicate of", range(10)),
     "stands without its ids": (stands_without_its_ids, "serves as master", (56, 122, 158, 162)),
     "takes damage for new ids": (takes_damage_for_new_ids, "message ids:", (32, 49)),
-    "never says that it lacks ids": (never_says_that_it_lacks_ids, "not at rest", range(30, 40)),
+    "never says that it lacks ids": (never_says_that_it_lacks_ids, "not at rest", range(29, 49)),
     "misses what was left behind": (
         misses_what_the_window_left_behind,
         "nothing has lost them",

@@ -36,7 +36,7 @@ PLANTS: dict[str, tuple[Plant, str, Sequence[int]]] = {
     "looks only at queues that are here": (
         looks_only_at_queues_that_are_here,
         "is gone, and nobody was told",
-        (49, *range(27, 48)),
+        (116, *range(27, 48)),
     ),
     "drops bodies before the queue is here": (
         drops_bodies_before_the_queue_is_here,
