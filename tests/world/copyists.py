@@ -105,6 +105,7 @@ class _Alone:
     def __init__(self, host: str) -> None:
         self.own = GatewayPlace(1, host, 9092)
         self.present = (self.own,)
+        self.missed: tuple[GatewayPlace, ...] = ()
 
     async def checked(self) -> tuple[GatewayPlace, ...]:
         return self.present

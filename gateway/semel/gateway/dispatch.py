@@ -50,8 +50,12 @@ class Gateways(Protocol):
     def present(self) -> tuple[GatewayPlace, ...]:
         """All that are there, by rising `node_id`; this one is among them."""
 
+    @property
+    def missed(self) -> tuple[GatewayPlace, ...]:
+        """Those that ended a short while ago and are expected back, by rising `node_id`."""
+
     async def checked(self) -> tuple[GatewayPlace, ...]:
-        """Returns the same, after a look whether they are still there."""
+        """Returns those present, after a look whether they are still there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

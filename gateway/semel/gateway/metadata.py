@@ -51,9 +51,14 @@ class Catalog:
     # ----------------------------------------------------------------------------------- metadata
 
     async def metadata(self, request: Any, context: RequestContext) -> Any:
-        """Answers Metadata, versions 0 to 8. Version 0 asks for all topics by naming none."""
+        """Answers Metadata, versions 0 to 8. Version 0 asks for all topics by naming none.
+
+        Who asks for topics is told of gateways that are expected back as well. Who asks for no
+        topic wants to know who is there: Kafka's tools then ask each of them for its groups, and
+        fail if one does not answer."""
         gateways = await context.gateways.checked()
         named = request.topics
+        asks_for_topics = named is None or bool(named) or context.version == 0
         if named is None or (context.version == 0 and not named):
             topics = [_described(route, gateways) for route in await self._every()]
         else:
@@ -63,7 +68,7 @@ class Catalog:
             request,
             brokers=[
                 {"node_id": each.node_id, "host": each.host, "port": each.port, "rack": None}
-                for each in gateways
+                for each in (*gateways, *(context.gateways.missed if asks_for_topics else ()))
             ],
             cluster_id=self._cluster.routes.cluster_id,
             controller_id=gateways[0].node_id,

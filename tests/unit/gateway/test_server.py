@@ -30,6 +30,7 @@ OWN = GatewayPlace(1, "127.0.0.1", 9092)
 class Alone:
     own = OWN
     present = (OWN,)
+    missed: tuple[GatewayPlace, ...] = ()
 
     async def checked(self) -> tuple[GatewayPlace, ...]:
         return self.present

@@ -14,6 +14,11 @@ reported by mistake joins again, and its groups' members as well. Clients ask fo
 have lost their gateway, so that is when the others are looked at: a partition has another leader as
 soon as somebody misses the one that it had, and not when a session ends.
 
+Clients are told for a while of a gateway that has ended as well: most are started again at once,
+under the same address. A client of Java before 4.0 looks at its bootstrap addresses once, and then
+knows the brokers of its last metadata alone, which it asks for anew after five minutes. Were a
+gateway missing there that has long come back, the end of another one would leave it without any.
+
 While no controller answers, everything stays as it is: clients keep their coordinators.
 
 Not here: which groups a gateway coordinates (`roles.py`).
@@ -49,6 +54,9 @@ START_S: Final = 30.0
 """Seconds for which a gateway that starts waits for the controllers, which may be electing."""
 LEAVE_S: Final = 2.0
 REACH_S: Final = 0.5
+MISSED_S: Final = 30.0
+"""Seconds for which a gateway that has ended is expected back: a restart takes less. Clients that
+ask at once, as they do when they lose one, then know of it for minutes."""
 CHECK_S: Final = 0.25
 """Seconds for which a gateway that was looked at counts as there."""
 
@@ -87,6 +95,8 @@ class GatewayMembership:
         reported by mistake comes back under another id."""
         self._others: dict[str, GatewayPlace] = {}
         """All other gateways by id, as of the last look around."""
+        self._seen_s: dict[GatewayPlace, float] = {}
+        """When others were there last, by the monotonic clock; at most `MISSED_S` ago."""
         self._check: asyncio.Task[None] | None = None
         """The look at the others that is under way."""
         self._checked_s = -CHECK_S
@@ -101,8 +111,15 @@ class GatewayMembership:
         found = {place.node_id: place for place in (self.own, *others)}
         return tuple(found[node_id] for node_id in sorted(found))
 
+    @property
+    def missed(self) -> tuple[GatewayPlace, ...]:
+        """Those that ended less than `MISSED_S` ago and have not come back, by rising `node_id`."""
+        last = time.monotonic() - MISSED_S
+        lately = {place for place, seen_s in self._seen_s.items() if seen_s >= last}
+        return tuple(sorted(lately.difference(self.present), key=lambda place: place.node_id))
+
     async def checked(self) -> tuple[GatewayPlace, ...]:
-        """Returns the same, after a look whether they are still there."""
+        """Returns those present, after a look whether they are still there."""
         if self._check is None and time.monotonic() - self._checked_s >= CHECK_S:
             self._check = asyncio.get_running_loop().create_task(
                 self._check_others(), name="semel-kafka-check"
@@ -217,6 +234,14 @@ class GatewayMembership:
                 if await _reaches(others[member_id]):
                     self._reached.add(member_id)
             self._others = others
+            self._note_present()
+
+    def _note_present(self) -> None:
+        now = time.monotonic()
+        self._seen_s |= dict.fromkeys(self.present, now)
+        self._seen_s = {
+            place: seen_s for place, seen_s in self._seen_s.items() if seen_s >= now - MISSED_S
+        }
 
     async def _controller(self, method: str, request: object, timeout_s: float = CALL_S) -> Any:
         session = self._session

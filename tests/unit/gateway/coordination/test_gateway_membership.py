@@ -106,6 +106,29 @@ async def test_one_that_refuses_connections_is_missed_at_once_and_reported(
     assert place_of(other.address) in membership.present
 
 
+async def test_one_that_has_ended_is_expected_back_for_a_while(
+    known: tuple[GatewayMembership, Controllers, Other], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    membership, controllers, other = known
+    gone = place_of(other.address)
+    assert list(membership.missed) == []
+    await other.die()
+    await membership.checked()
+    await asyncio.gather(*membership._reports)
+    assert list(membership.missed) == [gone]
+    del controllers.members["other"]
+    await membership.look_around()
+    assert list(membership.present) == [place_of(OWN)]
+    assert list(membership.missed) == [gone]
+    controllers.members["again"] = other.address
+    await membership.look_around()
+    assert list(membership.missed) == []
+    del controllers.members["again"]
+    monkeypatch.setattr(gateway_membership, "MISSED_S", 0.0)
+    await membership.look_around()
+    assert list(membership.missed) == []
+
+
 async def test_clients_do_not_wait_for_controllers_that_are_away(
     known: tuple[GatewayMembership, Controllers, Other],
 ) -> None:
