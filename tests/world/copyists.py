@@ -44,7 +44,8 @@ from semel.client.admin.resets import forget_group
 from semel.client.core.routing import QueueRoute
 from semel.client.reading.offsets import list_offsets
 from semel.gateway.coordination.callers import Caller
-from semel.gateway.coordination.committed_offsets import CommittedOffsets, Deposed, Place
+from semel.gateway.coordination.committed_offsets import CommittedOffsets, Place
+from semel.gateway.coordination.group_locks import Deposed, GroupLocks
 from semel.gateway.coordination.line_progress import Progress
 from semel.gateway.coordination.transaction_service import TransactionRefused, TransactionService
 from semel.gateway.dispatch import GatewayPlace
@@ -204,7 +205,8 @@ class _Gateway:
         self.stages = StageProducers(self.cluster, topics.on_sealed, topics.is_split)
 
     def offsets(self, group: str, generation: int) -> CommittedOffsets:
-        return CommittedOffsets(self.cluster, self.caller.topics, group, generation)
+        locks = GroupLocks(self.cluster, group, generation)
+        return CommittedOffsets(self.cluster, self.caller.topics, locks)
 
 
 class _Life:

@@ -26,25 +26,30 @@ Invariants
 2. Code after an await uses the lock that it sent, not the one that is there by then.
 3. What is staged by a member of an earlier era is never committed after an offset was fetched.
 
-Not here: who coordinates (`roles.py`), whether a member may commit (`groups/kafka_group.py`).
+Not here: the locks (`group_locks.py`), who coordinates (`roles.py`), whether a member may commit
+(`groups/kafka_group.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
-import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from semel.client.admin.resets import forget_progress
-from semel.client.core.retry import Backoff, BackoffPolicy
+from semel.client.core.retry import Backoff
 from semel.client.core.routing import QueueRoute
 from semel.client.transactions.staging import SERVICE
 from semel.client.transport.cluster import Cluster
-from semel.gateway.coordination.group_lock import NO_ERA, GroupLock, lock_ref
+from semel.gateway.coordination.group_locks import (
+    CALL_S,
+    RETRY_POLICY,
+    Errors,
+    GroupLock,
+    GroupLocks,
+)
 from semel.gateway.coordination.line_progress import STEPS, Progress, Stores, joined, own
 from semel.gateway.coordination.staged_in import StagedIn
 from semel.gateway.partitions import PartitionLine
@@ -53,56 +58,35 @@ from semel.protos.errors import (
     InvalidRequest,
     LockLost,
     OffsetOutOfRange,
-    QueueLocked,
-    QueueMoved,
     SemelError,
     StaleGeneration,
-    Throttled,
     UnknownQueue,
     from_detail,
 )
 from semel.protos.ids import GroupId, QueueKey
-from semel.protos.queue_refs import queue_key_of, queue_ref
+from semel.protos.queue_refs import queue_ref
 from semel.protos.v1 import (
     broker_pb2,
     transaction_records_pb2,
 )
 
-logger = logging.getLogger(__name__)
-
-OWNER: Final = "kafka-gateway"
-"""Owns the locks of all Kafka groups, whichever gateway coordinates them."""
-LOCK_MS: Final = 24 * 3600 * 1000
-"""The longest there is: nothing is delivered under these locks that must be committed in time."""
-SESSION_MS: Final = 30_000
-"""If a gateway dies and no other one follows, its groups' offsets can be reset so much later."""
-CALL_S: Final = 10.0
-"""Seconds for a call; Kafka's clients wait for 30 s unless told otherwise."""
-ATTEMPTS: Final = 6
 SPLIT_ATTEMPTS: Final = 3
 """How often an offset is committed that is beyond the end of a queue, until it is refused."""
 FETCH_ATTEMPTS: Final = 20
 """How often offsets are fetched while locks tell of splits: each may tell of one more, and a queue
 of one slot has at most 16 behind it."""
-RETRY_POLICY: Final = BackoffPolicy(initial_ms=20, max_ms=500)
-
 Place: TypeAlias = tuple[str, int]
 """A topic and a partition."""
-
-
-class Deposed(Exception):
-    """Another gateway coordinates the group."""
 
 
 class CommittedOffsets:
     """See the module's text. Lives on the I/O thread."""
 
-    def __init__(self, cluster: Cluster, topics: TopicBook, group_id: str, generation: int) -> None:
+    def __init__(self, cluster: Cluster, topics: TopicBook, locks: GroupLocks) -> None:
+        self.locks = locks
         self._cluster = cluster
         self._topics = topics
-        self._group_id = group_id
-        self._generation = generation
-        self._locks: dict[QueueKey, GroupLock] = {}
+        self._group_id = locks.group_id
         self._turn = asyncio.Lock()
         """Held while several queues of a partition are committed, one after the other."""
 
@@ -110,8 +94,8 @@ class CommittedOffsets:
         """Returns the same, with calls by a client of somebody else, whose rights count then."""
         if cluster is self._cluster:
             return self
-        other = CommittedOffsets(cluster, topics, self._group_id, self._generation)
-        other._locks, other._turn = self._locks, self._turn
+        other = CommittedOffsets(cluster, topics, self.locks.acting(cluster))
+        other._turn = self._turn
         return other
 
     async def commit(self, wanted: Mapping[Place, Progress]) -> dict[Place, SemelError]:
@@ -152,7 +136,7 @@ class CommittedOffsets:
 
         def goes_on(place: Place, line: PartitionLine) -> bool:
             number, offset = line.spot(wanted[place].offset)
-            lock = self._locks.get(line.queues[number].key)
+            lock = self.locks.get(line.queues[number].key)
             return lock is not None and offset >= lock.committed
 
         return goes_on
@@ -176,10 +160,10 @@ class CommittedOffsets:
         lines = {place: line for place, (line, _) in wanted.items()}
         async with self._turn:
             queues = [queue for line in lines.values() for queue in line.queues]
-            missing = {queue.key: queue for queue in queues if queue.key not in self._locks}
-            failed = _by_place(lines, await self._hold(missing, {}))
+            missing = {queue.key: queue for queue in queues if queue.key not in self.locks}
+            failed = _by_place(lines, await self.locks.hold(missing, {}))
             for step in STEPS:
-                known = {key: lock.committed for key, lock in self._locks.items()}
+                known = self.locks.committed()
                 stores: Stores = {}
                 for place, (line, progress) in wanted.items():
                     if place not in failed:
@@ -196,10 +180,10 @@ class CommittedOffsets:
             lines, refused = await self._resolve(places, suffices)
             found: dict[QueueKey, Progress] = {}
             queues = {queue.key: queue for line in lines.values() for queue in line.queues}
-            new = {key: queue for key, queue in queues.items() if self._era_of(key) != era}
+            new = {key: queue for key, queue in queues.items() if self.locks.era_of(key) != era}
             known = {key: queue for key, queue in queues.items() if key not in new}
-            refused |= _by_place(lines, await self._hold(new, found, era))
-            refused |= _by_place(lines, await self._hold(known, found))
+            refused |= _by_place(lines, await self.locks.hold(new, found, era))
+            refused |= _by_place(lines, await self.locks.hold(known, found))
             if not any(self._was_split(line) for line in lines.values()):
                 break
             suffices = _always  # the controllers do not tell of the split yet: the locks have
@@ -216,7 +200,7 @@ class CommittedOffsets:
         keys = {queue.key for line in lines.values() for queue in line.queues}
         async with self._turn:
             for key in keys:
-                self._locks.pop(key, None)
+                self.locks.forget_queue(key)
             if keys:
                 await forget_progress(self._cluster, self._group_id, keys)
         return refused
@@ -233,32 +217,32 @@ class CommittedOffsets:
     ) -> dict[Place, SemelError]:
         lines = {place: line for place, (line, _) in wanted.items()}
         queues = {queue.key: queue for line in lines.values() for queue in line.queues}
-        missing = {key: queue for key, queue in queues.items() if key not in self._locks}
-        failed = _by_place(lines, await self._hold(missing, {}))
-        known = {key: lock.committed for key, lock in self._locks.items()}
+        missing = {key: queue for key, queue in queues.items() if key not in self.locks}
+        failed = _by_place(lines, await self.locks.hold(missing, {}))
+        known = self.locks.committed()
         stores: Stores = {}
         for place, (line, progress) in wanted.items():
             if place not in failed:
                 for step in STEPS:  # they become visible in one moment
                     stores |= step(line, progress, known)
 
-        async def at(home: GroupId, keys: Sequence[QueueKey]) -> _Errors:
+        async def at(home: GroupId, keys: Sequence[QueueKey]) -> Errors:
             return await self._stage_at(home, {key: stores[key] for key in keys}, transaction)
 
         by_queue = {key: queue for key, (queue, _) in stores.items()}
-        return failed | _by_place(lines, await self._everywhere(by_queue, at))
+        return failed | _by_place(lines, await self.locks.everywhere(by_queue, at))
 
     async def _stage_at(
         self,
         home: GroupId,
         wanted: Mapping[QueueKey, tuple[QueueRoute, Progress]],
         transaction: StagedIn,
-    ) -> _Errors:
-        errors: _Errors = {}
-        missing = [route for key, (route, _) in wanted.items() if key not in self._locks]
+    ) -> Errors:
+        errors: Errors = {}
+        missing = [route for key, (route, _) in wanted.items() if key not in self.locks]
         if missing:
-            errors |= await self._acquire(home, missing, {})
-        locks = {key: self._locks.get(key) for key in wanted if errors.get(key) is None}
+            errors |= await self.locks.acquire(home, missing, {})
+        locks = {key: self.locks.get(key) for key in wanted if errors.get(key) is None}
         results = await asyncio.gather(
             *(
                 self._stage_one(home, lock, wanted[key][1], transaction)
@@ -304,17 +288,13 @@ class CommittedOffsets:
         (outcome,) = reply.outcomes
         refusal = from_detail(outcome.error) if outcome.HasField("error") else None
         if isinstance(refusal, LockLost | InvalidRequest):
-            self._forget(lock)
+            self.locks.forget(lock)
             return LockLost(refusal.message)
         return refusal
 
-    def _era_of(self, key: QueueKey) -> int:
-        lock = self._locks.get(key)
-        return NO_ERA if lock is None else lock.era
-
     def _was_split(self, line: PartitionLine) -> bool:
         """Whether a line goes on, as its last lock has told; then routes show it from now on."""
-        lock = self._locks.get(line.open.key)
+        lock = self.locks.get(line.open.key)
         if lock is None or lock.split is None:
             return False
         self._topics.on_split(line.open.key.topic_id, lock.split)
@@ -350,110 +330,22 @@ class CommittedOffsets:
     async def _store(self, stores: Stores) -> dict[QueueKey, SemelError]:
         """Commits offsets of queues. Returns the errors. Raises Deposed."""
 
-        async def at(home: GroupId, keys: Sequence[QueueKey]) -> _Errors:
+        async def at(home: GroupId, keys: Sequence[QueueKey]) -> Errors:
             return await self._commit_at(home, {key: stores[key] for key in keys})
 
-        return await self._everywhere({key: queue for key, (queue, _) in stores.items()}, at)
-
-    async def _hold(
-        self,
-        queues: Mapping[QueueKey, QueueRoute],
-        found: dict[QueueKey, Progress],
-        era: int = NO_ERA,
-    ) -> dict[QueueKey, SemelError]:
-        """Acquires locks; what is committed there goes to `found`. With an era it gives up what was
-        staged before. Returns the errors. Raises Deposed."""
-
-        async def at(home: GroupId, keys: Sequence[QueueKey]) -> _Errors:
-            errors = await self._acquire(home, [queues[key] for key in keys], found, era)
-            return {key: errors.get(key) for key in keys}
-
-        return await self._everywhere(queues, at)
-
-    async def renew(self) -> None:
-        """Keeps the locks. Raises Deposed."""
-        for home, locks in self._by_home().items():
-            request = broker_pb2.RenewLocksRequest(
-                group=self._group_id,
-                member_id=OWNER,
-                locks=[lock_ref(lock) for lock in locks],
-            )
-            try:
-                reply = await self._cluster.call_master(home, "RenewLocks", request, CALL_S)
-            except SemelError as error:
-                logger.info("renew failed group=%s error=%s", self._group_id, error.message)
-                continue
-            lost = {(queue_key_of(ref.queue), ref.token) for ref in reply.lost}
-            again = [lock for lock in locks if (lock.route.key, lock.token) in lost]
-            for lock in again:
-                self._forget(lock)
-            if again:  # a reset, a move, or another coordinator: the answer tells
-                with contextlib.suppress(SemelError):
-                    await self._acquire(home, [lock.route for lock in again], {})
-
-    async def release(self) -> None:
-        """Gives all locks back, as far as the brokers answer; the others end with their session."""
-        by_home = self._by_home()
-        self._locks.clear()
-        requests = [
-            (
-                home,
-                broker_pb2.ReleaseLocksRequest(
-                    group=self._group_id, member_id=OWNER, locks=[lock_ref(lock) for lock in locks]
-                ),
-            )
-            for home, locks in by_home.items()
-        ]
-        await asyncio.gather(
-            *(
-                self._cluster.call_master(home, "ReleaseLocks", request, CALL_S)
-                for home, request in requests
-            ),
-            return_exceptions=True,
-        )
-
-    # --- calls to one broker group ----------------------------------------------------------------
-
-    async def _everywhere(
-        self,
-        queues: Mapping[QueueKey, QueueRoute],
-        at: Callable[[GroupId, Sequence[QueueKey]], Awaitable[_Errors]],
-    ) -> dict[QueueKey, SemelError]:
-        """Makes calls at the broker groups that have the queues, again for those that moved or
-        whose lock was lost. Returns the errors that remain."""
-        left = dict(queues)
-        failed: dict[QueueKey, SemelError] = {}
-        last: dict[QueueKey, SemelError] = {}
-        backoff = Backoff(RETRY_POLICY, random.random)
-        for attempt in range(ATTEMPTS):
-            if not left:
-                break
-            if attempt:
-                await asyncio.sleep(backoff.next_ms() / 1000)
-            homes = self._cluster.routes.by_home(left.values())
-            for outcomes in await asyncio.gather(*(at(home, keys) for home, keys in homes.items())):
-                for key, error in outcomes.items():
-                    if isinstance(error, QueueMoved):
-                        self._cluster.routes.on_moved(error)
-                    if isinstance(error, LockLost | QueueMoved | Throttled):
-                        last[key] = error
-                        continue
-                    del left[key]
-                    if error is not None:
-                        failed[key] = error
-        return failed | {key: last[key] for key in left}
+        return await self.locks.everywhere({key: queue for key, (queue, _) in stores.items()}, at)
 
     async def _commit_at(
         self, home: GroupId, wanted: Mapping[QueueKey, tuple[QueueRoute, Progress]]
-    ) -> _Errors:
-        errors: _Errors = {}
-        missing = [route for key, (route, _) in wanted.items() if key not in self._locks]
+    ) -> Errors:
+        errors: Errors = {}
+        missing = [route for key, (route, _) in wanted.items() if key not in self.locks]
         if missing:
-            errors |= await self._acquire(home, missing, {})
+            errors |= await self.locks.acquire(home, missing, {})
         request = broker_pb2.CommitRequest(group=self._group_id)
         sent: list[GroupLock] = []
         for key, (_, progress) in wanted.items():
-            lock = self._locks.get(key)
+            lock = self.locks.get(key)
             if lock is None:
                 errors.setdefault(key, LockLost(f"the lock of {key} was lost"))
                 continue
@@ -462,7 +354,7 @@ class CommittedOffsets:
             lock.version += 1
             may_lower = progress.offset < lock.committed
             if may_lower:
-                self._forget(lock)
+                self.locks.forget(lock)
             request.commits.add(
                 queue=queue_ref(key),
                 token=lock.token,
@@ -478,7 +370,7 @@ class CommittedOffsets:
             reply = await self._cluster.call_master(home, "Commit", request, CALL_S)
         except SemelError as error:
             for lock in sent:  # a copy may still be on its way: later ones use another token
-                self._forget(lock)
+                self.locks.forget(lock)
                 errors[lock.route.key] = error
             return errors
         for lock, outcome in zip(sent, reply.outcomes, strict=True):
@@ -495,67 +387,13 @@ class CommittedOffsets:
             lock.committed = offset
             return None
         if isinstance(refusal, LockLost):
-            self._forget(lock)
+            self.locks.forget(lock)
         elif isinstance(refusal, InvalidRequest):
             # A commit that got no answer has reached further: this one goes back, and says so after
             # the next acquisition has told how far that was.
-            self._forget(lock)
+            self.locks.forget(lock)
             return LockLost(refusal.message)
         return refusal
-
-    async def _acquire(
-        self,
-        home: GroupId,
-        routes: Iterable[QueueRoute],
-        found: dict[QueueKey, Progress],
-        era: int = NO_ERA,
-    ) -> _Errors:
-        """Acquires locks, as `_hold` says. Raises Deposed."""
-        wanted = {route.key: route for route in routes}
-        request = broker_pb2.AcquireLocksRequest(
-            group=self._group_id,
-            member_id=OWNER,
-            generation=self._generation,
-            queues=[queue_ref(key) for key in wanted],
-            lock_ms=LOCK_MS,
-            session_ms=SESSION_MS,
-            beside_parents=True,
-            drop_staged=era != NO_ERA,
-        )
-        try:
-            reply = await self._cluster.call_master(home, "AcquireLocks", request, CALL_S)
-        except SemelError as error:
-            return dict.fromkeys(wanted, error)
-        errors: _Errors = {}
-        for (key, route), grant in zip(wanted.items(), reply.grants, strict=True):
-            if grant.token:
-                split = grant.split if grant.HasField("split") else None
-                self._locks[key] = GroupLock(
-                    route,
-                    grant.token,
-                    grant.committed_offset,
-                    split,
-                    era=self._era_of(key) if era == NO_ERA else era,
-                )
-                found[key] = Progress(grant.committed_offset, grant.metadata)
-                continue
-            refusal = errors[key] = from_detail(grant.error)
-            if isinstance(refusal, StaleGeneration | QueueLocked):
-                raise Deposed(refusal.message)
-        return errors
-
-    def _forget(self, lock: GroupLock) -> None:
-        if self._locks.get(lock.route.key) is lock:
-            del self._locks[lock.route.key]
-
-    def _by_home(self) -> dict[GroupId, list[GroupLock]]:
-        found: dict[GroupId, list[GroupLock]] = {}
-        for lock in self._locks.values():
-            found.setdefault(self._cluster.routes.home(lock.route), []).append(lock)
-        return found
-
-
-_Errors: TypeAlias = dict[QueueKey, SemelError | None]
 
 
 _Suffices: TypeAlias = Callable[[Place, PartitionLine], bool]

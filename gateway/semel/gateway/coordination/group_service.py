@@ -29,11 +29,9 @@ from typing import Any, Final, TypeVar
 from semel.client import AsyncClient
 from semel.client.session import Session
 from semel.gateway.coordination.callers import BEAT_S, FRESH_S, Caller
-from semel.gateway.coordination.committed_offsets import (
-    Deposed,
-    Place,
-)
+from semel.gateway.coordination.committed_offsets import Place
 from semel.gateway.coordination.gateway_membership import GatewayMembership
+from semel.gateway.coordination.group_locks import Deposed
 from semel.gateway.coordination.line_progress import Progress
 from semel.gateway.coordination.offset_reads import read_offsets
 from semel.gateway.coordination.refused import Refused
@@ -445,7 +443,7 @@ class GroupService:
     async def _renew(self, role: Role) -> None:
         caller = self._own if role.caller.is_gone else role.caller
         try:
-            await caller.session.await_run(role.offsets(caller).renew())
+            await caller.session.await_run(role.offsets(caller).locks.renew())
         except Deposed:
             self._roles.deposed(role)
         except SemelError as error:

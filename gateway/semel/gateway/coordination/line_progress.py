@@ -12,7 +12,7 @@ the other:
 Invariant: a commit that breaks off between two steps leaves the group at a place between the one
 before and the one that was wanted; nothing in between is passed over.
 
-Not here: locks and calls (`committed_offsets.py`).
+Not here: locks (`group_locks.py`) and calls (`committed_offsets.py`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ import asyncio
 
 from semel.client.core.routing import topic_route
 from semel.client.transport.cluster import Cluster
-from semel.gateway.coordination.committed_offsets import CALL_S, Place
+from semel.gateway.coordination.committed_offsets import Place
+from semel.gateway.coordination.group_locks import CALL_S
 from semel.gateway.coordination.line_progress import Progress, joined
 from semel.gateway.partitions import lineages_of
 from semel.protos.errors import SemelError, Throttled

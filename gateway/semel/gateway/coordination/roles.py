@@ -27,6 +27,7 @@ from typing import Any, Final
 from semel.gateway.coordination.callers import Caller
 from semel.gateway.coordination.committed_offsets import CommittedOffsets
 from semel.gateway.coordination.gateway_membership import GatewayMembership, place_of
+from semel.gateway.coordination.group_locks import GroupLocks
 from semel.gateway.coordination.refused import Refused
 from semel.gateway.dispatch import GatewayPlace
 from semel.gateway.groups.results import GroupError
@@ -188,7 +189,8 @@ class Roles:
             return GroupError.COORDINATOR_NOT_AVAILABLE  # the client asks again at once
         if member_id != membership.member_id:
             return GroupError.NOT_COORDINATOR
-        offsets = CommittedOffsets(session.cluster, caller.topics, group_id, reply.generation)
+        locks = GroupLocks(session.cluster, group_id, reply.generation)
+        offsets = CommittedOffsets(session.cluster, caller.topics, locks)
         self.held[group_id] = Role(group_id, offsets, caller)
         logger.info("coordinates group=%s generation=%d", group_id, reply.generation)
         return None
@@ -201,7 +203,7 @@ class Roles:
         for caller in dict.fromkeys((role.caller, self._own)):
             session = caller.session
             try:
-                await session.await_run(role.offsets(caller).release())
+                await session.await_run(role.offsets(caller).locks.release())
                 await session.await_run(session.cluster.controller("LeaveGroup", request, CALL_S))
             except SemelError as error:
                 logger.info("leave failed group=%s error=%s", role.group_id, error.message)

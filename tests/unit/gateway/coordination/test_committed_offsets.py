@@ -14,11 +14,8 @@ import pytest
 from semel.broker.state import Accepted, progress
 from semel.broker.state.apply.splits import split_record_of
 from semel.client.core.routing import RouteTable
-from semel.gateway.coordination.committed_offsets import (
-    OWNER,
-    CommittedOffsets,
-    Deposed,
-)
+from semel.gateway.coordination.committed_offsets import CommittedOffsets
+from semel.gateway.coordination.group_locks import OWNER, Deposed, GroupLocks
 from semel.gateway.coordination.line_progress import Progress
 from semel.gateway.coordination.offset_reads import read_offsets
 from semel.gateway.coordination.staged_in import StagedIn
@@ -228,7 +225,8 @@ class OneGroup:
 
     def offsets(self, generation: int) -> CommittedOffsets:
         topics = TopicBook(self)  # type: ignore[arg-type]
-        return CommittedOffsets(self, topics, "k", generation)  # type: ignore[arg-type]
+        locks = GroupLocks(self, "k", generation)  # type: ignore[arg-type]
+        return CommittedOffsets(self, topics, locks)  # type: ignore[arg-type]
 
     @property
     def committed(self) -> int:
@@ -279,11 +277,11 @@ async def test_the_next_coordinator_gets_the_locks_at_once_and_fences_the_one_be
 async def test_a_deposed_coordinator_hears_of_it_when_it_renews(cluster: OneGroup) -> None:
     before, after = cluster.offsets(1), cluster.offsets(2)
     await stored(before, 10)
-    await before.renew()
+    await before.locks.renew()
     await after.fetch([PLACE], ERA)
     with pytest.raises(Deposed):
-        await before.renew()
-    await after.renew()
+        await before.locks.renew()
+    await after.locks.renew()
 
 
 async def test_a_commit_may_go_back_and_a_late_copy_of_it_undoes_nothing(
@@ -330,7 +328,7 @@ async def test_a_reset_from_outside_is_followed(cluster: OneGroup) -> None:
     cluster.log.apply(
         control(reset_offset=control_pb2.ResetOffset(group="k", queue=ref(), offset=5))
     )
-    await offsets.renew()
+    await offsets.locks.renew()
     assert await offsets.fetch([PLACE], ERA) == {PLACE: Progress(5, b"")}
     assert await stored(offsets, 6) == {}
 
@@ -354,7 +352,7 @@ async def test_locks_are_given_back(cluster: OneGroup) -> None:
     found = cluster.log.state.groups.lookup("k", KEY)
     assert found is not None
     assert found.owner == OWNER
-    await offsets.release()
+    await offsets.locks.release()
     assert not found.owner
     assert await stored(offsets, 51) == {}
 
@@ -448,17 +446,8 @@ async def test_the_order_of_a_group_of_the_sdk_stays(cluster: OneGroup) -> None:
     assert isinstance(result.error, ParentUnread)
 
 
-class UnderNoGeneration(CommittedOffsets):
-    """Locks as if it did not know its generation."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._generation = 0
-
-
 async def test_a_planted_bug_is_caught(cluster: OneGroup) -> None:
-    topics = TopicBook(cluster)  # type: ignore[arg-type]
-    before = UnderNoGeneration(cluster, topics, "k", 1)
+    before = cluster.offsets(0)  # as if it did not know its generation
     await stored(before, 10)
     await cluster.offsets(2).fetch([PLACE], ERA)
     assert await stored(before, 90) == {}, "nobody fenced it: the tests above would fail"
