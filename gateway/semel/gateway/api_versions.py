@@ -19,7 +19,9 @@ def handlers() -> Mapping[ApiKey, Handler]:
 
 
 async def api_versions(request: Any, context: RequestContext) -> Any:
-    """Answers with the whole table."""
+    """Answers with the whole table, and notes what the client calls itself."""
+    context.software.name = getattr(request, "client_software_name", "")
+    context.software.version = getattr(request, "client_software_version", "")
     return answer(request, error_code=ErrorCode.none, api_keys=_rows())
 
 

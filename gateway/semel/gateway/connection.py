@@ -35,7 +35,7 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 from kio.schema.errors import ErrorCode
 
 from semel.gateway.api_versions import unsupported_version
-from semel.gateway.dispatch import OVERLAPPING, Handler, RequestContext
+from semel.gateway.dispatch import OVERLAPPING, Handler, RequestContext, Software
 from semel.gateway.principals.sasl_gate import SaslGate
 from semel.gateway.versions import TABLE, ApiKey, is_served
 from semel.gateway.wire import (
@@ -130,6 +130,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self.host = ""
         self.gate: SaslGate | None = None
         """SASL, if clients log in; set by the owner."""
+        self.software = Software()
+        """What the client runs; told by itself."""
         self.active_at = time.monotonic()
         """When bytes came or a response left, last."""
         self._owner = owner

@@ -18,7 +18,7 @@ SemelError. What else it raises is a mistake of ours: it is logged, and the conn
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeAlias
 
 from semel.client import AsyncClient
@@ -58,6 +58,15 @@ class Gateways(Protocol):
         """Returns those present, after a look whether they are still there."""
 
 
+@dataclass(slots=True)
+class Software:
+    """The program at the other end of a connection, as it calls itself in ApiVersions from version
+    3 on (KIP-511); empty if it has not."""
+
+    name: str = ""
+    version: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestContext:
     """The owner of a request, and what handlers work with."""
@@ -75,6 +84,7 @@ class RequestContext:
     """The one who has logged in and asks; None for the gateway's own rights."""
     gate: Gate | None = None
     """SASL at the connection; None if clients of the gateway do not log in."""
+    software: Software = field(default_factory=Software)
 
 
 Handler: TypeAlias = Callable[[Any, RequestContext], Awaitable[Any | None]]

@@ -18,7 +18,7 @@ from semel.client.core.routing import TopicRoute
 from semel.client.reading.offsets import QueueOffsets, list_offsets
 from semel.client.transport.cluster import Cluster
 from semel.gateway.answers import answer
-from semel.gateway.dispatch import GatewayPlace, Handler, RequestContext
+from semel.gateway.dispatch import GatewayPlace, Handler, RequestContext, Software
 from semel.gateway.leaders import leader_of
 from semel.gateway.partitions import PartitionedTopic, PartitionLine, lineages_of
 from semel.gateway.refusals import error_code
@@ -29,6 +29,7 @@ from semel.protos.errors import InvalidRequest, SemelError, UnknownQueue, Unknow
 LATEST: Final = -1
 EARLIEST: Final = -2
 NONE: Final = -1
+JAVA: Final = "apache-kafka-java"
 BROKERS: Final = 1
 """Kind of endpoints that clients of topics ask for."""
 _TIME_MS_MAX: Final = ((1 << 63) - 1) // 1000
@@ -53,12 +54,13 @@ class Catalog:
     async def metadata(self, request: Any, context: RequestContext) -> Any:
         """Answers Metadata, versions 0 to 8. Version 0 asks for all topics by naming none.
 
-        Who asks for topics is told of gateways that are expected back as well. Who asks for no
-        topic wants to know who is there: Kafka's tools then ask each of them for its groups, and
-        fail if one does not answer."""
+        A client that would not find a gateway again is told of those that are expected back, too,
+        unless it asks for no topic. Then it wants to know who is there: Kafka's tools ask each of
+        them for its groups, and fail if one does not answer."""
         gateways = await context.gateways.checked()
         named = request.topics
         asks_for_topics = named is None or bool(named) or context.version == 0
+        missed = asks_for_topics and _looks_at_bootstrap_once(context.software)
         if named is None or (context.version == 0 and not named):
             topics = [_described(route, gateways) for route in await self._every()]
         else:
@@ -68,7 +70,7 @@ class Catalog:
             request,
             brokers=[
                 {"node_id": each.node_id, "host": each.host, "port": each.port, "rack": None}
-                for each in (*gateways, *(context.gateways.missed if asks_for_topics else ()))
+                for each in (*gateways, *(context.gateways.missed if missed else ()))
             ],
             cluster_id=self._cluster.routes.cluster_id,
             controller_id=gateways[0].node_id,
@@ -213,6 +215,12 @@ def _partition_offset(
 
 def _refused_partition(index: int, code: ErrorCode) -> dict[str, Any]:
     return {"partition_index": index, "error_code": code, "timestamp": NONE, "offset": NONE}
+
+
+def _looks_at_bootstrap_once(software: Software) -> bool:
+    """Whether it is Kafka's own client for Java, before its version 4.0 (KIP-899, KIP-1102)."""
+    major = software.version.partition(".")[0]
+    return software.name == JAVA and not (major.isdecimal() and int(major) >= 4)
 
 
 def _refused_topic(name: str, code: ErrorCode) -> dict[str, Any]:

@@ -143,6 +143,7 @@ class KafkaServer:
             gateways=self._gateways,
             caller=None if principal is None else principal.caller,
             gate=gate,
+            software=connection.software,
         )
 
     def on_made(self, connection: KafkaConnection) -> bool:

@@ -14,10 +14,10 @@ reported by mistake joins again, and its groups' members as well. Clients ask fo
 have lost their gateway, so that is when the others are looked at: a partition has another leader as
 soon as somebody misses the one that it had, and not when a session ends.
 
-Clients are told for a while of a gateway that has ended as well: most are started again at once,
-under the same address. A client of Java before 4.0 looks at its bootstrap addresses once, and then
-knows the brokers of its last metadata alone, which it asks for anew after five minutes. Were a
-gateway missing there that has long come back, the end of another one would leave it without any.
+A gateway that has ended is remembered for a while: most are started again under their address.
+Java's clients before 4.0 look at their bootstrap addresses once, and then know the brokers of their
+last metadata alone, which they ask for anew after five minutes. Were a gateway missing there that
+has long come back, the end of another one would leave them without any.
 
 While no controller answers, everything stays as it is: clients keep their coordinators.
 
@@ -54,9 +54,8 @@ START_S: Final = 30.0
 """Seconds for which a gateway that starts waits for the controllers, which may be electing."""
 LEAVE_S: Final = 2.0
 REACH_S: Final = 0.5
-MISSED_S: Final = 30.0
-"""Seconds for which a gateway that has ended is expected back: a restart takes less. Clients that
-ask at once, as they do when they lose one, then know of it for minutes."""
+MISSED_S: Final = 600.0
+"""Seconds for which a gateway that has ended is expected back: twice `metadata.max.age.ms`."""
 CHECK_S: Final = 0.25
 """Seconds for which a gateway that was looked at counts as there."""
 
