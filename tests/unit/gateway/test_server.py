@@ -17,7 +17,7 @@ from kio.serial import entity_reader, entity_writer
 
 from semel.gateway import api_versions
 from semel.gateway.config import GatewayConfig
-from semel.gateway.dispatch import Dispatcher, GatewayPlace, Handler, RequestContext
+from semel.gateway.dispatch import Dispatcher, GatewayPlace, Handler, RequestContext, Software
 from semel.gateway.server import KafkaServer
 from semel.gateway.versions import TABLE, ApiKey
 from semel.gateway.wire import Raw
@@ -41,6 +41,7 @@ class Port:
 
     def __init__(self, **settings: Any) -> None:
         self.begun: list[Any] = []
+        self.software: list[Software] = []
         self.gates: list[asyncio.Event] = []
         self.clients: list[Client] = []
         handlers: dict[ApiKey, Handler] = dict.fromkeys(TABLE, self._wait)
@@ -55,6 +56,7 @@ class Port:
         gate = asyncio.Event()
         self.gates.append(gate)
         self.begun.append(context.api_key)
+        self.software.append(context.software)
         await gate.wait()
         if context.client_id == "mistake":
             raise RuntimeError("a mistake of ours")
@@ -166,6 +168,17 @@ async def test_a_later_api_versions_is_answered_so_that_every_client_can_read_it
         assert len(found.api_keys) == len(TABLE)
         client.send(versions_request(0))
         await client.answer()
+
+
+async def test_what_a_client_calls_itself_is_known_to_its_connection_alone() -> None:
+    async with serving() as port:
+        named, silent = await Client.to(port), await Client.to(port)
+        for number, (client, version) in enumerate(((named, 3), (silent, 0)), start=1):
+            client.send(versions_request(version))
+            await client.answer()
+            client.send(heartbeat(6))
+            await port.until(number)
+        assert port.software == [Software("a", "b"), Software()]
 
 
 async def test_answers_come_in_the_order_of_the_requests() -> None:
