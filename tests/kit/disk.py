@@ -38,8 +38,6 @@ class _Inode:
         self.data = bytearray()
         self.durable = bytearray()
         self.pending: list[Change] = []
-        self.struck = False
-        """Bytes of another file have landed here, which nobody knows of and nobody syncs."""
 
     def apply(self, change: Change, to: bytearray) -> None:
         if isinstance(change, int):
@@ -101,10 +99,13 @@ class SimFile:
         self._disk = disk
         self._inode = inode
         self._lock = lock
+        self._own: list[Change] = []
+        """Changes by this handle since its last sync."""
 
     def _change(self, change: Change) -> None:
         inode = self._inode
         inode.pending.append(change)
+        self._own.append(change)
         inode.apply(change, inode.data)
 
     def write(self, parts: Sequence[bytes], offset: int) -> None:
@@ -121,6 +122,7 @@ class SimFile:
             with self._disk.operation("sync"):
                 self._disk.needs_room(self._inode, "sync")
                 self._inode.sync()
+                self._own.clear()
         except (OSError, DiskFull):
             self.fail_sync()
             raise
@@ -132,8 +134,10 @@ class SimFile:
 
     def drop_cached(self, offset: int, length: int) -> None:
         with self._disk.mutex:
-            inode = self._inode
-            assert not inode.pending or inode.struck, "what is not synced is dropped"
+            # What others wrote stays, as on Linux: a repair, or a write that was misdirected.
+            pending = {id(change) for change in self._inode.pending}
+            own = any(id(change) in pending for change in self._own)
+            assert not own, "what is not synced is dropped"
             self._disk.dropped.append((offset, length))
 
     def allocate(self, length: int) -> None:

@@ -187,7 +187,6 @@ class Disk:
         self.vote_struck |= "hard_state" in (kind, _lasting(target.name))
         self.first_vote_lost |= source.name == _FIRST_VOTE
         self.files.open(target).write([landing], at)
-        inode.struck = True
         self.on_misdirected()
         self.world.fault(f"misdirected write of {kind}")
         self.world.count("misdirected write " + ("within a file" if inside else "to another file"))
