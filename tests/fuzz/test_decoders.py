@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 
 from semel.protos.errors import CorruptBatch
+from tests.fuzz import engine
 from tests.fuzz.engine import input_of, run_targets
 from tests.fuzz.kafka_record_targets import kafka_record_targets
 from tests.fuzz.kafka_request_targets import kafka_request_targets
@@ -63,3 +65,17 @@ def test_a_planted_bug_is_found_and_found_again() -> None:
     assert first[0].error.startswith("IndexError")
     again = run_targets([target], seed=3, first=first[0].number, inputs=1).findings
     assert again == first[:1]
+
+
+def test_an_input_that_takes_much_processor_time_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def slow(data: bytes) -> None:
+        until = time.process_time() + 0.1
+        while time.process_time() < until:
+            pass
+
+    monkeypatch.setattr(engine, "SLOW_S", 0.05)
+    target = Target(name="slow", corpus=[bytes(8)], run=slow)
+    (found,) = run_targets([target], seed=3, inputs=1).findings
+    assert found.error.startswith("took 0.1 s")
