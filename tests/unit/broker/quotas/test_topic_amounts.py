@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from semel.broker.quotas import topic_amounts
@@ -169,6 +169,7 @@ STEPS = st.lists(
 )
 
 
+@example([("sent", 1, 0.01), ("sent", 1, 0.0), ("sent", 499, 0.25), ("sent", 500, 0.25)])
 @given(STEPS)
 def test_there_is_never_more_than_the_quota_and_what_was_on_its_way(
     steps: list[tuple[str, int, float]],
@@ -184,8 +185,8 @@ def test_there_is_never_more_than_the_quota_and_what_was_on_its_way(
     for what, size, pause_s in steps:
         broker.clock.now_s += pause_s
         now_s, present = broker.clock.now_s, broker.delayed.get(key, 0)
-        fresh_s = now_s - FRESH_S
-        last = max(at for at, (at_s, _, _) in enumerate(seen) if at == 0 or at_s < fresh_s)
+        old = [now_s - at_s > FRESH_S for at_s, _, _ in seen]  # told apart as the broker does
+        last = max(at for at, is_old in enumerate(old) if at == 0 or is_old)
         recent = seen[last:]
         if what == "applied" and on_way:
             broker.delayed[key] = present + on_way.pop(0)
@@ -197,6 +198,6 @@ def test_there_is_never_more_than_the_quota_and_what_was_on_its_way(
             taken.append((now_s, size))
         elif what == "sent":
             most = max(had for _, had, _ in recent)
-            most += sum(length for at_s, length in taken if at_s >= fresh_s)
+            most += sum(length for at_s, length in taken if now_s - at_s <= FRESH_S)
             assert most + size > LIMIT, "it was refused without a reason"
         seen.append((now_s, broker.delayed.get(key, 0), sum(on_way)))
