@@ -204,8 +204,8 @@ class Watch:
             amounts.recent.popleft()
         length = header.stored_length
         if refusal is not None:
-            most = max(had for at_s, had, _ in amounts.recent if at_s >= now_s - _FRESH_S)
-            most += sum(size for at_s, size in amounts.taken if at_s >= now_s - _FRESH_S)
+            most = max(had for at_s, had, _ in amounts.recent if now_s - at_s <= _FRESH_S)
+            most += sum(size for at_s, size in amounts.taken if now_s - at_s <= _FRESH_S)
             self.world.count(f"quota: {kind.value} refused")
             if most + length <= limit:
                 self.note(lambda: _wrong(f"{name} has room for {length} {kind.value}: {refusal}"))

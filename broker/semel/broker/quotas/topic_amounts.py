@@ -1,8 +1,9 @@
 """How much of each topic waits on this broker group, delayed or staged, for those with a quota.
 
 How it works. The sum is taken from the replicated state when somebody asks, and again after
-`_FRESH_S` or a change of quotas; what is let in meanwhile is added to it. So it may be too high for
-that long, and is never too low by more than what is on its way into the log.
+`_FRESH_S`, a change of quotas, or when a queue of the topic has come, which may bring delayed
+messages; what is let in meanwhile is added to it. So it may be too high for that long, and is never
+too low by more than what is on its way into the log.
 
 Not here: the limits for all topics together (`state/admission/`).
 """
@@ -30,6 +31,8 @@ _REMEMBERED_MAX: Final = 1_000
 class _Amount:
     at_s: float
     version: int
+    queues: frozenset[QueueKey]
+    """Those that the topic had here."""
     bytes: int
 
 
@@ -77,13 +80,19 @@ class TopicAmounts:
 
     def _amount(self, kind: QuotaKind, topic_id: int) -> _Amount:
         now_s, version = self._meters.clock_s(), self._meters.version
+        queues = frozenset(queue.key for queue in self._state().queues.of_topic(topic_id))
         amount = self._known.get((kind, topic_id))
         # What was let in while there was no quota was not added.
-        if amount is None or amount.version != version or now_s - amount.at_s > _FRESH_S:
+        if (
+            amount is None
+            or (amount.version, amount.queues) != (version, queues)
+            or now_s - amount.at_s > _FRESH_S
+        ):
             if len(self._known) >= _REMEMBERED_MAX:
                 self._known.clear()
             found = self._staged if kind is QuotaKind.STAGED_BYTES else self._delayed
-            amount = self._known[kind, topic_id] = _Amount(now_s, version, found(topic_id))
+            amount = _Amount(now_s, version, queues, found(topic_id))
+            self._known[kind, topic_id] = amount
         return amount
 
     def _delayed(self, topic_id: int) -> int:
