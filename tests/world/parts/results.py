@@ -217,6 +217,8 @@ class Accountant(Member):
                         break
         except TimeoutError:
             pass
+        except Unavailable:  # of another queue: what was given before is in hand
+            self.world.count("claim without a database")
         await self._store(consumer, database, given)
 
     async def _store(
