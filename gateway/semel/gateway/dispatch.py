@@ -52,7 +52,7 @@ class Gateways(Protocol):
 
     @property
     def missed(self) -> tuple[GatewayPlace, ...]:
-        """Those that ended a short while ago and are expected back, by rising `node_id`."""
+        """Those that have ended and are expected back, by rising `node_id`."""
 
     async def checked(self) -> tuple[GatewayPlace, ...]:
         """Returns those present, after a look whether they are still there."""

@@ -59,9 +59,11 @@ class Catalog:
         them for its groups, and fail if one does not answer."""
         gateways = await context.gateways.checked()
         named = request.topics
-        asks_for_topics = named is None or bool(named) or context.version == 0
-        missed = asks_for_topics and _looks_at_bootstrap_once(context.software)
-        if named is None or (context.version == 0 and not named):
+        wants_all = named is None or (context.version == 0 and not named)
+        told = gateways
+        if (wants_all or named) and _looks_at_bootstrap_once(context.software):
+            told += context.gateways.missed
+        if wants_all:
             topics = [_described(route, gateways) for route in await self._every()]
         else:
             names = list(dict.fromkeys(topic.name for topic in named))
@@ -70,7 +72,7 @@ class Catalog:
             request,
             brokers=[
                 {"node_id": each.node_id, "host": each.host, "port": each.port, "rack": None}
-                for each in (*gateways, *(context.gateways.missed if missed else ()))
+                for each in told
             ],
             cluster_id=self._cluster.routes.cluster_id,
             controller_id=gateways[0].node_id,

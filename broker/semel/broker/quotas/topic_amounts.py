@@ -31,8 +31,8 @@ _REMEMBERED_MAX: Final = 1_000
 class _Amount:
     at_s: float
     version: int
-    queues: frozenset[QueueKey]
-    """Those that the topic had here."""
+    newest: QueueKey | None
+    """The queue of the topic that had come last."""
     bytes: int
 
 
@@ -80,18 +80,18 @@ class TopicAmounts:
 
     def _amount(self, kind: QuotaKind, topic_id: int) -> _Amount:
         now_s, version = self._meters.clock_s(), self._meters.version
-        queues = frozenset(queue.key for queue in self._state().queues.of_topic(topic_id))
+        newest = self._state().queues.newest_of(topic_id)
         amount = self._known.get((kind, topic_id))
         # What was let in while there was no quota was not added.
         if (
             amount is None
-            or (amount.version, amount.queues) != (version, queues)
+            or (amount.version, amount.newest) != (version, newest)
             or now_s - amount.at_s > _FRESH_S
         ):
             if len(self._known) >= _REMEMBERED_MAX:
                 self._known.clear()
             found = self._staged if kind is QuotaKind.STAGED_BYTES else self._delayed
-            amount = _Amount(now_s, version, queues, found(topic_id))
+            amount = _Amount(now_s, version, newest, found(topic_id))
             self._known[kind, topic_id] = amount
         return amount
 

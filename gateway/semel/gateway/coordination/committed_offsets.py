@@ -65,16 +65,14 @@ from semel.protos.errors import (
 )
 from semel.protos.ids import GroupId, QueueKey
 from semel.protos.queue_refs import queue_ref
-from semel.protos.v1 import (
-    broker_pb2,
-    transaction_records_pb2,
-)
+from semel.protos.v1 import broker_pb2, transaction_records_pb2
 
 SPLIT_ATTEMPTS: Final = 3
 """How often an offset is committed that is beyond the end of a queue, until it is refused."""
 FETCH_ATTEMPTS: Final = 20
 """How often offsets are fetched while locks tell of splits: each may tell of one more, and a queue
 of one slot has at most 16 behind it."""
+
 Place: TypeAlias = tuple[str, int]
 """A topic and a partition."""
 

@@ -29,7 +29,7 @@ class Broker:
     def __init__(self) -> None:
         self.clock = Clock()
         self.delayed: dict[QueueKey, int] = {}
-        self.queues = [QueueKey(topic, QueueId(0)) for topic in NAMES]
+        self.newest = {topic: QueueKey(topic, QueueId(0)) for topic in NAMES}
         self.staged: dict[int, int] = {}
         self.stored: list[Any] = []
         node = QuotaNode(self.clock, NAMES)
@@ -46,12 +46,9 @@ class Broker:
         staging = SimpleNamespace(bytes_of=lambda topic_id: self.staged.get(topic_id, 0))
         return SimpleNamespace(
             delays=SimpleNamespace(queues=delayed),
-            queues=SimpleNamespace(of_topic=self._of_topic),
+            queues=SimpleNamespace(newest_of=self.newest.get),
             transactions=SimpleNamespace(staging=staging),
         )
-
-    def _of_topic(self, topic_id: int) -> list[Any]:
-        return [SimpleNamespace(key=key) for key in self.queues if key.topic_id == topic_id]
 
     def refusal(self, header: Any) -> Throttled | None:
         return self.amounts.refusal(header)
@@ -137,7 +134,7 @@ def test_a_changed_quota_counts_at_once() -> None:
 def test_what_a_queue_brings_that_moves_here_counts_at_once() -> None:
     broker, arrived = Broker(), QueueKey(SMALL, QueueId(1))
     assert broker.takes(SMALL, 1)
-    broker.queues.append(arrived)
+    broker.newest[SMALL] = arrived
     broker.delayed[arrived] = LIMIT
     assert not broker.takes(SMALL, 1)
 

@@ -37,6 +37,7 @@ def test_each_topic_has_its_queues(steps: list[tuple[str, QueueKey]]) -> None:
             keys = [one.key for one in kept.of_topic(topic)]
             assert sorted(keys) == sorted(key for key in table if key.topic_id == topic)
             assert kept.slots_of(topic) == len(keys), "each of these has one slot"
+            assert kept.newest_of(topic) == (keys[-1] if keys else None)
         assert sorted(kept.topics()) == sorted({key.topic_id for key in table})
 
 

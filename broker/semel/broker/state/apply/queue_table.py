@@ -35,6 +35,10 @@ class QueueTable(dict[QueueKey, QueueState]):
         """Whether a queue of the topic is here."""
         return topic_id in self._topics
 
+    def newest_of(self, topic_id: int) -> QueueKey | None:
+        """The queue of a topic that has come last; None if none is here."""
+        return next(reversed(self._topics.get(topic_id, {})), None)
+
     def topics(self) -> Iterator[int]:
         """The topics that have a queue here; none may be added or removed meanwhile."""
         return iter(self._topics)
